@@ -19,8 +19,7 @@ from nvflare_plugins.evidence.format import (
     GENESIS,
     Record,
     chain_line,
-    check_link,
-    parse_line,
+    read_link,
     seal_statement,
     time_text,
 )
@@ -103,7 +102,7 @@ def _readable(partial: Path) -> tuple[list[dict[str, Any]], list[bytes], bytes]:
     head = GENESIS
     for line in partial.read_bytes().split(b"\n")[:-1]:  # a line that does not end was torn
         try:
-            record, head = check_link(parse_line(line), head, len(lines))
+            record, head = read_link(line, head, len(lines))
         except ProtocolError:
             break
         records.append(record)

@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,13 +70,15 @@ def canonical(value: Mapping[str, Any]) -> bytes:
 def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
     """Return the 32-byte hash of a record that follows ``previous``; ``body`` is the record without its hash."""
     _refuse_inexact(body)
-    return _hash(previous, body)
+    return _digest(previous, _encode(body))
 
 
 def chain_line(previous: bytes, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return the line of a record that follows ``previous``, and its hash. Raises: ValueError as ``canonical``."""
-    digest = chain_hash(previous, body)
-    return _encode({**body, "hash": digest.hex()}), digest
+    _refuse_inexact(body)
+    before, after = _around_hash(body)
+    digest = _digest(previous, _joined(before, after))
+    return _joined(before, _member_hash(digest.hex()), after), digest
 
 
 def is_name(text: object) -> bool:
@@ -91,12 +94,12 @@ def time_text(moment: datetime) -> str:
 def read_time(text: str) -> datetime:
     """Read a moment as evidence states it, and in no other spelling. Raises: ProtocolError."""
     try:
-        moment = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+        moment = datetime.fromisoformat(text) if text.endswith("Z") else None
     except ValueError:
         moment = None
     if moment is None or time_text(moment) != text:
         raise ProtocolError("a time in evidence is not of the form 2026-01-31T12:00:00Z")
-    return moment
+    return moment.replace(tzinfo=UTC)
 
 
 def export_name(site: str) -> str:
@@ -182,12 +185,7 @@ def parse_line(line: bytes) -> Record:
     Raises:
         ProtocolError: the line is too long or nested too deep, not JSON, not an object, or not in canonical form.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError(f"an evidence line is longer than {MAX_LINE_BYTES} bytes")
-    record = _parse_json(line)
-    if not isinstance(record, dict) or _is_deeper(record, MAX_DEPTH) or _encoded_again(record) != line:
-        raise ProtocolError("an evidence line is not a record in canonical form")
-    return record
+    return _read_line(line)[0]
 
 
 def read_chain(path: Path) -> Iterator[tuple[Record, bytes]]:
@@ -205,7 +203,7 @@ def read_chain(path: Path) -> Iterator[tuple[Record, bytes]]:
         previous = GENESIS
         for n, line in enumerate(_lines(file)):
             try:
-                record, previous = check_link(parse_line(line), previous, n)
+                record, previous = read_link(line, previous, n)
             except ProtocolError as error:
                 raise ProtocolError(f"record {n}: {error}") from None
             yield record, previous
@@ -218,15 +216,33 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield line[:-1]
 
 
-def check_link(record: Record, previous: bytes, n: int) -> tuple[Record, bytes]:
-    """Return a record with its hash, if it is record ``n`` and follows the one before. Raises: ProtocolError."""
-    body = {key: value for key, value in record.items() if key != "hash"}
+def read_link(line: bytes, previous: bytes, n: int) -> tuple[Record, bytes]:
+    """Return the record of a line with its hash, if it is record ``n`` and follows the one before.
+
+    Raises:
+        ProtocolError: as ``parse_line``, or the record has another number or hash.
+    """
+    record, body = _read_line(line)
     if type(record.get("n")) is not int or record["n"] != n:
         raise ProtocolError("the record number does not follow: a record is missing, repeated or out of order")
-    digest = _hash(previous, body)
+    digest = _digest(previous, body)
     if record.get("hash") != digest.hex():
         raise ProtocolError("the hash does not follow from the records before it")
     return record, digest
+
+
+def _read_line(line: bytes) -> tuple[Record, bytes]:
+    """Return the record of a line, and its canonical form without its hash."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"an evidence line is longer than {MAX_LINE_BYTES} bytes")
+    record = _parse_json(line)
+    if isinstance(record, dict) and not _is_deeper(record, line, MAX_DEPTH):
+        with suppress(ValueError, RecursionError):  # nothing inexact came through there
+            before, after = _around_hash(record)
+            own = _member_hash(record["hash"]) if "hash" in record else b""
+            if _joined(before, own, after) == line:
+                return record, _joined(before, after)
+    raise ProtocolError("an evidence line is not a record in canonical form")
 
 
 def _parse_json(data: bytes) -> Any:
@@ -242,12 +258,29 @@ def _encode(value: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(value).encode("ascii")
 
 
-def _hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
-    return hashlib.sha256(_RECORD_DOMAIN + previous + _encode(body)).digest()
+def _around_hash(record: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Encode what stands before and after a record's hash in its line: each is encoded once, and hashed and written."""
+    before = {key: value for key, value in record.items() if key < "hash"}
+    after = {key: value for key, value in record.items() if key > "hash"}
+    return _encode(before)[1:-1], _encode(after)[1:-1]
 
 
-def _is_deeper(value: object, most: int) -> bool:
+def _member_hash(value: object) -> bytes:
+    return _encode({"hash": value})[1:-1]
+
+
+def _joined(*members: bytes) -> bytes:
+    return b"{" + b",".join(filter(None, members)) + b"}"
+
+
+def _digest(previous: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(_RECORD_DOMAIN + previous + body).digest()
+
+
+def _is_deeper(value: object, text: bytes, most: int) -> bool:
     """Tell whether lists and objects are nested more than ``most`` deep; how deep JSON is read, Python decides."""
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
     level = [value]
     for _ in range(most):
         level = [part for one in level for part in _parts(one)]
@@ -256,14 +289,6 @@ def _is_deeper(value: object, most: int) -> bool:
 
 def _parts(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _encoded_again(record: Record) -> bytes | None:
-    """Return what ``_parse_json`` read in the form that is accepted; nothing inexact came through there."""
-    try:
-        return _encode(record)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _whole_number(text: str) -> int:

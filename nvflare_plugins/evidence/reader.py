@@ -67,6 +67,11 @@ _FIELDS: dict[str, dict[str, object]] = {
     "seal": {"signature": _TEXT_OR_NONE},
 }
 _TIMED = ("open", "session", "end")
+_TIMED_FIELDS = {**_FIELDS, **{kind: {**_FIELDS[kind], "time": str} for kind in _TIMED}}
+_NAMES = {
+    timed: {kind: {"type", "n", "hash", *expected} for kind, expected in fields.items()}
+    for timed, fields in ((False, _FIELDS), (True, _TIMED_FIELDS))
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +250,9 @@ def _message(record: Record) -> Message:
 
 
 def _check_fields(record: Record, timed: bool) -> None:
-    expected = _FIELDS.get(record["type"]) if isinstance(record.get("type"), str) else None
-    if expected is not None and timed and record["type"] in _TIMED:
-        expected = {**expected, "time": str}
-    if expected is None or set(record) != {"type", "n", "hash", *expected}:
+    kind = record["type"] if isinstance(record.get("type"), str) else ""
+    expected = (_TIMED_FIELDS if timed else _FIELDS).get(kind)
+    if expected is None or record.keys() != _NAMES[timed][kind]:
         raise ProtocolError(f"record {record['n']} is of no known type or has other fields than its type")
     for name, kind in expected.items():
         if not _is(record[name], kind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -9,10 +10,13 @@ import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
@@ -239,19 +243,26 @@ def _nothing_in_clear(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
 _TELLING = 5  # bytes of a word that are not zero
 
 
+@functools.lru_cache(maxsize=100)
+def _columns(table: bytes) -> list[tuple[str, list[Any] | NDArray[np.float64]]]:
+    """Return names and values of a Parquet file's columns; of those without numbers as a list."""
+    frame = pd.read_parquet(BytesIO(table))
+    return [
+        (str(name), column.to_numpy(np.float64) if pd.api.types.is_numeric_dtype(column) else list(column))
+        for name, column in frame.items()
+    ]
+
+
 def _private_words(workspace: Path, dice: random.Random, names: bool) -> Iterator[tuple[str, bytes]]:
     """Yield some of what is a site's alone: ids, values as numbers and as text, labels in their order, its folder."""
     yield "the folder in which it works", str(workspace).encode()
     for path in sorted(workspace.glob("*.parquet")):
-        frame = pd.read_parquet(path)
-        for name in frame:
-            column = frame[name]
+        for name, values in _columns(path.read_bytes()):
             if names and len(name) > 4:
-                yield "the name of a column", str(name).encode()
-            if not pd.api.types.is_numeric_dtype(column):
-                yield from (("an id", str(text).encode()) for text in dice.sample(list(column), 12) if len(text) > 4)
+                yield "the name of a column", name.encode()
+            if isinstance(values, list):
+                yield from (("an id", str(text).encode()) for text in dice.sample(values, 12) if len(text) > 4)
                 continue
-            values = column.to_numpy(np.float64)
             if name == "y":
                 for dtype in ("<f4", "<f8", "u1", "<i4", "<i8"):
                     yield "labels in their order", values[:48].astype(dtype).tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import logging
 import multiprocessing
@@ -23,6 +22,7 @@ from typing import Any
 from tests.simulation.cases import CONTINUE, JOBS, STOP, job_of
 from tests.simulation.faults import Plan, plan_of, plan_of_losses
 from tests.simulation.invariants import Trees, after_return, broken, completed, given_away, over_all, results
+from tests.simulation.prepared import give, recipe
 from tests.simulation.watch import Watch, repeatable
 from tests.simulation.world import Outcome, Submission, World
 from tests.support.flare_job import JOB_ID
@@ -53,9 +53,8 @@ _CHECKPOINTED = ("horizontal", "vertical")
 
 def play(kind: str, plan: Plan, folder: Path) -> Story:
     """Run the small job of a kind under a plan, with all that the plan wants of more."""
-    case = JOBS[kind].case
-    parties = case.give(folder)
-    fields = {**case.fields, "sites": list(parties.sites)}
+    parties = give(kind, folder)
+    fields = {**JOBS[kind].case.fields, "sites": list(parties.sites)}
     fields |= {"checkpoint_every": 1} if plan.comes_back and JOBS[kind].kind in _CHECKPOINTED else {}
     world = World(plan.seed, parties, plan.fate, plan.machines)
     watch = Watch(lambda site: sum(sent.origin == site for sent in world.messages))
@@ -72,9 +71,9 @@ def play(kind: str, plan: Plan, folder: Path) -> Story:
             if liar is not None:
                 lying.enter_context(liar.at_work())
         stack.enter_context(world())
-        submissions = [Submission(JOB_ID, case.recipe("job", **fields))]
+        submissions = [Submission(JOB_ID, recipe(kind, "job", **fields))]
         if plan.has_twin is not None:
-            submissions.append(Submission("twin", case.recipe("twin", **fields), plan.has_twin))
+            submissions.append(Submission("twin", recipe(kind, "twin", **fields), plan.has_twin))
         story = Story(world.run(submissions), [], watch, opened)
         if plan.comes_back and len(completed(story.jobs[0])) < len(parties.sites):
             story.later = _again(world, plan, kind, fields)
@@ -88,17 +87,25 @@ def _again(world: World, plan: Plan, kind: str, fields: dict[str, Any]) -> list[
         disk.room = None
     for owner in list(world.died):
         world.restart(owner)
-    recipe, found = JOBS[kind].case.recipe, []
+    found = []
     if JOBS[kind].kind in RESUMES:
-        found += world.run([Submission("again", recipe("again", **fields, resume_from=JOB_ID))])
+        found += world.run([Submission("again", recipe(kind, "again", **fields, resume_from=JOB_ID))])
         if found[0].reason is None:
             return found
-    return [*found, *world.run([Submission("anew", recipe("anew", **fields))])]
+    return [*found, *world.run([Submission("anew", recipe(kind, "anew", **fields))])]
 
 
-@functools.cache
+_undisturbed: dict[str, Trees] = {}
+
+
 def undisturbed(kind: str) -> Trees:
-    """Return the results of a run that nothing befalls."""
+    """Return the results of a run that nothing befalls: one for all seeds of a process, and of those that it starts."""
+    if kind not in _undisturbed:
+        _undisturbed[kind] = _run_undisturbed(kind)
+    return _undisturbed[kind]
+
+
+def _run_undisturbed(kind: str) -> Trees:
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(0)
         story = play(kind, plan, Path(folder))
@@ -160,6 +167,11 @@ def judged(case: tuple[str, int]) -> Verdict:
     return Verdict(seed, kind, end, [f"{plan}", *faults] if faults else [])
 
 
+def _run_quietly(kind: str) -> Trees:
+    logging.disable(logging.CRITICAL)
+    return _run_undisturbed(kind)
+
+
 def ends_at_once() -> None:
     """Let a process of a pool end although dead machines left threads that wait for ever."""
     Finalize(None, os._exit, args=(0,), exitpriority=-1)
@@ -167,7 +179,11 @@ def ends_at_once() -> None:
 
 def verdicts(cases: Sequence[tuple[str, int]], jobs: int) -> Iterator[Verdict]:
     """Run seeds in so many processes, as they end."""
-    with multiprocessing.get_context("fork").Pool(jobs, ends_at_once, maxtasksperchild=_RUNS_OF_A_PROCESS) as pool:
+    processes = multiprocessing.get_context("fork")
+    kinds = sorted({kind for kind, _ in cases} - _undisturbed.keys())
+    with processes.Pool(jobs, ends_at_once) as pool:  # never in this one, which those that run seeds are copies of
+        _undisturbed.update(zip(kinds, pool.map(_run_quietly, kinds, chunksize=1), strict=True))
+    with processes.Pool(jobs, ends_at_once, maxtasksperchild=_RUNS_OF_A_PROCESS) as pool:
         yield from pool.imap_unordered(judged, cases)
 
 

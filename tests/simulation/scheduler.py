@@ -12,6 +12,7 @@ calls do, whose answers come from a thread of gRPC: the caller waits in native c
 from __future__ import annotations
 
 import fcntl
+import functools
 import random
 import sys
 import threading as real_threading
@@ -438,23 +439,16 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
         id(real_threading.RLock): lambda: _Lock(scheduler),
         id(datetime): _clock_of(scheduler),
     }
+    names, functions = _places(tuple(name for name in sys.modules if name.startswith(SIMULATED)))
     defaults: list[tuple[Any, str, Any]] = []
     replaced: list[tuple[Any, str, object]] = []
-    for name, module in list(sys.modules.items()):
-        if not name.startswith(SIMULATED) or name in NOT_SIMULATED:
-            continue
-        for attribute in ("threading", "time", "fcntl", "RLock", "datetime"):
-            found = getattr(module, attribute, None)
-            if id(found) in stand_ins:
-                replaced.append((module, attribute, found))
-                setattr(module, attribute, stand_ins[id(found)])
-        if getattr(module, "ThreadPoolExecutor", None) is not None:
-            replaced.append((module, "ThreadPoolExecutor", module.ThreadPoolExecutor))
-            module.ThreadPoolExecutor = lambda *args: _Pool(scheduler)
-        for function in _functions(module):
-            for kind in ("__defaults__", "__kwdefaults__"):
-                defaults.append((function, kind, getattr(function, kind)))
-                setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
+    for module, attribute in names:
+        found = getattr(module, attribute)
+        replaced.append((module, attribute, found))
+        setattr(module, attribute, stand_ins.get(id(found), lambda *args: _Pool(scheduler)))
+    for function, kind in functions:
+        defaults.append((function, kind, getattr(function, kind)))
+        setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
     defaults.append((draw_out, "__defaults__", draw_out.__defaults__))
     draw_out.__defaults__ = (STEP_S, clock.perf_counter, clock.sleep)
     make_answer = PendingAnswer.__init__
@@ -470,6 +464,23 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
     finally:
         for place, attribute, found in (*replaced, *defaults):
             setattr(place, attribute, found)
+
+
+@functools.lru_cache(maxsize=1)
+def _places(modules: tuple[str, ...]) -> tuple[list[tuple[ModuleType, str]], list[tuple[Any, str]]]:
+    """Return what modules know of what is stood in for: their own names of it, and defaults of their functions."""
+    known = {id(one) for one in (real_threading, real_time, fcntl, real_threading.RLock, datetime)}
+    names, functions = [], []
+    for module in (sys.modules[name] for name in modules if name not in NOT_SIMULATED):
+        attributes = ("threading", "time", "fcntl", "RLock", "datetime")
+        names += [(module, one) for one in attributes if id(getattr(module, one, None)) in known]
+        names += [(module, "ThreadPoolExecutor")] if getattr(module, "ThreadPoolExecutor", None) is not None else []
+        for function in _functions(module):
+            for kind in ("__defaults__", "__kwdefaults__"):
+                found = getattr(function, kind)
+                if _with_clock(found, real_time.perf_counter) != found:
+                    functions.append((function, kind))
+    return names, functions
 
 
 def _functions(module: ModuleType) -> list[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.cases import JOBS, job_of
+from tests.simulation.cases import FOUND, JOBS, job_of
 from tests.simulation.mutants import MUTANTS, SURVIVORS, survived
 from tests.simulation.run import drawn, play, simulate
 from tests.simulation.scheduler import Deadlock, Scheduler, Stopped
@@ -19,6 +19,12 @@ def test_what_must_hold_holds(seed: int) -> None:
     kind = job_of(seed)
     plan, _, broken = simulate(kind, seed)
     assert not broken, f"{kind}: {plan}: {broken}"
+
+
+@pytest.mark.parametrize(("kind", "seed"), FOUND)
+def test_what_was_found_once_is_mended(kind: str, seed: int) -> None:
+    plan, _, broken = simulate(kind, seed)
+    assert not broken, f"{plan}: {broken}"
 
 
 def test_every_job_has_seeds() -> None:

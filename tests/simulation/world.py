@@ -26,8 +26,9 @@ from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.simulation.disk import Disks, Fault
+from tests.simulation.prepared import described
 from tests.simulation.scheduler import Scheduler, Stopped, drain, simulated
-from tests.support.flare_job import Finished, _Context, components
+from tests.support.flare_job import Finished, _Context
 from tests.support.flare_network import FakeCell, Network
 from tests.support.parties import Parties
 
@@ -189,8 +190,8 @@ class World:
     @contextmanager
     def __call__(self) -> Iterator[World]:
         """Let the world go on; nothing of it is left behind, but for the tasks of machines that died."""
+        set_up(self.root(SERVER))  # the sites are
         for owner in self.everybody:
-            set_up(self.root(owner))
             self.disks.begin(owner)
         with simulated(self.scheduler), self.disks.at_work(), patch.object(work, "ABORT_POLL_S", POLL_S):
             for moment, event in self.machines.events:
@@ -344,7 +345,8 @@ class World:
             job.ended |= set(self.everybody)
             job.said.append(f"{SERVER} is not there to take the job")
             return
-        controller, executor = components(job.submission.recipe, self.parties.folder / f"exported-{job_id}")
+        server, executor = described(job.submission.recipe)
+        controller = instantiate_class(server["path"], server["args"])
         clients = [SimpleNamespace(name=site, token=site, get_fqcn=lambda site=site: site) for site in sites]
         cell = FakeCell(self._wire, f"{SERVER}.{job_id}")
         context = _Context(SERVER, self.root(SERVER), cell, job_id, get_clients=lambda: clients)

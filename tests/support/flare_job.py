@@ -83,14 +83,20 @@ class _Context(FLContext):
         self.set_prop(ReservedKey.ENGINE, self.engine, private=True)
 
 
-def components(recipe: JobRecipe, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Return controller and executor's description as FLARE builds them from the recipe's job folder."""
-    from nvflare.fuel.utils.class_utils import instantiate_class
-
+def descriptions(recipe: JobRecipe, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Export a recipe's job folder; return what it says of controller and executor."""
     recipe.export(str(folder))
     job = folder / recipe.name
     server = json.loads(next(job.rglob("config_fed_server.json")).read_text())["workflows"][0]
     executor = json.loads(next(job.rglob("config_fed_client.json")).read_text())["executors"][0]["executor"]
+    return server, executor
+
+
+def components(recipe: JobRecipe, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return controller and executor's description as FLARE builds them from the recipe's job folder."""
+    from nvflare.fuel.utils.class_utils import instantiate_class
+
+    server, executor = descriptions(recipe, folder)
     return instantiate_class(server["path"], server["args"]), executor
 
 
