@@ -10,7 +10,8 @@ what the server does with that one is in server.py. Whether what a site was give
 ledger says, whose queries hash key and answers.
 
 The file is ``dpboost_kept`` in the run's folder, mode 0600, written whole and durably, and removed when all sites have
-the model: a hash of the rest, the key, then the answers in order, 8 bytes each.
+the model, or the site's part in the job is over for another reason: a hash of the rest, the key, then the answers in
+order, 8 bytes each.
 """
 
 from __future__ import annotations

@@ -136,6 +136,20 @@ class JobExecutor(Executor):
             self._ready.end()
             if not self._stays_kept:
                 note_over(run)
+                self._drop_kept(fl_ctx)
+
+    def _drop_kept(self, fl_ctx: FLContext) -> None:
+        """Remove what only a further attempt of the job would need."""
+        names = kind_of(self.kind).kept
+        if not names:
+            return
+        try:
+            workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+            runs = SitePolicy.load(workspace, fl_ctx.get_identity_name()).runs
+            for name in names:
+                (RunFolder(runs, fl_ctx.get_job_id()).path / name).unlink(missing_ok=True)
+        except (VeilBoostError, OSError) as error:
+            self.log_warning(fl_ctx, f"what the job has kept for further attempts stays: {error_text(error)}")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run the task and return the site's report; an error becomes text free of data."""

@@ -14,6 +14,7 @@ from nvflare_plugins.bagging.job import BaggingJob
 from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.checks import shown
 from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.kept import FILE as DPBOOST_KEPT
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.federboost_vertical.job import BucketJob
@@ -81,6 +82,7 @@ class JobKind:
         metrics_site: the one site that streams metrics to the server, where the job asks for it; (job, sites) -> site.
         alias: "module.Stem" below ``nvflare_plugins.flare`` of the two classes that job folders name, for kinds older
             than this table; without it they name ``JobController`` and ``JobExecutor``, and the kind as an argument.
+        kept: files in a site's run folder that are for further attempts only, and go when the site's part is over.
     """
 
     name: str
@@ -89,6 +91,7 @@ class JobKind:
     answer_sum: AnswerSum = _sees_no_sum
     metrics_site: Callable[[Any, tuple[str, ...]], str] = _first_site
     alias: str = ""
+    kept: tuple[str, ...] = ()
 
 
 def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
@@ -107,7 +110,9 @@ def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
 _ROWS = (
     JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment"),
     JobKind("bagging", BaggingJob, run_bagging_site),
-    JobKind("dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost"),
+    JobKind(
+        "dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost", kept=(DPBOOST_KEPT,)
+    ),
     JobKind("federboost_vertical", BucketJob, run_bucket_site, alias="bucket_ldp.Bucket"),
     JobKind("horizontal", HorizontalJob, run_horizontal_site, alias="horizontal.Horizontal"),
     JobKind(

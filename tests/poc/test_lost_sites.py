@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from dp_components.ledger import Ledger
+from nvflare_plugins.recipes.examples import PATIENTS, write_patients
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from poc_workspace.run_poc import ADMIN, SITES, Poc, verify
 from tests.poc.test_poc import JOBS, job_processes, machine, rounds_done, site_log, wait_until
@@ -202,6 +204,36 @@ def test_a_killed_site_of_a_private_job_is_charged_once(tmp_path: Path) -> None:
         assert len(spent) == 3 and max(spent) <= config["workflows"][0]["args"]["job"]["epsilon"]
         evidence = poc.kits / "site-1" / "veilboost_runs" / job_id / "evidence"
         assert "replayed" in next(evidence.glob("*.jsonl")).read_text()
+        assert verifies_all(poc, outcome).returncode == 0
+
+
+def test_a_killed_site_of_dpboost_costs_an_exchange_and_no_charge(tmp_path: Path) -> None:
+    with Poc(tmp_path / "poc", scenario="private") as poc:
+        write_patients(poc.folder / "data")
+        for site in SITES:
+            path = poc.kits / site / "local" / "veilboost.json"
+            policy = json.loads(path.read_text())
+            privacy = {"epsilon": 5.0, "delta": 1e-6, "pure_epsilon": 4.5}
+            file = str(poc.folder / "data" / site / f"{PATIENTS}.csv")
+            policy["data_sets"][PATIENTS] = {"path": file, "id": "patient", "privacy": privacy}
+            path.write_text(json.dumps({**policy, "allowed_profiles": ["dp_trusted"]}))
+        outcome: dict = {}
+        trees = {"n_trees": 300, "trees_per_ensemble": 10, "on_lost_site": "wait"}
+        thread = in_thread(poc, outcome, JOBS / "dpboost", trees)
+        job_id = job_of(poc, set())
+        for number, site in ((2, "site-2"), (3, "site-1")):
+            kill_and_wait(poc, job_id, site, number)
+        thread.join(400)
+        assert outcome["status"] == "FINISHED:COMPLETED"
+        runs = [poc.kits / site / "veilboost_runs" / job_id for site in SITES]
+        models = {(run / "model.json").read_bytes() for run in runs}
+        assert (
+            len(models) == 1 and len(json.loads(models.pop())["learner"]["gradient_booster"]["model"]["trees"]) == 300
+        )
+        assert not [run for run in runs if (run / "dpboost_kept").exists()]
+        for site in SITES:
+            (ledger,) = (poc.kits / site).rglob(f"{PATIENTS}.ledger")
+            assert 4.0 * (1 - 1e-6) < Ledger(ledger).spent().pure_epsilon <= 4.0
         assert verifies_all(poc, outcome).returncode == 0
 
 

@@ -24,6 +24,8 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
+from nvflare_plugins.flare.kept_jobs import is_noted
+from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.timeouts import (
     ABORT_GRACE_S,
     LOCAL_WORK_S,
@@ -294,6 +296,10 @@ def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
             and not any((root / name).is_file() for name in JOBS[kind].case.results)
         ):
             yield f"{', '.join(completed(outcome))} completed the job, and {site} has no result on its disk"
+        left = [name for name in KINDS[JOBS[kind].kind].kept if (root / name).exists()]
+        waits = is_noted(outcome.parties.workspace(site) / outcome.job_id)  # its process is to be started again
+        if left and outcome.is_over and site not in outcome.dead and not waits:
+            yield f"the job is over, and {site} has {', '.join(left)} still"
         log = root / "evidence" / export_name(site)
         if site in without and any((root / name).is_file() for name in JOBS[kind].case.results):
             yield f"the job was completed without {site}, which has a result all the same"
