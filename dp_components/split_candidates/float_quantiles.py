@@ -18,6 +18,7 @@ from dp_components.mechanisms.gaussian import draw_noise, gaussian_event, share_
 from dp_components.neighbouring import NeighbouringRelation
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Norm, Sensitivity
+from dp_components.split_candidates.candidates import Columns
 
 LEVELS = 16
 _UNIT = 1 << 10  # counts are noised in thousandths of a row, where discrete noise is as good as continuous
@@ -43,7 +44,7 @@ def descent_event(n_features: int, n_bins: int, noise_multiplier: float) -> Disc
 
 
 def quantile_cuts(
-    columns: NDArray[np.float32], n_bins: int, noise_multiplier: float, randomness: RandomSource = OS_RANDOMNESS
+    columns: Columns, n_bins: int, noise_multiplier: float, randomness: RandomSource = OS_RANDOMNESS
 ) -> tuple[NDArray[np.float32], ...]:
     """Find about equally full bins of every column.
 
@@ -51,7 +52,7 @@ def quantile_cuts(
         float32[at most n_bins - 1], ascending: a bin holds cuts[i-1] <= x < cuts[i].
     Privacy: ``descent_event`` pays for it, and must be charged before it is called; the result may be used freely.
     """
-    scale = share_scales(descent_sensitivity(len(columns)), noise_multiplier)[0]
+    scale = share_scales(descent_sensitivity(columns.shape[0]), noise_multiplier)[0]
     return tuple(_cuts_of_column(column, n_bins, scale, randomness) for column in columns)
 
 

@@ -58,9 +58,13 @@ class Alignment:
         Raises:
             ConfigurationError: it has another number of rows than the table that was aligned.
         """
-        if len(values) != self.n_rows:
-            raise DataRefusal(f"data set {self.data_set!r} has another number of rows than when it was aligned")
+        self.check_length(len(values))
         return values[self.positions]
+
+    def check_length(self, n_rows: int) -> None:
+        """Look whether a table has as many rows as the one that was aligned. Raises: DataRefusal."""
+        if n_rows != self.n_rows:
+            raise DataRefusal(f"data set {self.data_set!r} has another number of rows than when it was aligned")
 
 
 def save_alignments(

@@ -25,7 +25,7 @@ _COLUMN_PASSES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPasses:
-    """Reads features again and again.
+    """Reads features again and again; see ``Columns``.
 
     Shapes:  rows: int64[n_rows], all different: numbers of the files' rows that count, in their order here; None for
              all, in the files' order.
@@ -54,12 +54,17 @@ class RowPasses:
         for name, column in self._read(may_be_empty):
             yield self.loader.checked(name, column, self.lists.get(name))
 
-    def columns(self) -> Iterator[NDArray[np.float32]]:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the numbers of features and rows."""
+        return len(self.names), self.n_rows
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
         """Yield each column. Shapes: float32[n_rows]; NaN is missing."""
         for name, column in self._read():
             yield self._wanted(self._values(name, column))
 
-    def column(self, feature: int) -> NDArray[np.float32]:
+    def __getitem__(self, feature: int, /) -> NDArray[np.float32]:
         """Return one column. Shapes: float32[n_rows]; NaN is missing."""
         name = self.names[feature]
         return self._wanted(self._values(name, self.file.read(*self._by_kind([name]), True)[name]))

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.column_values import ColumnLoader
 from nvflare_plugins.data_sets.declaration import DataSet
@@ -70,13 +71,14 @@ class Table:
     def n_rows(self) -> int:
         return int(self.features.shape[0]) if self.passes is None else self.passes.n_rows
 
+    @property
+    def by_feature(self) -> Columns:
+        """Return the features, each float32[n_rows]: those that are held, or what reads them when it is asked."""
+        return self.features.T if self.passes is None else self.passes
+
     def columns(self) -> Iterator[NDArray[np.float32]]:
         """Yield the features one by one. Shapes: float32[n_rows]."""
-        return iter(self.features.T) if self.passes is None else self.passes.columns()
-
-    def column(self, feature: int) -> NDArray[np.float32]:
-        """Return one feature. Shapes: float32[n_rows]."""
-        return self.features[:, feature] if self.passes is None else self.passes.column(feature)
+        return iter(self.by_feature)
 
     def blocks(self, most_values: int = BLOCK_VALUES) -> Iterator[NDArray[np.float32]]:
         """Yield the rows in their order. Shapes: float32[some rows, n_features]. Args: most_values: of a block.
@@ -116,11 +118,23 @@ class Table:
         _log.warning("rows left out, %s: %d of %d", why, n_left_out, self.n_rows)
         return self.part(is_usable)
 
+    def taken(self, places: NDArray[np.int64]) -> Table:
+        """Return rows in another order, ``n_missing`` stays that of all. Shapes: places: int64[any], all different."""
+        return replace(
+            self,
+            features=self.features[places] if self.passes is None else self.features,
+            passes=None if self.passes is None else self.passes.taken(places),
+            label=self.label[places] if self.label_name else self.label,
+            weight=None if self.weight is None else self.weight[places],
+            ids=None if self.ids is None else self.ids.take(pa.array(places)),
+            groups=None if self.groups is None else self.groups.take(pa.array(places)),
+        )
+
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""
         features = self.features[chosen] if self.passes is None else self.features
         passes = None if self.passes is None else self.passes.part(chosen)
-        columns = iter(features.T) if passes is None else passes.columns()
+        columns: Columns = features.T if passes is None else passes
         return replace(
             self,
             features=features,

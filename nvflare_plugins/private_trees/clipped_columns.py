@@ -43,7 +43,7 @@ class PassedColumns:
 
     def __getitem__(self, feature: int, /) -> NDArray[np.float32]:
         """Return one feature's values. Shapes: float32[n_rows]."""
-        return np.clip(self.table.column(feature), self.low[feature], self.high[feature])
+        return np.clip(self.table.by_feature[feature], self.low[feature], self.high[feature])
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         """Yield each feature's values."""

@@ -9,10 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.result import Alignment
 from nvflare_plugins.attempt.job_context import SiteContext
@@ -39,14 +36,8 @@ class PartySet:
 
     def aligned(self, alignment: Alignment) -> PartySet:
         """Return the common rows in the common order."""
-        table = self.table
-        taken = dataclasses.replace(
-            table,
-            features=alignment.take(table.features),
-            label=alignment.take(table.label) if table.label_name else table.label,
-            weight=None if table.weight is None else alignment.take(table.weight),
-            groups=None if table.groups is None else table.groups.take(pa.array(alignment.positions)),
-        )
+        alignment.check_length(self.table.n_rows)
+        taken = self.table.taken(alignment.positions)
         ids = None if self.ids is None else tuple(self.ids[context] for context in alignment.positions)
         return dataclasses.replace(self, table=taken, ids=ids)
 
@@ -84,9 +75,9 @@ class PartyData:
         """Return what other parties call the columns."""
         return aliases_of(self.train.data_set.aliases, self.columns)
 
-    def features(self) -> list[NDArray[np.float32]]:
-        """Return the columns of all sets. Shapes: float32[n_rows, n_features] each."""
-        return [one.table.features for one in self.sets]
+    def features(self) -> list[Columns]:
+        """Return the columns of all sets. Shapes: float32[n_features, n_rows] each."""
+        return [one.table.by_feature for one in self.sets]
 
     def aligned(self, alignments: Mapping[str, Alignment]) -> PartyData:
         """Return the common rows of all sets. Args: alignments: by the name of the data set."""
@@ -116,6 +107,8 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
         # Noised sums are paid for from the training set's budget.
         is_paid = job.is_noised and not is_active and name == "train"
         data_set = context.policy.data_set_for(source, job.profile, is_paid=is_paid)
+        if not is_active:
+            data_set.check_holds_bins("a vertical training holds them")
         table = load_table(
             data_set,
             label=job.label if is_active else None,
@@ -127,6 +120,8 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
             unknown_is_missing=job.unknown_category_is_missing,
             may_lack_features=is_active,
             with_ids=True,
+            takes_passes=not is_active,
+            held_by="the party with the label trains by XGBoost's column split, which takes no rows in parts",
         )
         if table.weight is not None and not table.weight.any():
             raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")

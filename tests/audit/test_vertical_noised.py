@@ -50,7 +50,7 @@ class Party:
         if fault is not None:
             fault(source)
         cuts = as_cut_points((np.array([1, 2], np.float32),) * N_FEATURES)
-        self._party = PassiveParty([features], ["a", "b"], 256, ClearHistogramMaker(), cuts=cuts, noise=source)
+        self._party = PassiveParty([features.T], ["a", "b"], 256, ClearHistogramMaker(), cuts=cuts, noise=source)
         self.layout = BinLayout((N_BINS,) * N_FEATURES)
 
     def answers(self) -> list[np.ndarray]:

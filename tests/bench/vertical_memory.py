@@ -58,7 +58,7 @@ def main() -> None:
 def _party(pipe, n_rows: int, n_features: int, depth: int, n_blocks: int) -> None:
     features = np.random.default_rng(1).normal(size=(n_rows, n_features)).astype(np.float32)
     maker = histogram_maker(pipe.recv(), n_rows)
-    party = PassiveParty([features], [f"x{i}" for i in range(n_features)], 256, maker)
+    party = PassiveParty([features.T], [f"x{i}" for i in range(n_features)], 256, maker)
     before_mb = _peak_mb()
     every = Bits.of(np.ones(n_features, dtype=bool))
     first = True

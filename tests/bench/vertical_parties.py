@@ -227,7 +227,7 @@ def _passive_process(
         maker.sum_bins = clock.timed("histogram", maker.sum_bins)
     names = [f"x{j}" for j in range(columns.shape[1])]
     guard = _guard(len(columns), scheme, clock) if guarded else None
-    party = PassiveParty([columns], names, max_bin, maker, None, guard, most_trees=num_rounds)
+    party = PassiveParty([columns.T], names, max_bin, maker, None, guard, most_trees=num_rounds)
     answer, prepare = clock.timed("other", party.answer), clock.timed("prepare", party.prepare)
     started = 0.0
     while True:

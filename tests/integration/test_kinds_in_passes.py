@@ -13,15 +13,19 @@ from dp_components.events import GaussianEvent, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.passes import RowPasses
+from nvflare_plugins.report.run_record import RunRecord
 from tests.support.federation import Federation
+from tests.support.parties import Parties, succeed
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
+from tests.support.vertical_jobs import POLICY, give_columns, merged, run, table
+from tests.support.vertical_jobs import job as vertical_job
 
 EVENT = GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)
 
 
-def in_parts(sites: Federation, name: str) -> None:
-    """Have every site read a data set of one file from a folder of three, in other row groups, instead."""
-    for site in sites.sites:
+def in_parts(sites: Federation | Parties, name: str, at: tuple[str, ...] = ()) -> None:
+    """Put a data set of one file into a folder of three, in other row groups. Args: at: sites, all if there is none."""
+    for site in at or sites.sites:
         folder, file = sites.workspace(site) / "parts" / name, sites.workspace(site) / f"{name}.parquet"
         folder.mkdir(parents=True, exist_ok=True)
         frame = pd.read_parquet(file)
@@ -96,3 +100,67 @@ def test_private_trees_that_need_all_rows_say_so(
     run = sites.run_private(job_of(components={"n_trees": 2, **components}))
     with pytest.raises(ConfigurationError, match=words):
         raise run.error("site-1")
+
+
+# -- vertical training ------------------------------------------------------------------------------------------------
+
+
+PASSIVE = ("site-2", "site-3")
+COLORS = ["red", "green", "blue", "none of them"]
+
+
+def vertical_parties(folder: Path, mode: str) -> Parties:
+    """Two passive parties with numbers and categories, their rows in an order of their own, one file or several."""
+    parties, rng = Parties(folder, 3, {**POLICY, "vertical": {"min_intersection": 50}}), np.random.default_rng(6)
+    frame = table(420, 5).assign(id=[f"row {number}" for number in range(420)])
+    frame.insert(3, "color", rng.choice(COLORS[:3], 420))
+    frame.loc[rng.random(420) < 0.1, "color"] = None
+    frame.loc[frame.index[-20:], "color"] = COLORS[3]  # which no row of the training set has
+    for name, rows in (("data", frame.iloc[:330]), ("held", frame.iloc[330:])):
+        give_columns(parties, name, rows, (1, 3, 2))
+        for number, site in enumerate(PASSIVE):
+            path = parties.workspace(site) / f"{name}.parquet"
+            own = pd.read_parquet(path).iloc[7 * number :]  # fewer rows than the others
+            own.sample(frac=1, random_state=number).to_parquet(path, index=False)
+        if mode == "parts":
+            in_parts(parties, name, PASSIVE)
+            for site in PASSIVE:
+                sets = parties.policy_of(site)["data_sets"]
+                parties.set_policy(site, data_sets={**sets, name: {**sets[name], "path": f"parts/{name}"}})
+    return parties
+
+
+@pytest.mark.parametrize("preset", ["exact", "guarded"])
+def test_passive_parties_train_on_rows_that_they_do_not_hold(
+    tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, found = noted_reads(monkeypatch), []
+    for mode in ("file", "parts"):
+        parties = vertical_parties(tmp_path / mode, mode)
+        common = {
+            "alignment": "first",
+            "categories": {"site-2": {"color": COLORS}},
+            "eval_data_set": "held",
+            "evaluate_training": True,
+            "preset": preset,
+            "num_rounds": 3,
+        }
+        succeed(run(parties, vertical_job(**common), "first"))
+        # A model to go on from brings thresholds that are no cuts of these rows.
+        succeed(run(parties, vertical_job(**{**common, "data_set": "held", "initial_model": "first"}), "second"))
+        metrics = [RunRecord.read(parties.run_folder("site-1", one)).rounds[-1].metrics for one in ("first", "second")]
+        found.append((merged(parties, "first"), merged(parties, "second"), metrics))
+        assert bool(reads) == (mode == "parts")
+    assert found[0] == found[1]
+
+
+def test_who_has_the_label_holds_all_rows_and_says_why(tmp_path: Path) -> None:
+    parties = vertical_parties(tmp_path, "file")
+    sets = parties.policy_of("site-1")["data_sets"]
+    parties.set_policy("site-1", data_sets={**sets, "data": {**sets["data"], "memory": "passes"}})
+    sets = parties.policy_of("site-2")["data_sets"]
+    parties.set_policy("site-2", data_sets={**sets, "data": {**sets["data"], "memory": "external"}})
+    outcomes = run(parties, vertical_job(categories={"site-2": {"color": COLORS}}))
+    for site, words in (("site-1", "column split"), ("site-2", "a vertical training holds them")):
+        with pytest.raises(ConfigurationError, match=rf"{words}.*data_sets\.data\.memory"):
+            raise outcomes[site]  # type: ignore[misc]

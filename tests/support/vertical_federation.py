@@ -128,7 +128,7 @@ def federate(
     checked = check_vertical_parameters({"nthread": 1, **params}, names)
     passives = [
         PassiveParty(
-            [joined.part(i, table) for table in joined.tables],
+            [joined.part(i, table).T for table in joined.tables],
             [f"x{j}" for j in range(width)],
             max_bin,
             make_maker(),

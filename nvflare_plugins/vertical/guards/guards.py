@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.histogram.bins import BinCodes
 from nvflare_plugins.data_sets.declaration import VerticalRules
@@ -196,19 +197,19 @@ class Guard:
                 "Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
             )
 
-    def merge_rare_bins(self, cuts: CutPoints, features: NDArray[np.float32]) -> CutPoints:
-        """Merge bins with fewer rows than the floor with a neighbour. Shapes: features: float32[n_rows, n_features]."""
-        return merge_rare_bins(cuts, cuts.codes(features), self._floor) if self._enforce else cuts
+    def merge_rare_bins(self, cuts: CutPoints, columns: Columns) -> CutPoints:
+        """Merge bins with fewer rows than the floor with a neighbour. Shapes: columns: float32[n_features, n_rows]."""
+        return merge_rare_bins(cuts, cuts.codes(columns), self._floor) if self._enforce else cuts
 
-    def codes(self, cuts: CutPoints, features: NDArray[np.float32]) -> BinCodes:
+    def codes(self, cuts: CutPoints, columns: Columns) -> BinCodes:
         """Return the bins of the training rows; fewer missing values than the floor count as values of the last bin.
 
         A missing value then goes right at every split, as it does in prediction where training saw none missing; in a
         categorical feature it goes with the last bin, whose side the party then keeps as that of missing values.
 
-        Shapes: features: float32[n_rows, n_features]; result: uint8 or uint16[n_features, n_rows].
+        Shapes: columns: float32[n_features, n_rows]; result: uint8 or uint16[n_features, n_rows].
         """
-        codes = cuts.codes(features)
+        codes = cuts.codes(columns)
         if self._enforce:
             for line, n_bins in zip(codes, cuts.layout.n_bins, strict=True):
                 is_missing = line == n_bins

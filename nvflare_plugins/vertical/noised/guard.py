@@ -7,9 +7,7 @@ nodes at home, as in guarded jobs, so that it is not divided any more.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dp_components.split_candidates.candidates import Columns
 from he_processors.histogram.bins import BinCodes
 from nvflare_plugins.site.memory.released_sums import Released
 from nvflare_plugins.vertical.guards.guards import Guard, Step
@@ -22,13 +20,13 @@ class NoisedGuard(Guard):
     def check_bins(self, max_bin: int) -> None:
         """Allow any: the noise is on each."""
 
-    def merge_rare_bins(self, cuts: CutPoints, features: NDArray[np.float32]) -> CutPoints:
+    def merge_rare_bins(self, cuts: CutPoints, columns: Columns) -> CutPoints:
         """Merge none: which bins are rare would be told without noise."""
         return cuts
 
-    def codes(self, cuts: CutPoints, features: NDArray[np.float32]) -> BinCodes:
+    def codes(self, cuts: CutPoints, columns: Columns) -> BinCodes:
         """Return the bins of the training rows, a missing value in none. Shapes: as ``Guard.codes``."""
-        return cuts.codes(features)
+        return cuts.codes(columns)
 
     def _admit(self, released: Released, step: Step) -> bool:
         most = self._rules.max_split_bits_per_row

@@ -64,7 +64,7 @@ class NoisePayment:
                 "private job on another data set"
             )
         self.plan = plan
-        self.noise: PartyNoise = plan.of_party(train.table.features.shape[1])
+        self.noise: PartyNoise = plan.of_party(len(train.table.feature_names))
         relation = NeighbouringRelation.REPLACE_ROW
         self._ledger = JobLedger(context.policy, name, context.job_id, relation, attempt.evidence, plan.delta)
         known = self._ledger.planned(self.noise.of_tree)
@@ -89,14 +89,14 @@ class NoisePayment:
         Raises:
             JobAborted: as ``pay_tree``, or the cut points are of other columns than the data set has now.
         """
-        columns = np.ascontiguousarray(train.table.features.T)
+        columns = train.table.by_feature
 
         def find() -> Release:
             cuts = quantile_cuts(columns, self.plan.n_bins, self.noise.cuts_multiplier)
             return Release(_cuts_as_integers(cuts), self.noise.of_cuts)
 
         found = _cuts_of_integers(self._pay(_CUTS, find))
-        if len(found) != len(columns):
+        if len(found) != columns.shape[0]:
             raise JobAborted(
                 "the columns of the data set are not those on which this job was begun: nothing was sent. Submit the "
                 "job anew"

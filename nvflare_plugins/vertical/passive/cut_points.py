@@ -7,7 +7,6 @@ Reference: XGBoost 3.2, src/common/quantile.cc (MakeCuts), src/common/hist_util.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.bins import BinCodes, BinLayout
 
@@ -54,15 +54,14 @@ class CutPoints:
         result: np.float32 = self.lowest[feature] if last_left_bin < 0 else self.upper[feature][last_left_bin]
         return result
 
-    def codes(self, features: NDArray[np.float32]) -> BinCodes:
+    def codes(self, columns: Columns) -> BinCodes:
         """Return the bin of every value; a missing one has the code after the last bin.
 
-        Shapes: features: float32[n_rows, n_features]; result: uint8 or uint16[n_features, n_rows].
+        Shapes: columns: float32[n_features, n_rows]; result: uint8 or uint16[n_features, n_rows].
         """
         n_bins = self.layout.n_bins
-        codes = np.empty(features.shape[::-1], dtype=np.uint8 if max(n_bins) < 256 else np.uint16)
-        for feature, cuts in enumerate(self.upper):
-            values = features[:, feature]
+        codes = np.empty(columns.shape, dtype=np.uint8 if max(n_bins) < 256 else np.uint16)
+        for feature, (cuts, values) in enumerate(zip(self.upper, columns, strict=True)):
             if feature in self.bin_of_category:
                 places = np.where(np.isnan(values), 0, values).astype(np.int64)
                 bins = self.bin_of_category[feature][places]
@@ -71,13 +70,17 @@ class CutPoints:
             codes[feature] = np.where(np.isnan(values), n_bins[feature], bins)
         return codes
 
+    def thresholds(self, feature: int) -> NDArray[np.float32]:
+        """Return all that a split of a feature of numbers may compare with, ascending. Shapes: float32[any]."""
+        return np.unique(np.append(self.upper[feature], self.lowest[feature]))
 
-def find_cut_points(features: NDArray[np.float32], max_bin: int, categorical: Collection[int] = ()) -> CutPoints:
-    """Find a party's cut points.
+
+def find_cut_points(columns: Columns, max_bin: int, categorical: Collection[int] = ()) -> CutPoints:
+    """Find a party's cut points, one column after the other: what XGBoost would find in all together.
 
     Call it outside a communicator: inside, XGBoost would send the sketch.
 
-    Shapes: features: float32[n_rows, n_features]; NaN is missing, categorical columns hold places in public lists.
+    Shapes: columns: float32[n_features, n_rows]; NaN is missing, categorical columns hold places in public lists.
 
     Args:
         categorical: which features are categorical. A category has a bin of its own, whatever ``max_bin`` says.
@@ -85,15 +88,19 @@ def find_cut_points(features: NDArray[np.float32], max_bin: int, categorical: Co
     Raises:
         ConfigurationError: XGBoost refuses the values (an infinity, for example).
     """
-    types = ["c" if feature in categorical else "float" for feature in range(features.shape[1])]
-    try:
-        matrix = xgb.QuantileDMatrix(features, max_bin=max_bin, nthread=1, feature_types=types, enable_categorical=True)
-        starts, values = matrix.get_quantile_cut()
-    except (xgb.core.XGBoostError, ValueError):
-        # The reason could quote values.
-        raise ConfigurationError("XGBoost refuses the feature table: check it for infinite values") from None
-    parts = [values[start:end].astype(np.float32) for start, end in itertools.pairwise(starts)]
+    parts = [_cuts_of(column, max_bin, feature in categorical) for feature, column in enumerate(columns)]
     # XGBoost lists a value below all others before the bounds of each feature of numbers.
     upper = tuple(part if feature in categorical else part[1:] for feature, part in enumerate(parts))
     lowest = np.array([part[0] for part in parts], dtype=np.float32)
     return CutPoints(upper, lowest, {feature: np.arange(upper[feature].size) for feature in categorical})
+
+
+def _cuts_of(column: NDArray[np.float32], max_bin: int, is_categorical: bool) -> NDArray[np.float32]:
+    types = ["c" if is_categorical else "float"]
+    rows = np.ascontiguousarray(column)[:, None]
+    try:
+        matrix = xgb.QuantileDMatrix(rows, max_bin=max_bin, nthread=1, feature_types=types, enable_categorical=True)
+        return matrix.get_quantile_cut()[1].astype(np.float32)
+    except (xgb.core.XGBoostError, ValueError):
+        # The reason could quote values.
+        raise ConfigurationError("XGBoost refuses the feature table: check it for infinite values") from None

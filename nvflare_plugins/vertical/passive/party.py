@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.data_sets.compared_column import ComparedColumn
 from nvflare_plugins.vertical.guards.guards import Guard, SplitBits
 from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
@@ -66,7 +68,7 @@ class PassiveParty:
 
     def __init__(
         self,
-        sets: Sequence[NDArray[np.float32]],
+        sets: Sequence[Columns],
         aliases: Sequence[str],
         max_bin: int,
         maker: HistogramAggregator,
@@ -82,7 +84,7 @@ class PassiveParty:
 
         Args:
             sets: the training set and further sets, rows aligned with the active party's.
-                Shapes: float32[n_rows, n_features] each; NaN is missing.
+                Shapes: float32[n_features, n_rows] each; NaN is missing.
             aliases: names of the features for the other parties.
             table: splits of a model that training continues from.
             guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
@@ -95,7 +97,8 @@ class PassiveParty:
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
         """
-        self._sets = [np.ascontiguousarray(table, dtype=np.float32) for table in sets]
+        self._sets = tuple(sets)
+        self._compared: dict[tuple[int, int], ComparedColumn] = {}  # by set and feature, as they are asked for
         self._aliases = tuple(aliases)
         self.guard = guard
         if guard is not None:
@@ -112,7 +115,7 @@ class PassiveParty:
         self._bin_of_missing = {feature: self._where_missing_count(feature) for feature in categorical}
         self._maker = maker
         maker.hold(self._codes)
-        self._n_rows = self._sets[0].shape[0]
+        self._n_rows = self._sets[0].shape[1]
         # A continued or resumed training adds trees; it never grows an old one again.
         self._tree = max((tree for tree, _ in table or ()), default=-1)
         self._n_trees = 0
@@ -127,12 +130,12 @@ class PassiveParty:
         self._sides: dict[int, NDArray[np.bool_]] = {}  # by node: what this party's split of it answered
         self._due: _Due | None = None
         self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
-        self._paths = [AnsweredPaths(table.shape[0]) for table in self._sets]
+        self._paths = [AnsweredPaths(columns.shape[1]) for columns in self._sets]
         self.table: PrivateTable = dict(table or {})
 
     def schema(self) -> PartySchema:
         """Introduce the party."""
-        set_rows = tuple(table.shape[0] for table in self._sets)
+        set_rows = tuple(columns.shape[1] for columns in self._sets)
         return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases, self._categories)
 
     def answer(self, request: Request) -> Answer | None:
@@ -321,7 +324,7 @@ class PassiveParty:
 
     def _where_missing_count(self, feature: int) -> int | None:
         """Return the bin of rows without a value if a guard has put them into one, too few as they are."""
-        found = self._codes[feature, np.isnan(self._sets[0][:, feature])]
+        found = self._codes[feature, np.isnan(self._sets[0][feature])]
         return int(found[0]) if found.size and found[0] < self._cuts.layout.n_bins[feature] else None
 
     def _keep(self, split: OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
@@ -342,15 +345,25 @@ class PassiveParty:
         return DecisionAnswer(tuple(answers))
 
     def _decide(self, data_set: int, query: PathQuery) -> SplitBits:
-        if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[0]:
+        if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[1]:
             raise ProtocolError("a question about rows of another data set")
         split = self.table.get((query.tree, query.node))
         if split is None:
             raise ProtocolError("a question about a node that this party did not split")
         rows = query.rows.unpack()
-        goes_left = split.goes_left(self._sets[data_set][rows, split.feature])
+        goes_left = split.goes_left(self._values(data_set, split.feature).of(rows))
         self._paths[data_set].follow(query.tree, query.node, split, rows, goes_left)
         return SplitBits(self._name_of(split), np.flatnonzero(rows), goes_left, data_set)
+
+    def _values(self, data_set: int, feature: int) -> ComparedColumn:
+        """Return what splits compare: those of this training, and those of trees before it."""
+        if (data_set, feature) not in self._compared:
+            known = [split.threshold for split in self.table.values() if split.feature == feature]
+            numbers = np.union1d(self._cuts.thresholds(feature), np.array(known, dtype=np.float32))
+            if self._categories[feature]:  # also places that no row of the training set has
+                numbers = np.arange(len(self._categories[feature]), dtype=np.float32)
+            self._compared[data_set, feature] = ComparedColumn.compare(self._sets[data_set][feature], numbers)
+        return self._compared[data_set, feature]
 
     def _check_tree(self, tree: int) -> None:
         if tree != self._tree:

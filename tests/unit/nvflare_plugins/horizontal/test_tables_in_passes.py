@@ -72,7 +72,7 @@ def test_passes_read_what_a_held_table_holds(tmp_path: Path, repair: bool) -> No
         whole, passed = whole.kept(chosen, "without a label"), passed.kept(chosen, "without a label")
     odd = np.arange(whole.n_rows) % 2 == 1
     for held, other in ((whole, passed), (whole.part(odd), passed.part(odd))):
-        np.testing.assert_array_equal(other.column(2), held.column(2))
+        np.testing.assert_array_equal(other.by_feature[2], held.features[:, 2])
         assert other.n_rows == held.n_rows < 900 and other.n_missing == held.n_missing
         blocks = list(other.blocks(most_values=300))
         assert max(map(len, blocks)) <= 300 // 8 and all(block.flags.c_contiguous for block in blocks)
@@ -86,6 +86,26 @@ def test_passes_read_what_a_held_table_holds(tmp_path: Path, repair: bool) -> No
         named = named_rows(held, spec, KEY)
         assert named is not None and np.array_equal(named, named_rows(other, spec, KEY))
         np.testing.assert_array_equal(row_tags(held, KEY), row_tags(other, KEY))
+
+
+def test_rows_in_another_order_are_the_same_to_registry_and_budgets(tmp_path: Path) -> None:
+    write_parts(tmp_path / "parts", rows_of())
+    whole, passed = (loaded(tmp_path / "parts", mode) for mode in ("whole", "passes"))
+    order = np.random.default_rng(1).permutation(whole.n_rows)[:700]
+    held, other = whole.taken(order), passed.taken(order)
+    np.testing.assert_array_equal(np.column_stack(list(other.columns())), held.features)
+    np.testing.assert_array_equal(other.label, held.label)
+    places, blocks = zip(*other.placed_blocks(most_values=300), strict=True)
+    np.testing.assert_array_equal(np.concatenate(blocks), held.features[np.concatenate(places)])
+    spec = DataSet("credit", tmp_path / "parts", "parquet", id="key")
+    ids = [b"%d" % row for row in order]
+    (record, hashes), (record_2, hashes_2) = (identify(one, spec, KEY, ids) for one in (held, other))
+    assert record == record_2 and np.array_equal(hashes, hashes_2)
+    named = named_rows(held, spec, KEY)
+    assert named is not None and np.array_equal(named, named_rows(other, spec, KEY))
+    np.testing.assert_array_equal(row_tags(held, KEY), row_tags(other, KEY))
+    with pytest.raises(ValueError, match="another order"):
+        list(other.blocks())
 
 
 @pytest.mark.parametrize(

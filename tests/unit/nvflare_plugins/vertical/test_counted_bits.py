@@ -44,7 +44,7 @@ def grown(guard: Guard) -> tuple[PassiveParty, np.ndarray, np.ndarray]:
 
     Returns the party, the rows to the left of the first split, and those of them that reach its last split, node 3.
     """
-    party = PassiveParty([FEATURES, FEATURES[:50]], ["a", "b"], 8, ClearHistogramMaker(), guard=guard)
+    party = PassiveParty([FEATURES.T, FEATURES[:50].T], ["a", "b"], 8, ClearHistogramMaker(), guard=guard)
     party.answer(TreeGradients(0, Bits.of(np.ones(2, dtype=bool)), GRADIENTS))
     party.answer(HistogramRequest(0, ()))
     left = party.answer(SplitRequest(0, (OwnedSplit(0, 0, 3, False),))).goes_left[0].unpack()
@@ -102,7 +102,7 @@ def test_a_row_at_its_cap_ends_the_job_before_an_answer_and_is_not_charged(tmp_p
     np.testing.assert_array_equal(bits(guard), before)
     # The same rows as at the split are free, at the cap too, also in the attempt that follows.
     later = PassiveParty(
-        [FEATURES], ["a", "b"], 8, ClearHistogramMaker(), dict(party.table), open_guard(tmp_path, max_bits=2)
+        [FEATURES.T], ["a", "b"], 8, ClearHistogramMaker(), dict(party.table), open_guard(tmp_path, max_bits=2)
     )
     ask(later, 0, np.ones(N_ROWS, dtype=bool))
     ask(later, 3, reaching)
@@ -117,7 +117,7 @@ def test_other_values_other_ids_and_other_columns_are_counted_anew_and_another_o
     def charged(features=FEATURES, ids=IDS, names=("a", "b")) -> int:
         one = open_guard(tmp_path, ids)
         first = bits(one).sum()
-        ask(PassiveParty([features], names, 8, ClearHistogramMaker(), dict(party.table), one), 0, everyone)
+        ask(PassiveParty([features.T], names, 8, ClearHistogramMaker(), dict(party.table), one), 0, everyone)
         return int(bits(one).sum() - first)
 
     order = np.random.default_rng(0).permutation(N_ROWS)

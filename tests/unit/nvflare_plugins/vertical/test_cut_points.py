@@ -29,7 +29,7 @@ def test_cuts_are_those_of_centralized_training(n_rows, max_bin):
     matrix = xgb.DMatrix(features, label=np.arange(n_rows) % 2)
     xgb.train({"tree_method": "hist", "max_bin": max_bin, "max_depth": 1}, matrix, 1)
     starts, values = matrix.get_quantile_cut()
-    cuts = find_cut_points(features[:, 2:], max_bin)
+    cuts = find_cut_points(features[:, 2:].T, max_bin)
     for feature in range(6):
         expected = values[starts[feature + 2] : starts[feature + 3]]
         np.testing.assert_array_equal([cuts.threshold(feature, b) for b in range(-1, expected.size - 1)], expected)
@@ -37,8 +37,8 @@ def test_cuts_are_those_of_centralized_training(n_rows, max_bin):
 
 def test_bins_follow_the_thresholds():
     features = table(2_000)
-    cuts = find_cut_points(features, 64)
-    codes = cuts.codes(features)
+    cuts = find_cut_points(features.T, 64)
+    codes = cuts.codes(features.T)
     assert codes.dtype == np.uint8
     for feature in range(8):
         values, missing = features[:, feature], np.isnan(features[:, feature])
@@ -50,11 +50,11 @@ def test_bins_follow_the_thresholds():
 
 
 def test_many_bins_take_two_bytes():
-    assert find_cut_points(table(5_000), 1024).codes(table(5_000)).dtype == np.uint16
+    assert find_cut_points(table(5_000).T, 1024).codes(table(5_000).T).dtype == np.uint16
 
 
 def test_infinite_values_are_refused_without_quoting_them():
     features = np.array([[1.0], [np.inf], [5.5]], dtype=np.float32)
     with pytest.raises(ConfigurationError) as caught:
-        find_cut_points(features, 16)
+        find_cut_points(features.T, 16)
     assert "5.5" not in str(caught.value)

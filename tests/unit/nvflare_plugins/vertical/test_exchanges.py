@@ -38,7 +38,7 @@ def exchanges(n_passive: int, depth: int) -> list[int]:
     features = rng.normal(size=(600, sum(widths))).astype(np.float32)
     label = (features @ rng.normal(size=sum(widths)) + rng.normal(size=600) > 0).astype(np.float32)
     parts = np.split(features, np.cumsum(widths)[:-1], axis=1)
-    parties = [PassiveParty([p], ["a", "b", "c"], 16, ClearHistogramMaker()) for p in parts[1:]]
+    parties = [PassiveParty([p.T], ["a", "b", "c"], 16, ClearHistogramMaker()) for p in parts[1:]]
     meetings: list[int] = []
 
     def lead(site: Site) -> None:

@@ -230,7 +230,7 @@ def test_guarded_jobs_refuse_answers_about_other_nodes(monkeypatch, change):
 def test_a_split_of_a_withheld_node_is_refused(tmp_path):
     joined = data()
     party = PassiveParty(
-        [joined.part(1, joined.features)], ["a", "b", "c"], 32, ClearHistogramMaker(), None, guard(tmp_path)
+        [joined.part(1, joined.features).T], ["a", "b", "c"], 32, ClearHistogramMaker(), None, guard(tmp_path)
     )
     party.answer(TreeGradients(0, Bits.of(np.ones(3, dtype=bool)), np.zeros((N_ROWS, 2), "<i8").tobytes()))
     assert party.answer(HistogramRequest(0, ())).nodes == (0,)

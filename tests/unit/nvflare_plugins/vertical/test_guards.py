@@ -297,8 +297,8 @@ def test_more_bins_than_allowed_are_refused(tmp_path):
 def test_rare_bins_are_merged_and_rare_missing_values_join_the_last_bin(tmp_path):
     rng = np.random.default_rng(0)
     skewed = np.where(rng.random(N_ROWS) < 0.01, rng.integers(1, 9, N_ROWS), 0)
-    features = np.stack([rng.normal(size=N_ROWS), skewed, rng.normal(size=N_ROWS)], axis=1).astype(np.float32)
-    features[::400, 0], features[::20, 2] = np.nan, np.nan  # 5 and 100 missing
+    features = np.stack([rng.normal(size=N_ROWS), skewed, rng.normal(size=N_ROWS)]).astype(np.float32)
+    features[0, ::400], features[2, ::20] = np.nan, np.nan  # 5 and 100 missing
     guard = open_guard(tmp_path)
     cuts = guard.merge_rare_bins(find_cut_points(features, 32), features)
     codes = guard.codes(cuts, features)
@@ -312,7 +312,7 @@ def test_rare_bins_are_merged_and_rare_missing_values_join_the_last_bin(tmp_path
 
 
 def test_a_feature_without_enough_values_keeps_one_bin():
-    features = np.array([[1], [2], [3], [np.nan]], dtype=np.float32)
+    features = np.array([[1, 2, 3, np.nan]], dtype=np.float32)
     cuts = find_cut_points(features, 32)
     merged = merge_rare_bins(cuts, cuts.codes(features), FLOOR)
     assert merged.layout.n_bins == (1,) and merged.upper[0][0] == cuts.upper[0][-1]

@@ -33,7 +33,7 @@ def party(features: np.ndarray | None = None, *, is_begun: bool = True) -> Passi
     if features is None:
         features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
         features[::7, 1] = np.nan
-    passive = PassiveParty([features, features[:9]], ["a", "b", "c"], 4, ClearHistogramMaker())
+    passive = PassiveParty([features.T, features[:9].T], ["a", "b", "c"], 4, ClearHistogramMaker())
     passive.answer(TreeGradients(0, ALL, PAIRS.tobytes()))
     if is_begun:
         passive.answer(HistogramRequest(0, ()))
@@ -141,7 +141,7 @@ def test_sums_come_block_by_block_and_nothing_in_between(monkeypatch):
     every = Bits.of(np.ones(5, dtype=bool))
 
     def begun(maker) -> PassiveParty:
-        passive = PassiveParty([features], list("abcde"), 4, maker)
+        passive = PassiveParty([features.T], list("abcde"), 4, maker)
         passive.answer(TreeGradients(0, every, PAIRS.tobytes()))
         return passive
 
@@ -205,7 +205,7 @@ def test_rows_of_a_set_are_answered_for_once_and_along_their_paths():
 
 def test_trees_beyond_those_of_the_job_are_refused():
     features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
-    passive = PassiveParty([features], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2)
+    passive = PassiveParty([features.T], ["a", "b", "c"], 4, ClearHistogramMaker(), most_trees=2)
     for tree in (0, 1):
         passive.answer(TreeGradients(tree, ALL, PAIRS.tobytes()))
     with pytest.raises(ProtocolError):
@@ -215,7 +215,7 @@ def test_trees_beyond_those_of_the_job_are_refused():
 def limited(**limits: int) -> PassiveParty:
     features = np.random.default_rng(0).normal(size=(N_ROWS, 3)).astype(np.float32)
     return PassiveParty(
-        [features],
+        [features.T],
         ["a", "b", "c"],
         4,
         ClearHistogramMaker(),
@@ -286,7 +286,7 @@ def test_trees_of_the_model_that_training_continues_do_not_grow_again():
     passive = party()
     passive.answer(SplitRequest(0, (OwnedSplit(0, 0, 0, False),)))
     features = np.zeros((N_ROWS, 3), dtype=np.float32)
-    continued = PassiveParty([features], ["a", "b", "c"], 4, ClearHistogramMaker(), passive.table)
+    continued = PassiveParty([features.T], ["a", "b", "c"], 4, ClearHistogramMaker(), passive.table)
     with pytest.raises(ProtocolError):
         continued.answer(TreeGradients(0, ALL, PAIRS.tobytes()))
     continued.answer(TreeGradients(1, ALL, PAIRS.tobytes()))
