@@ -20,7 +20,7 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.cluster.use import OnCluster, not_used, refuse_cluster
 from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.evidence.ended import put_aside
+from nvflare_plugins.evidence.ended import earlier_log, put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.failures import reason_of
@@ -316,8 +316,7 @@ def open_attempt(
         if context.number > 1:
             _check_goes_on(folder, context)
             put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
-        path = folder.evidence / export_name(context.site)
-        evidence = EvidenceLog(path, context.site, context.job_id, channel.attempt, job.profile)
+        evidence = _open_log(folder, context, channel.attempt, job.profile, progress)
     except FileExistsError:
         raise ConfigurationError(
             f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job "
@@ -343,6 +342,19 @@ def open_attempt(
         raise
     finally:
         evidence.close()
+
+
+def _open_log(folder: RunFolder, context: SiteContext, attempt: str, profile: str, progress: Progress) -> EvidenceLog:
+    """Open the log of an attempt, which begins with this site's log of the one before.
+
+    Raises:
+        FileExistsError: this attempt has a log already.
+    """
+    earlier = earlier_log(folder.path, context.site) if context.number > 1 else None
+    if context.number > 1 and earlier is None:
+        progress.say("no evidence of an earlier attempt of this job is here, and the log of this one says so")
+    path = folder.evidence / export_name(context.site)
+    return EvidenceLog(path, context.site, context.job_id, attempt, profile, number=context.number, earlier=earlier)
 
 
 def _check_goes_on(folder: RunFolder, context: SiteContext) -> None:

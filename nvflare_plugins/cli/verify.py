@@ -22,6 +22,7 @@ from nvflare_plugins.evidence.audit import MAX_CLOCK_ERROR, Audit, CertificateAu
 from nvflare_plugins.evidence.authority import FlareAuthority
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX
 from nvflare_plugins.evidence.gone_on import contradictions, ended_early, excused
+from nvflare_plugins.evidence.links import left_out, not_shown
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.formatting import printable
 
@@ -198,7 +199,8 @@ def verify_files(files: Sequence[Path], authority: CertificateAuthority, job: st
     if not files:
         failures.append("no evidence found")
     chosen = {(of, attempt): logs for (of, attempt), logs in sorted(attempts.items()) if job in (None, of)}
-    failures += [printable(text, MAX_SENTENCE) for text in contradictions(chosen)]
+    failures += [printable(text, MAX_SENTENCE) for text in (*contradictions(chosen), *left_out(chosen))]
+    notes += [printable(text, MAX_SENTENCE) for text in not_shown(chosen)]
     audits = (
         audit(logs, authority, excused=excused(chosen, of), ended_early=ended_early(chosen, of, attempt))
         for (of, attempt), logs in chosen.items()

@@ -217,8 +217,10 @@ def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Itera
 
 def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
     """Clocks agree well enough to judge by them until when a certificate was valid."""
-    if len({log.timed for log in logs}) > 1:
-        yield "some of the logs state times and some do not: they are not of one attempt"
+    if len({log.format for log in logs}) > 1:
+        yield "the logs are of different formats: they are not of one attempt"
+    if len({log.number for log in logs}) > 1:
+        yield "the logs give the attempt different numbers"
     for log in logs:
         stated = list(log.times.values())  # in the order of the records
         if any(later < earlier - MAX_CLOCK_ERROR for earlier, later in pairwise(stated)):

@@ -6,6 +6,7 @@ they always do; those of the attempts before attempt n lie beside them, in a fol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -17,8 +18,12 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.format import (
     EXPORT_SUFFIX,
     GENESIS,
+    MAX_LINE_BYTES,
+    Earlier,
     Record,
     chain_line,
+    export_name,
+    parse_line,
     read_link,
     seal_statement,
     time_text,
@@ -71,6 +76,32 @@ def set_aside(run: Path) -> dict[int, list[Path]]:
     """Return the logs of earlier attempts of a run, by the number of the attempt before which they were put aside."""
     found = ((_FOLDER.fullmatch(path.name), path) for path in sorted(run.iterdir()) if path.is_dir())
     return {int(match[1]): sorted(path.glob(f"*{EXPORT_SUFFIX}")) for match, path in found if match}
+
+
+def earlier_log(run: Path, party: str) -> Earlier | None:
+    """Return what a party's log of the attempt before was, the last that lies in its run folder; None if there is none.
+
+    A file that was cut counts with its last whole line. One of which nothing can be read is as good as lost.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for _, paths in sorted(set_aside(run).items(), reverse=True):
+        for path in paths:
+            if path.name == export_name(party) and (found := _last_of(path)) is not None:
+                return found
+    return None
+
+
+def _last_of(path: Path) -> Earlier | None:
+    with path.open("rb") as file:
+        first = file.readline(MAX_LINE_BYTES + 1)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 2 * (MAX_LINE_BYTES + 1), 0))  # the last whole line, and one that was torn
+        last = (file.read().split(b"\n")[:-1] or [b""])[-1]
+    with contextlib.suppress(ProtocolError):
+        return Earlier.read(parse_line(first.removesuffix(b"\n")).get("attempt"), parse_line(last).get("hash"))
+    return None
 
 
 def end_torn(partial: Path, signer: Signer | None, clock: Callable[[], datetime] = utc_now) -> None:

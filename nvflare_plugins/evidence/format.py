@@ -8,8 +8,10 @@ floats) with its number ``n`` and its ``hash``; the hash covers the previous has
 with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows.
 The writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.py``; both use only what stands here.
 
-Opening, session and end carry the time by their party's clock, in UTC and whole seconds. Logs of the first format are
-still read; they have no times.
+Opening, session and end carry the time by their party's clock, in UTC and whole seconds. The opening tells of which
+attempt of the job a log is, and names the party's own log of the attempt before by that attempt and by the hash of its
+last record, so that nobody can leave out an attempt of which a later log is shown. Logs of earlier formats are still
+read: the second names no attempt before, the first has no times either.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from typing import Any, BinaryIO
 
 from he_processors.errors import ProtocolError
 
-FORMAT = "veilboost-evidence-2"
+FORMAT = "veilboost-evidence-3"
+UNLINKED_FORMAT = "veilboost-evidence-2"
 UNTIMED_FORMAT = "veilboost-evidence-1"
 EXPORT_SUFFIX = ".evidence.jsonl"
 SALTS_SUFFIX = ".evidence.salts"
@@ -111,6 +114,21 @@ def export_name(site: str) -> str:
     if not is_name(site):
         raise ProtocolError("a site name in evidence must be short, printable and not a path")
     return site + EXPORT_SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A party's own log of the attempt before: its attempt, and the hash of its last record, 64 hexadecimal digits."""
+
+    attempt: str
+    digest: str
+
+    @classmethod
+    def read(cls, attempt: object, digest: object) -> Earlier:
+        """Read it from JSON values. Raises: ProtocolError."""
+        if not is_name(attempt) or not isinstance(digest, str) or len(digest) != 64 or _HEX.fullmatch(digest) is None:
+            raise ProtocolError("an evidence log names no possible log before it")
+        return cls(str(attempt), digest)
 
 
 @dataclass(frozen=True, slots=True)

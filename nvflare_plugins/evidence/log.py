@@ -53,6 +53,7 @@ from nvflare_plugins.evidence.format import (
     GENESIS,
     SALTS_SUFFIX,
     SERVER,
+    Earlier,
     Record,
     SignedHead,
     canonical,
@@ -103,6 +104,8 @@ class EvidenceLog:
         signer: Signer | None = None,
         *,
         role: str = "site",
+        number: int = 1,
+        earlier: Earlier | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -113,16 +116,20 @@ class EvidenceLog:
             site: who writes; ``SERVER`` with role "server".
             signer: signs with this party's certificate key; may also be given later to ``session``.
             role: "site" or "server".
+            number: of the attempt in its job, from 1.
+            earlier: this party's log of the attempt before (``ended.earlier_log``); None if it has none.
             clock: tells the time that the log states at its opening, its session and its end.
 
         Raises:
-            ValueError: a name that evidence cannot hold, or an unknown role.
+            ValueError: a name that evidence cannot hold, an unknown role, or an attempt before the first.
             FileExistsError: this attempt already has a log; evidence is never overwritten.
         """
         if not all(map(is_name, (site, job_id, attempt, profile))):
             raise ValueError("site, job, attempt and profile must be short printable names")
         if role not in ("site", "server"):
             raise ValueError("the role of an evidence log is 'site' or 'server'")
+        if number < 1 or (number == 1 and earlier is not None):
+            raise ValueError("attempts are numbered from 1, and none is before the first")
         if path.exists():
             raise FileExistsError(f"evidence of this attempt exists already: {path.name}")
         self.path = path
@@ -145,18 +152,10 @@ class EvidenceLog:
         self._own_head: SignedHead | None = None
         self._peer_heads: dict[str, SignedHead] = {}
         _open[path] = self
-        self._append(
-            {
-                "type": "open",
-                "format": FORMAT,
-                "role": role,
-                "site": site,
-                "job_id": job_id,
-                "attempt": attempt,
-                "profile": profile,
-                "time": time_text(clock()),
-            }
-        )
+        opening: Record = {"type": "open", "format": FORMAT, "role": role, "site": site, "job_id": job_id}
+        before = (None, None) if earlier is None else (earlier.attempt, earlier.digest)
+        link = {"number": number, "earlier_attempt": before[0], "earlier_digest": before[1]}
+        self._append({**opening, "attempt": attempt, "profile": profile, **link, "time": time_text(clock())})
 
     def session(
         self,

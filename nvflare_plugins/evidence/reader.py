@@ -16,7 +16,9 @@ from nvflare_plugins.evidence.format import (
     FORMAT,
     GENESIS,
     SERVER,
+    UNLINKED_FORMAT,
     UNTIMED_FORMAT,
+    Earlier,
     Record,
     SignedHead,
     is_name,
@@ -67,10 +69,13 @@ _FIELDS: dict[str, dict[str, object]] = {
     "seal": {"signature": _TEXT_OR_NONE},
 }
 _TIMED = ("open", "session", "end")
+_LINK = {"number": int, "earlier_attempt": _TEXT_OR_NONE, "earlier_digest": _TEXT_OR_NONE}
 _TIMED_FIELDS = {**_FIELDS, **{kind: {**_FIELDS[kind], "time": str} for kind in _TIMED}}
+_LINKED_FIELDS = {**_TIMED_FIELDS, "open": {**_TIMED_FIELDS["open"], **_LINK}}
+_FIELDS_OF = {UNTIMED_FORMAT: _FIELDS, UNLINKED_FORMAT: _TIMED_FIELDS, FORMAT: _LINKED_FIELDS}
 _NAMES = {
-    timed: {kind: {"type", "n", "hash", *expected} for kind, expected in fields.items()}
-    for timed, fields in ((False, _FIELDS), (True, _TIMED_FIELDS))
+    name: {kind: {"type", "n", "hash", *expected} for kind, expected in fields.items()}
+    for name, fields in _FIELDS_OF.items()
 }
 
 
@@ -126,6 +131,8 @@ class Log:
         digests: hash after each record, bytes[32] each.
         heads: (record number, heads of all parties that it holds).
         times: by the party's own clock, of its records of opening, session and end; none in the first format.
+        number: of the attempt in its job, from 1; None in the first two formats, which do not tell.
+        earlier: the party's own log of the attempt before, as it says; None if it says that it has none.
     """
 
     path: Path
@@ -135,7 +142,9 @@ class Log:
     attempt: str
     profile: str
     digests: list[bytes]
-    timed: bool = True
+    format: str = FORMAT
+    number: int | None = None
+    earlier: Earlier | None = None
     times: dict[str, datetime] = field(default_factory=dict)
     session: Record | None = None
     messages: list[Message] = field(default_factory=list)
@@ -147,6 +156,11 @@ class Log:
     models: list[Record] = field(default_factory=list)
     end: Record | None = None
     seal: Record | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether the log's format states times."""
+        return self.format != UNTIMED_FORMAT
 
     @property
     def unfinished(self) -> bool:
@@ -172,7 +186,7 @@ def read_log(path: Path) -> Log:
     """
     log: Log | None = None
     for record, digest in read_chain(path):
-        _check_fields(record, log.timed if log is not None else record.get("format") != UNTIMED_FORMAT)
+        _check_fields(record, _format_of(record) if log is None else log.format)
         if log is None:
             log = _open(path, record)
         else:
@@ -186,7 +200,7 @@ def read_log(path: Path) -> Log:
 
 
 def _open(path: Path, record: Record) -> Log:
-    if record["type"] != "open" or record["format"] not in (FORMAT, UNTIMED_FORMAT):
+    if record["type"] != "open" or record["format"] not in _FIELDS_OF:
         raise ProtocolError("the first record is not the opening of a log of this format")
     role, site = record["role"], record["site"]
     if role not in ("site", "server") or (role == "server") != (site == SERVER):
@@ -194,7 +208,14 @@ def _open(path: Path, record: Record) -> Log:
     names = (site, record["job_id"], record["attempt"], record["profile"])
     if not all(map(is_name, names)):
         raise ProtocolError("the log is opened with a name that is not allowed")
-    return Log(path, role, *names, digests=[], timed=record["format"] == FORMAT)
+    log = Log(path, role, *names, digests=[], format=record["format"])
+    if log.format == FORMAT:
+        log.number = record["number"]
+        before = (record["earlier_attempt"], record["earlier_digest"])
+        log.earlier = None if before == (None, None) else Earlier.read(*before)
+        if record["number"] < 1 or (record["number"] == 1 and log.earlier is not None):
+            raise ProtocolError("the log is opened with a number that no attempt has")
+    return log
 
 
 def _enter(log: Log, record: Record) -> None:
@@ -249,10 +270,16 @@ def _message(record: Record) -> Message:
     return message
 
 
-def _check_fields(record: Record, timed: bool) -> None:
+def _format_of(record: Record) -> str:
+    """Return the format that the first record of a log states; the present one if it states none that is known."""
+    stated = record.get("format")
+    return stated if isinstance(stated, str) and stated in _FIELDS_OF else FORMAT
+
+
+def _check_fields(record: Record, log_format: str) -> None:
     kind = record["type"] if isinstance(record.get("type"), str) else ""
-    expected = (_TIMED_FIELDS if timed else _FIELDS).get(kind)
-    if expected is None or record.keys() != _NAMES[timed][kind]:
+    expected = _FIELDS_OF[log_format].get(kind)
+    if expected is None or record.keys() != _NAMES[log_format][kind]:
         raise ProtocolError(f"record {record['n']} is of no known type or has other fields than its type")
     for name, kind in expected.items():
         if not _is(record[name], kind):

@@ -18,7 +18,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.checks import check_plain
-from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, put_aside
+from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, earlier_log, put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
@@ -172,7 +172,10 @@ class ServerAttempt:
         self._lost: frozenset[str] = frozenset()
         self.has_trained = False
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
-        self._evidence = EvidenceLog(path, SERVER, job_id, self.attempt, profile, role="server")
+        earlier = earlier_log(folder, SERVER) if number > 1 else None
+        self._evidence = EvidenceLog(
+            path, SERVER, job_id, self.attempt, profile, role="server", number=number, earlier=earlier
+        )
         self._aggregator = Aggregator(
             self.sites,
             attempt,

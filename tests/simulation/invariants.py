@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.format import EXPORT_SUFFIX, export_name
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
 from nvflare_plugins.flare.kept_jobs import is_noted
@@ -205,6 +205,7 @@ def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
         return
     if plan.claim is not None and plan.claim.told and verify([outcome.evidence.parent]).sound:
         yield f"{plan.claim.liar} lied of who was lost, and the evidence verifies"
+    yield from _attempts_left_out(outcome)
     if plan.hidden is None:
         return
     copy = Path(shutil.copytree(outcome.evidence.parent, outcome.parties.folder / f"hidden-{outcome.job_id}"))
@@ -213,6 +214,17 @@ def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
     is_excused = plan.hidden in left_out(outcome)
     if verify([copy]).sound is not is_excused:
         yield f"without the evidence of {plan.hidden} the rest verifies: {not is_excused}; it was lost: {is_excused}"
+
+
+def _attempts_left_out(outcome: Outcome) -> Iterator[str]:
+    """Evidence without an attempt does not name it by the log of each site that has a later one."""
+    logs = [read_log(path) for path in sorted(outcome.evidence.parent.rglob(f"*{EXPORT_SUFFIX}"))]
+    for attempt in sorted({log.attempt for log in logs}) if len({log.attempt for log in logs}) > 1 else ():
+        failures = " ".join(verify([log.path for log in logs if log.attempt != attempt]).failures)
+        for gone in (log for log in logs if log.attempt == attempt):
+            has_later = any(log.site == gone.site and (log.number or 0) > (gone.number or 0) for log in logs)
+            if has_later and f"the log of {gone.site} of attempt {attempt} is not here" not in failures:
+                yield f"without attempt {attempt} the rest of the evidence does not name the log of {gone.site}"
 
 
 _OF_CLOCKS = ("the clocks of the sites differ", "its times run backwards", "a time that lies in the future")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.evidence.audit import Certified
-from nvflare_plugins.evidence.format import SERVER, canonical, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_hash, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog, utc_now
 
 SITES = ("site-1", "site-2", "site-3")
@@ -58,6 +58,8 @@ class Attempt:
     signed: bool = False
     job_id: str = "job"
     attempt: str = "a1"
+    number: int = 1
+    earlier: Mapping[str, Earlier] = field(default_factory=dict)
     sites: tuple[str, ...] = SITES
     bend: Callable[[str, str, str, int, dict], dict | None] = no_bend
     clock: Callable[[str], datetime] = lambda party: utc_now()
@@ -73,7 +75,15 @@ class Attempt:
     def _log(self, name: str, role: str) -> EvidenceLog:
         path = self.folder / export_name(name)
         return EvidenceLog(
-            path, name, self.job_id, self.attempt, self.profile, role=role, clock=lambda: self.clock(name)
+            path,
+            name,
+            self.job_id,
+            self.attempt,
+            self.profile,
+            role=role,
+            number=self.number,
+            earlier=self.earlier.get(name),
+            clock=lambda: self.clock(name),
         )
 
     def open_session(self, **changes: dict) -> None:

@@ -168,6 +168,7 @@ def _evidence(given: Given) -> Gives:
         "attempt": log.attempt,
         "profile": log.profile,
         "timed": log.timed,
+        "link": [log.number, *((None, None) if log.earlier is None else (log.earlier.attempt, log.earlier.digest))],
         "records": len(log.digests),
         "head": log.digests[-1].hex(),
         "messages": [[m.direction, m.counter, m.kind, m.size, m.sha256, m.salt] for m in log.messages],

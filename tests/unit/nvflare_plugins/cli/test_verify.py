@@ -298,7 +298,7 @@ def test_aborted_attempt_is_consistent_but_not_verified(tmp_path):
     assert "NOT VERIFIED: the job was not completed" in render(result)
     assert "no message from site-2" in render(result)
     # The same job, completed at the second attempt: the whole folder holds.
-    complete_attempt(tmp_path / "second", attempt="a2")
+    complete_attempt(tmp_path / "second", attempt="a2", number=2)
     assert check(tmp_path).sound
 
 
@@ -312,7 +312,7 @@ def test_no_log_may_be_missing_where_conversations_or_trees_were_sealed_between_
         for log in attempt.logs.values():
             log.end("aborted", "no message from site-2 within 60 s")
         (attempt.close() / export_name("site-2")).unlink()
-        complete_attempt(tmp_path / name / "second", attempt="a2")
+        complete_attempt(tmp_path / name / "second", attempt="a2", number=2)
     assert check(tmp_path / "early").sound
     assert "the log of site-2 is missing" in only_failures(tmp_path / "late")
 

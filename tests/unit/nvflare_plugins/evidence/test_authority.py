@@ -184,14 +184,14 @@ def test_inventions_without_signatures_fail_where_a_root_is_given(tmp_path, proj
 
 def test_a_signed_attempt_does_not_cover_an_unsigned_one_of_the_same_job(tmp_path, project, monkeypatch):
     run(tmp_path / "a", project, monkeypatch)
-    evidence_attempts.complete_attempt(tmp_path / "b", attempt="a2")
+    evidence_attempts.complete_attempt(tmp_path / "b", attempt="a2", number=2)
     assert verify([tmp_path], project.root, SERVERS).verdict is Verdict.FAILED
     assert verify([tmp_path]).verdict is Verdict.UNSIGNED
 
 
 def test_an_attempt_that_ended_before_any_session_may_be_unsigned(tmp_path, project, monkeypatch):
     run(tmp_path / "a", project, monkeypatch)
-    early = Attempt(tmp_path / "b", attempt="a0")
+    early = Attempt(tmp_path / "b", attempt="a0", number=2)
     for log in early.logs.values():
         log.end("aborted", "site-2 did not come")
     early.close()
@@ -312,7 +312,10 @@ def as_first_format(folder):
         rewrite(
             path,
             lambda records: [
-                (record.pop("time", None), record.update(format="veilboost-evidence-1") if "format" in record else None)
+                (
+                    [record.pop(name, None) for name in ("time", "number", "earlier_attempt", "earlier_digest")],
+                    record.update(format="veilboost-evidence-1") if "format" in record else None,
+                )
                 for record in records
             ],
         )
