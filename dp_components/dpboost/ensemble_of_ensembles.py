@@ -20,7 +20,7 @@ from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_
 from dp_components.dpboost.split_selection import SplitTable
 from dp_components.events import Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
-from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates, Columns
 
 Publish = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
 """(query, make) -> value: charges the release before it hands it out, as ``Ledger.release`` with its job does."""
@@ -30,16 +30,17 @@ Publish = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
 class SiteData:
     """A site's rows. None of it leaves the site but sums.
 
-    Shapes: columns: float32[n_features, n_rows]; label: float64[n_rows]; record_ids: one stable text per row.
+    Shapes: columns: float32[n_features, n_rows], held or read when they are asked for; label: float64[n_rows];
+        record_ids: one stable text per row.
     """
 
     site: str
-    columns: NDArray[np.float32]
+    columns: Columns
     label: NDArray[np.float64]
     record_ids: Sequence[str]
 
     def __post_init__(self) -> None:
-        if self.columns.ndim != 2 or self.label.shape != (self.columns.shape[1],):
+        if len(self.columns.shape) != 2 or self.label.shape != (self.columns.shape[1],):
             raise ValueError("columns are a matrix of features by rows, with one label per row")
         if len(self.record_ids) != self.label.size:
             raise ValueError("every row needs a record identifier")

@@ -39,18 +39,9 @@ class BaggedModel:
         booster = xgb.Booster(model_file=bytearray(self._with(self._rounds)))
         return bytes(booster.save_raw("json"))
 
-    def begin(self, matrix: xgb.DMatrix) -> None:
-        """Set the margins of a matrix to those of the model without a tree."""
-        self._advance(matrix, [])
-
-    def advance(self, matrix: xgb.DMatrix) -> None:
-        """Add the last round to the margins of a matrix, as the whole model would come to them, tree by tree."""
-        self._advance(matrix, self._rounds[-1:])
-
-    def _advance(self, matrix: xgb.DMatrix, rounds: Sequence[Sequence[dict[str, Any]]]) -> None:
-        booster = xgb.Booster({"nthread": self._params["nthread"]}, model_file=bytearray(self._with(rounds)))
-        margins: NDArray[np.float32] = booster.predict(matrix, output_margin=True)
-        matrix.set_base_margin(margins)
+    def last_round(self) -> xgb.Booster:
+        """Return the model with its last round alone, or without a tree: what it adds to margins before that round."""
+        return xgb.Booster({"nthread": self._params["nthread"]}, model_file=bytearray(self._with(self._rounds[-1:])))
 
     def _with(self, rounds: Sequence[Sequence[dict[str, Any]]]) -> bytes:
         document = json.loads(self._empty)

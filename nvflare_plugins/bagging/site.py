@@ -20,7 +20,8 @@ from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.bagging.job import BaggingJob
-from nvflare_plugins.bagging.model import BaggedModel, grow, own_matrix
+from nvflare_plugins.bagging.model import BaggedModel, grow
+from nvflare_plugins.bagging.own_rows import OwnRows
 from nvflare_plugins.bagging.trees import LeafOutOfRange, SharedTree
 from nvflare_plugins.cluster.use import OnCluster
 from nvflare_plugins.data_sets.declaration import DataSet
@@ -70,6 +71,7 @@ def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
     )
     policy.check_sites(context.sites)
     data_set = policy.data_set_for(job.data_set, job.profile)
+    data_set.check_holds_bins("bagging holds them")
     names = column_names(data_set, job.label, None, job.features)
     parameters = job.parameters(names)
     depth, leaves = (int(parameters.effective[name]) for name in ("max_depth", "max_leaves"))
@@ -92,6 +94,7 @@ def _load(job: BaggingJob, data_set: DataSet, policy: SitePolicy, names: tuple[s
         label_classes=job.label_classes,
         with_ids=with_ids,
         may_lack_rows=True,
+        takes_passes=True,
     )
     if with_ids and sent.sent(usable_ids(table.ids, data_set)).any():
         raise DataRefusal(
@@ -128,14 +131,14 @@ class _Run:
         agree(attempt.channel, attempt.session, self._terms())
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # until the first tree is sent, nothing of rows has left
-            table = self._prepared.table
-            matrix = own_matrix(table.features, table.label, table.feature_names, int(str(self._params["nthread"])))
-            self._model.begin(matrix)
-            own = self._grow(0, matrix)
+            nthread = int(str(self._params["nthread"]))
+            rows = OwnRows(self._prepared.table, self._prepared.parameters.max_bin, nthread)
+            rows.add(self._model.last_round())
+            own = self._grow(0, rows.matrix)
         for number in range(job.num_rounds):
             if number > 0:
-                own = self._grow(number, matrix)
-            self._share(own, matrix)
+                own = self._grow(number, rows.matrix)
+            self._share(own, rows)
             reservations.trees_complete(number + 1)
         return self._finish(reservations)
 
@@ -187,7 +190,7 @@ class _Run:
             "log. Remedy: lower the job's learning_rate, or train without the site that is named there"
         )
 
-    def _share(self, own: _OwnTree, matrix: xgb.DMatrix) -> None:
+    def _share(self, own: _OwnTree, rows: OwnRows) -> None:
         """Take the trees of all sites into the model."""
         attempt, started, number = self._attempt, time.perf_counter(), own.number
         attempt.channel.moment = TrainingStep(Phase.UPDATE, number)
@@ -200,7 +203,7 @@ class _Run:
                 raise ProtocolError(f"{site}: {error}") from None
             self._largest[site] = max(self._largest[site], trees[-1].largest_leaf)
         self._model.add(trees)
-        self._model.advance(matrix)
+        rows.add(self._model.last_round())
         network = time.perf_counter() - started
         row = RoundRow(number, own.seconds + network, {}, {"xgboost": own.seconds, "network": network})
         attempt.round_done(row)

@@ -86,6 +86,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
         )
     if spec.id in (*job.names, job.label):
         raise ConfigurationError(f"the id column of data set {spec.name!r} can be neither feature nor label")
+    spec.check_holds_bins("a private training holds them")
     check_names_survive(job.names, job.categories)
     sent, persons = SentRows(context.policy), PersonsOfBudgets(context.policy, spec)
     asks = sent.asks_for_ids(spec)
@@ -97,6 +98,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
         label_classes=job.label_classes,
         with_ids=True,
         repair=True,
+        takes_passes=True,
     )
     for note in table.notes:
         _log.info("%s", note)
@@ -110,13 +112,17 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
     log_what_labels_lack(table, job.data_set, is_classification=False)
     names = [str(name) for name in usable_ids(table.ids, spec)]
-    return SiteData(context.site, np.ascontiguousarray(table.features.T), table.label.astype(np.float64), names)
+    columns = np.ascontiguousarray(table.features.T) if table.passes is None else table.passes
+    return SiteData(context.site, columns, table.label.astype(np.float64), names)
 
 
 def _row_hash(data: SiteData) -> bytes:
     """Return a hash of the rows and of what decides which tree each is in, for this site's own ledger."""
-    parts = [data.columns.tobytes(), data.label.tobytes(), json.dumps(list(data.record_ids)).encode()]
-    return hashlib.sha256(b"".join(parts)).digest()
+    digest = hashlib.sha256()
+    for part in (*data.columns, data.label):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    digest.update(json.dumps(list(data.record_ids)).encode())
+    return digest.digest()
 
 
 def _stacked(sums: Callable[[int], Sums], n_nodes: int) -> NDArray[np.int64]:
@@ -195,7 +201,7 @@ class _Training:
             TRAINING,
             self._data.label.size,
             tuple(job.names),
-            missing_of(job.names, columns.T),
+            missing_of(job.names, columns),
             {name: texts(entries) for name, entries in job.categories.items()},
             job.label,
             texts(job.label_classes),

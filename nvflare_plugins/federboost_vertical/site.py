@@ -183,7 +183,7 @@ class _Party:
 
     def _facts(self) -> DataFacts:
         rows, label = self._rows, self._job.label if self._rows.label is not None else ""
-        missing = missing_of(rows.names, rows.columns.T)
+        missing = missing_of(rows.names, rows.columns)
         return DataFacts(self._job.data_set, TRAINING, rows.n_rows, rows.names, missing, label=label)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.data_sets.passes import BLOCK_VALUES
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
+from nvflare_plugins.xgb.row_blocks import RowBlocks
 
 _PAGE_VALUES = 1 << 22
 """Values of a file of bins, one of which is in memory at a time (or a few, where XGBoost reads ahead)."""
@@ -33,29 +34,9 @@ def as_weighed(table: Table) -> Table:
     return dataclasses.replace(table, features=nothing, passes=None, label=one, weight=np.zeros(1, dtype=np.float32))
 
 
-class _Blocks(xgb.DataIter):
-    """Hands XGBoost the rows of a table some at a time, as often as it asks."""
-
-    def __init__(self, table: Table, most_values: int, cache_prefix: str | None = None) -> None:
-        self._table, self._most_values = table, most_values
-        self._first = 0
-        self._rest: Iterator[NDArray[np.float32]] = iter(())
-        super().__init__(cache_prefix)
-
-    def next(self, input_data: Callable[..., None]) -> bool:
-        table = self._table
-        block = next(self._rest, None)
-        if block is None:
-            return False
-        rows = slice(self._first, self._first + block.shape[0])
-        self._first = rows.stop
-        weight = None if table.weight is None else table.weight[rows]
-        names, types = list(table.feature_names), list(table.feature_types)
-        input_data(data=block, label=table.label[rows], weight=weight, feature_names=names, feature_types=types)
-        return True
-
-    def reset(self) -> None:
-        self._rest, self._first = (block for block in self._table.blocks(self._most_values) if len(block)), 0
+def _blocks(table: Table, most_values: int, cache_prefix: str | None = None) -> RowBlocks:
+    layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
+    return RowBlocks(lambda: table.blocks(most_values), table.label, table.weight, layout, cache_prefix)
 
 
 def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | None) -> xgb.DMatrix:
@@ -68,8 +49,8 @@ def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | No
     if table.passes is None or not table.n_rows:
         return xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, **_layout(table), **common)
     if pages is None:
-        return xgb.QuantileDMatrix(_Blocks(table, BLOCK_VALUES), enable_categorical=True, **common)
-    rows = _Blocks(table, _PAGE_VALUES, str(pages / "bins"))
+        return xgb.QuantileDMatrix(_blocks(table, BLOCK_VALUES), enable_categorical=True, **common)
+    rows = _blocks(table, _PAGE_VALUES, str(pages / "bins"))
     return xgb.ExtMemQuantileDMatrix(rows, enable_categorical=True, **common)
 
 

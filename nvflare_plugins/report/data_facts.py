@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Columns
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.formatting import markup
 
@@ -79,10 +79,10 @@ def texts(entries: Sequence[object] | None) -> tuple[str, ...]:
     return tuple(map(str, entries or ()))
 
 
-def missing_of(names: Sequence[str], features: NDArray[np.floating[Any]]) -> dict[str, int]:
-    """Count what is missing, column by column. Shapes: features: floating[n_rows, n_features], NaN is missing."""
-    counts = np.isnan(features).sum(axis=0)
-    return {name: int(n) for name, n in zip(names, counts, strict=True) if n}
+def missing_of(names: Sequence[str], columns: Columns) -> dict[str, int]:
+    """Count what is missing, column by column. Shapes: columns: float32[n_features, n_rows], NaN is missing."""
+    counts = [int(np.count_nonzero(np.isnan(column))) for column in columns]
+    return {name: n for name, n in zip(names, counts, strict=True) if n}
 
 
 def data_html(data: Sequence[DataFacts]) -> Iterator[str]:

@@ -327,7 +327,7 @@ def _finish(run: Run, part: Part, write: Write | None, rows: Rows) -> str:
 def _data(job: InferenceJob, part: Part, rows: Rows) -> tuple[DataFacts, ...]:
     if job.data_set is None:
         return ()
-    missing = missing_of(part.columns, rows.features)
+    missing = missing_of(part.columns, rows.features.T)
     return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing, dict(part.categories)),)
 
 

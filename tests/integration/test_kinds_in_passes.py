@@ -12,11 +12,18 @@ import pytest
 from dp_components.events import GaussianEvent, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.data_sets.passes import RowPasses
+from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.dpboost.job import DpBoostJob
+from nvflare_plugins.dpboost.server import DpBoostServer
+from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.report.run_record import RunRecord
+from tests.support import bagging
 from tests.support.federation import Federation
 from tests.support.parties import Parties, succeed
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
+from tests.support.seeded_randomness import SeededRandomness
 from tests.support.vertical_jobs import POLICY, give_columns, merged, run, table
 from tests.support.vertical_jobs import job as vertical_job
 
@@ -164,3 +171,59 @@ def test_who_has_the_label_holds_all_rows_and_says_why(tmp_path: Path) -> None:
     for site, words in (("site-1", "column split"), ("site-2", "a vertical training holds them")):
         with pytest.raises(ConfigurationError, match=rf"{words}.*data_sets\.data\.memory"):
             raise outcomes[site]  # type: ignore[misc]
+
+
+# -- bagging and DPBoost ----------------------------------------------------------------------------------------------
+
+
+def told(parties: Parties, name: str) -> None:
+    """Have every site's policy name the folder of ``in_parts``."""
+    in_parts(parties, name)
+    for site in parties.sites:
+        sets = parties.policy_of(site)["data_sets"]
+        parties.set_policy(site, data_sets={name: {**sets[name], "path": f"parts/{name}"}})
+
+
+@pytest.mark.parametrize("params", [{}, {"max_bin": 300, "grow_policy": "lossguide", "max_leaves": 6}])
+def test_bagged_trees_are_those_of_held_rows(
+    tmp_path: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table.blocks, "__defaults__", (100,))
+    reads, models = noted_reads(monkeypatch), []
+    for mode in ("file", "parts"):
+        parties = bagging.sites(tmp_path / mode)
+        if mode == "parts":
+            told(parties, "train")
+        succeed(parties.run(run_bagging_site, bagging.job(params={**bagging.PARAMS, **params})))
+        models.append(bagging.model(parties))
+        assert bool(reads) == (mode == "parts")
+    assert models[0] == models[1]
+
+
+def test_dpboost_grows_the_same_trees_on_rows_that_it_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, models = noted_reads(monkeypatch), []
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"id": np.arange(300), "a": rng.random(300), "b": rng.random(300), "y": rng.integers(0, 2, 300)}
+    )
+    frame.loc[::9, "a"], frame.loc[::11, "id"] = np.nan, None
+    public = {"data_set": "rows", "label": "y", "epsilon": 2.0, "feature_bounds": {"a": [0, 1], "b": [0, 1]}}
+    job = DpBoostJob.from_dict({**public, "variant": "seq", "n_trees": 2, "depth": 2, "n_candidates": 8})
+    policy = {"unsigned_sessions": True, "data_sets": {}, "allowed_profiles": ["dp_trusted"]}
+    for mode in ("file", "parts"):
+        parties = Parties(tmp_path / mode, 3, policy)
+        for number, site in enumerate(parties.sites):
+            budget = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}
+            parties.give(site, "rows", frame.iloc[number::3], id="id", privacy=budget)
+        if mode == "parts":
+            told(parties, "rows")
+        server = DpBoostServer(job, SeededRandomness(1))
+        answer = lambda frame, total: server.answer(frame, total, lambda *_: None)  # noqa: E731, B023
+        succeed(parties.run(run_dpboost_site, job, on_sum=answer))
+        models.append((parties.run_folder("site-1") / "model.json").read_bytes())
+        facts = RunRecord.read(parties.run_folder("site-1")).data[0]
+        assert facts.rows < 100 and 0 < facts.missing["a"] < facts.rows
+        assert bool(reads) == (mode == "parts")
+    assert models[0] == models[1]

@@ -29,7 +29,7 @@ def trees_sent(parties: Parties) -> bool:
     return any(transfer.frame.kind is Kind.OWN_TREES for transfer in parties.transfers)
 
 
-@pytest.mark.parametrize(("step", "n_calls"), [("own_matrix", 0), ("grow", 0), ("grow", 3)])
+@pytest.mark.parametrize(("step", "n_calls"), [("OwnRows", 0), ("grow", 0), ("grow", 3)])
 def test_a_failure_before_the_first_tree_is_sent_leaves_no_run_behind(
     step: str, n_calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
