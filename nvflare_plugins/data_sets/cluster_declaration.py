@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, FilePath, Name, Words, document
+from nvflare_plugins.declared import AS_GIVEN, STRICT, Document, FilePath, Flag, Name, Words, document
 
 MOST_WORKERS = 1024
 _DAY_S = 86_400
@@ -65,6 +65,10 @@ class Cluster(Document):
     """The certificates. `tls://` needs them."""
     deadline_s: _Deadline = 600.0
     """How long one step may take at a worker before the job is ended."""
+    workers_read: Flag = False
+    """Workers of horizontal jobs read their rows themselves, where a data set is read in passes (`memory`); they have
+    to reach the same files at the same path. Else the site's process hands rows out, which it then holds.
+    """
     sites: tuple[Name, ...] = ()
     """Whose it is, where several sites read one policy, as in the simulator; the others train in their own process.
     Left out, it is the site's that reads this.

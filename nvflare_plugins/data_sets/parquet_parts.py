@@ -2,7 +2,8 @@
 
 Rows are numbered from 0 in the order of ``part_files``. A reader knows its files by size, time, place on the disk and
 a hash of their footers, looks at each again whenever it opens it, and at the list of files after each pass: a file that
-has changed, gone or come meanwhile ends the reading. So all passes are over the same rows.
+has changed, gone or come meanwhile ends the reading. So all passes are over the same rows. Another process of the site
+may read a run of the rows (``parts_of``, ``as_told``): it numbers them from 0 again.
 """
 
 from __future__ import annotations
@@ -83,13 +84,12 @@ class ParquetParts:
         self._spec, self._in_parts = spec, is_in_parts(spec.path)
         self._parts: list[_Part] = []
         paths = spec.files
-        self.n_rows = 0
+        self._start = self.n_rows = 0
         for position, path in enumerate(paths):
             with _opened_at(path) as (mark, file):
                 if self._in_parts and _place(os.lstat(path)) != mark.place:  # a link, put there since it was no link
                     raise self._changed()
-                schema, metadata = file.schema_arrow.remove_metadata(), file.metadata
-                groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+                schema, groups = file.schema_arrow.remove_metadata(), _group_rows(file)
             if position == 0:
                 self.schema = schema
             else:
@@ -98,6 +98,41 @@ class ParquetParts:
                 raise DataRefusal(f"data set {spec.name!r}: file {position + 1} by name has no rows: take it out.")
             self._parts.append(_Part(path, self.n_rows, groups, mark))
             self.n_rows += sum(groups)
+
+    def parts_of(self, first: int, end: int) -> list[tuple[bytes, int, int, int, bytes]]:
+        """Return of each file that holds some of the rows: path, number by name, first row, size, hash of its footer.
+
+        Args:
+            first, end: row numbers, the end not included; one row at least.
+        """
+        return [
+            (os.fsencode(part.path), number, part.first, part.mark.size_bytes, part.mark.footer)
+            for number, part in enumerate(self._parts, start=1)
+            if part.first < end and first < part.end
+        ]
+
+    @classmethod
+    def as_told(
+        cls, spec: DataSet, parts: Sequence[tuple[bytes, int, int, int, bytes]], rows: tuple[int, int]
+    ) -> ParquetParts:
+        """Open the files that ``parts_of`` has told of, for these rows alone.
+
+        Raises:
+            ConfigurationError: one cannot be opened, or is another file; the message has its number.
+        """
+        found = cls.__new__(cls)
+        found._spec, found._in_parts, found._parts = spec, False, []
+        found._start, found.n_rows = rows[0], rows[1] - rows[0]
+        for path, number, first, size_bytes, footer in parts:
+            try:
+                with _opened_at(Path(os.fsdecode(path))) as (mark, file):
+                    if (mark.size_bytes, mark.footer) != (size_bytes, footer):
+                        raise _another_file(spec, number, "is another file than")
+                    found.schema = file.schema_arrow.remove_metadata()
+                    found._parts.append(_Part(Path(os.fsdecode(path)), first, _group_rows(file), mark))
+            except (OSError, pa.ArrowException) as error:
+                raise _another_file(spec, number, f"cannot be read ({type(error).__name__}), unlike") from None
+        return found
 
     def shards(self, most_rows: int = SHARD_ROWS) -> list[Shard]:
         """Divide the rows, in their order, along files and their row groups. Args: most_rows: of a shard."""
@@ -124,11 +159,9 @@ class ParquetParts:
         if not 0 <= first <= end <= self.n_rows:
             raise ValueError("there are no such rows")
         pieces = [_empty(self.schema, columns)]
-        for part in self._parts:
-            low, high = max(first, part.first), min(end, part.end)
-            if low < high:
-                with self._opened(part) as file:
-                    pieces += _rows_of(file, part, columns, low, high)
+        for part, low, high in self._holding(self._start + first, self._start + end):
+            with self._opened(part) as file:
+                pieces += _rows_of(file, part, columns, low, high)
         return pa.concat_tables(pieces)
 
     def batches(self, columns: Sequence[str], most_rows: int = _BATCH_ROWS) -> Iterator[pa.Table]:
@@ -137,11 +170,17 @@ class ParquetParts:
         Raises:
             DataRefusal: a file has changed, gone or come since the reader was made, as far as a pass can tell.
         """
-        for part in self._parts:
+        for part, low, high in self._holding(self._start, self._start + self.n_rows):
             with self._opened(part) as file:
-                for batch in file.iter_batches(batch_size=most_rows, columns=list(columns)):
-                    yield _of(batch, columns)
+                yield from _batches_of(file, part, columns, low, high, most_rows)
         self.check_unchanged()
+
+    def _holding(self, first: int, end: int) -> Iterator[tuple[_Part, int, int]]:
+        """Yield each file that holds some of the rows, and which of them."""
+        for part in self._parts:
+            low, high = max(first, part.first), min(end, part.end)
+            if low < high:
+                yield part, low, high
 
     def check_unchanged(self) -> None:
         """Look whether the files are those that were opened. Raises: DataRefusal, ConfigurationError."""
@@ -201,6 +240,20 @@ def _opened_at(path: Path) -> Iterator[tuple[_Mark, arrow_parquet.ParquetFile]]:
         yield mark, arrow_parquet.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
 
+def _another_file(spec: DataSet, number: int, what: str) -> ConfigurationError:
+    name = spec.name
+    return ConfigurationError(
+        f"file {number} by name of data set {name!r} {what} that of the site's own process. Policy keys: "
+        f"data_sets.{name}.path, cluster.workers_read. Remedy: have workers reach the same files at the same path, or "
+        "let the site's process hand out rows (false)."
+    )
+
+
+def _group_rows(file: arrow_parquet.ParquetFile) -> tuple[int, ...]:
+    metadata = file.metadata
+    return tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+
+
 def _place(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
@@ -212,6 +265,13 @@ def _rows_of(
     if (low, high) == (part.first, part.end):
         yield _of(file.read(columns=list(columns)), columns)
         return
+    yield from _batches_of(file, part, columns, low, high, _BATCH_ROWS)
+
+
+def _batches_of(
+    file: arrow_parquet.ParquetFile, part: _Part, columns: Sequence[str], low: int, high: int, most_rows: int
+) -> Iterator[pa.Table]:
+    """Yield rows of one file some at a time, from the row groups that hold them."""
     groups: list[int] = []
     start, skipped = part.first, 0
     for group, n_rows in enumerate(part.group_rows):
@@ -221,7 +281,7 @@ def _rows_of(
             groups.append(group)
         start += n_rows
     wanted = high - low
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, row_groups=groups, columns=list(columns)):
+    for batch in file.iter_batches(batch_size=most_rows, row_groups=groups, columns=list(columns)):
         taken = batch.slice(skipped, wanted)
         skipped = max(skipped - batch.num_rows, 0)
         wanted -= taken.num_rows

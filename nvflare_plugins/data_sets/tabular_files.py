@@ -58,19 +58,20 @@ class TabularFile:
 
     Args:
         repair: repair row by row instead of refusing (see the module).
+        parts: the files of a Parquet data set, where they are opened already.
 
     Raises:
         ConfigurationError: the file is missing, or has two columns of one name; a ``DataRefusal``: it is unreadable.
     """
 
-    def __init__(self, spec: DataSet, repair: bool = False) -> None:
+    def __init__(self, spec: DataSet, repair: bool = False, parts: ParquetParts | None = None) -> None:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
         self._table = table_of_loader(spec, repair) if spec.loader else None
-        self._parts: ParquetParts | None = None
+        self._parts = parts
         try:
             # One look at the files for all that is read of them: the next snapshot may come meanwhile.
-            if not spec.loader and spec.format == "parquet":
+            if self._parts is None and not spec.loader and spec.format == "parquet":
                 self._parts = ParquetParts(spec, may_be_empty=repair)
             in_file = self._read_names()
         except FileNotFoundError:
@@ -118,6 +119,15 @@ class TabularFile:
     def n_rows(self) -> int:
         """Number of rows of a Parquet data set, as its footers say; 0 for others."""
         return 0 if self._parts is None else self._parts.n_rows
+
+    def parts_of(self, first: int, end: int) -> list[tuple[bytes, int, int, int, bytes]]:
+        """Return what tells the files of some rows of a Parquet data set; see ``ParquetParts``."""
+        return [] if self._parts is None else self._parts.parts_of(first, end)
+
+    def check_unchanged(self) -> None:
+        """Look whether the files of a Parquet data set are those that were opened. Raises: DataRefusal."""
+        if self._parts is not None:
+            self._parts.check_unchanged()
 
     def batches(self, numeric: list[str], text: list[str], most_rows: int) -> Iterator[dict[str, pa.ChunkedArray]]:
         """Yield columns of a Parquet data set by name, some rows at a time. Raises: DataRefusal, as ``read``."""

@@ -5,6 +5,7 @@ its shards. So neither the messages of a job nor the other sites tell into how m
 
 What a shard asks with goes to the process that speaks for its site (sharded.py), and nowhere else:
 
+    read      digest              first, where shards read files     reply: nothing (shards/reading.py)
     message   fields, buffer,     a message of XGBoost's;            reply: bytes, XGBoost's answer
               rows                what the site makes its own of,
                                   see shard_rows.py
@@ -25,6 +26,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from nvflare_plugins.data_sets.shard_reader import reading_as_told
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.row_floors import leaf_counts
@@ -38,11 +40,14 @@ from nvflare_plugins.horizontal.shard_task import (
     ROUND,
     TREE,
     ShardTask,
+    digest_of,
     plain_message,
+    table_of,
 )
 from nvflare_plugins.horizontal.training import train
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.place import ShardPlace, said_of_model
+from nvflare_plugins.shards.reading import READ
 from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -63,23 +68,20 @@ class HorizontalShard(Conversation):
             rows: see ``plain_rows``.
             evaluated: rows of each evaluation set; None stands for the training rows.
         """
-        of_sets = [None if one is None else Table(**one) for one in evaluated]
-        training = _ShardTraining(number, ShardTask.of_plain(task), Table(**rows), of_sets)
+        training = _ShardTraining(number, ShardTask.of_plain(task), rows, evaluated)
         super().__init__(training.run)
 
 
 class _ShardTraining:
-    def __init__(self, number: int, task: ShardTask, table: Table, evaluated: list[Table | None]):
-        self._number, self._task, self._table, self._evaluated = number, task, as_weighed(table), evaluated
+    def __init__(
+        self, number: int, task: ShardTask, rows: dict[str, Any], evaluated: list[dict[str, Any] | None]
+    ) -> None:
+        self._number, self._task, self._rows, self._evaluated = number, task, rows, evaluated
 
     def run(self, ask: Ask) -> tuple[bytes, bytes | None, int | None, float | None]:
         """Train. Returns: digest and model, as asked with ``MODEL``; best round and score, where it may stop early."""
-        task, table = self._task, self._table
-        matrix = training_matrix(table, task.cuts, task.max_bin)
-        eval_sets = [
-            matrix if rows is None else evaluation_matrix(as_weighed(rows), matrix, task.max_bin)
-            for rows in self._evaluated
-        ]
+        task = self._task
+        table, matrix, eval_sets = self._read(ask)
         rows = SampledWeights(
             matrix, table.weight, _AskedDraws(ask, table.n_rows) if task.is_sampled else None, task.estimates
         )
@@ -114,6 +116,22 @@ class _ShardTraining:
             after_tree,
         )
         return *self._model(result.booster), result.best_round, result.best_score
+
+    def _read(self, ask: Ask) -> tuple[Table, xgb.DMatrix, list[xgb.DMatrix]]:
+        """Return the rows, and their bins; what is read here is compared with what the site has read."""
+        task = self._task
+        with reading_as_told():
+            table = table_of(self._rows)
+            evaluated = [None if one is None else table_of(one) for one in self._evaluated]
+            if task.reads:
+                ask(READ, digest_of([table, *evaluated]))
+            table = as_weighed(table)
+            matrix = training_matrix(table, task.cuts, task.max_bin)
+            eval_sets = [
+                matrix if rows is None else evaluation_matrix(as_weighed(rows), matrix, task.max_bin)
+                for rows in evaluated
+            ]
+        return table, matrix, eval_sets
 
     def _model(self, booster: xgb.Booster) -> tuple[bytes, bytes | None]:
         return said_of_model(self._number, bytes(booster.save_raw("json")))

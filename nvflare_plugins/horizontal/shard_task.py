@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nvflare_plugins.data_sets.shard_reader import passes_of, plain_reading, values_digest
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.training import LoopSettings
 from nvflare_plugins.wire.catalogue import (
@@ -36,6 +38,7 @@ class ShardTask:
         counts_leaves: rows are counted in the leaves of each tree.
         alpha: the quantile that the leaves are; None for leaves that are sums.
         tells_trees: each tree is handed over.
+        reads: shards read some of their rows themselves.
     """
 
     rank: int
@@ -52,6 +55,7 @@ class ShardTask:
     counts_leaves: bool
     alpha: float | None = None
     tells_trees: bool = False
+    reads: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values, for a worker."""
@@ -68,9 +72,14 @@ class ShardTask:
 
 
 def plain_rows(table: Table, rows: slice) -> dict[str, Any]:
-    """Return a run of rows as plain values, without what only the site's own process needs, ids among it."""
+    """Return a run of rows as plain values, without what only the site's own process needs, ids among it.
+
+    Of a table that is read in passes go labels, weights, and what the worker needs to read the features itself.
+    """
+    passes = table.passes if rows.start < rows.stop else None
     return {
-        "features": table.features[rows],
+        "features": table.features[rows] if passes is None else table.features,
+        "passes": None if passes is None else plain_reading(passes, rows),
         "feature_names": table.feature_names,
         "feature_types": table.feature_types,
         "label": table.label[rows],
@@ -79,6 +88,18 @@ def plain_rows(table: Table, rows: slice) -> dict[str, Any]:
         "weight_name": table.weight_name,
         "categories": {name: tuple(values) for name, values in table.categories.items()},
     }
+
+
+def table_of(plain: dict[str, Any]) -> Table:
+    """Return the rows that ``plain_rows`` has told of. Raises: ConfigurationError: see ``passes_of``."""
+    reading = plain["passes"]
+    return Table(**{**plain, "passes": None if reading is None else passes_of(reading)})
+
+
+def digest_of(tables: Iterable[Table | None]) -> bytes:
+    """Return a hash of the features of those tables that are read in passes."""
+    read = [table for table in tables if table is not None and table.passes is not None]
+    return b"".join(map(values_digest, read))
 
 
 def plain_message(message: Message) -> tuple[Any, ...]:

@@ -31,17 +31,23 @@ from nvflare_plugins.horizontal.shard_task import (
     ROUND,
     TREE,
     ShardTask,
+    digest_of,
     message_of,
     plain_rows,
+    table_of,
 )
 from nvflare_plugins.horizontal.site_level import SiteMessages, TreesAhead, is_beside_trees
 from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult
 from nvflare_plugins.shards.lockstep import lead
 from nvflare_plugins.shards.place import one_model, runs_of
+from nvflare_plugins.shards.reading import comparing
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.rounds import RoundRecord
+
+_PlainRows = tuple[dict[str, Any], list[dict[str, Any] | None]]
+"""Of one shard: its rows, and those of its evaluation sets; see ``plain_rows``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,7 +63,26 @@ class ShardedRows:
     evaluated: Sequence[Table | None]
     draws: Draws | None
 
-    def of_shards(self, n_shards: int) -> list[tuple[dict[str, Any], list[dict[str, Any] | None]]]:
+    @property
+    def are_read(self) -> bool:
+        """Whether shards read some of these rows themselves."""
+        return any(one is not None and one.passes is not None for one in (self.table, *self.evaluated))
+
+    def digests(self, of_shards: Sequence[_PlainRows]) -> list[bytes]:
+        """Return what each shard has to find in the files that it reads; see ``digest_of``.
+
+        Raises:
+            DataRefusal: a file has changed since this process has looked at the rows.
+        """
+        found = [
+            digest_of(table_of(one) for one in (rows, *evaluated) if one is not None) for rows, evaluated in of_shards
+        ]
+        for table in (self.table, *self.evaluated):
+            if table is not None and table.passes is not None:
+                table.passes.file.check_unchanged()
+        return found
+
+    def of_shards(self, n_shards: int) -> list[_PlainRows]:
         """Return the rows of each shard, and those of its evaluation sets, of which it may have none."""
         sets = [None if one is None else (one, runs_of(one.n_rows, n_shards)) for one in self.evaluated]
         return [
@@ -92,9 +117,11 @@ def train_sharded(
     trees = None if task.alpha is None else TreesAhead(task, rows.table)
     messages, n_shards, plain = SiteMessages(task.shape.base_score, task.alpha), len(workers), task.to_plain()
     leader = _Leader(channel, sums, handler, rows, n_shards, messages, trees, rows_per_node, is_kept, on_round)
-    arguments = [(number, plain, *own) for number, own in enumerate(rows.of_shards(n_shards))]
+    of_shards = rows.of_shards(n_shards)
+    arguments = [(number, plain, *own) for number, own in enumerate(of_shards)]
     try:
-        results = lead(workers, PATH, arguments, leader.answer)
+        with comparing(leader.answer, lambda: rows.digests(of_shards)) as answer:
+            results = lead(workers, PATH, arguments, answer)
     finally:
         if trees is not None:
             trees.end()

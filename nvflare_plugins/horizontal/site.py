@@ -264,6 +264,7 @@ class _Run:
         floor = self._floors.rows_per_node
         if self._workers is not None:
             _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+            rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self._draws())
             task = ShardTask(
                 self._channel.rank,
                 self._channel.world,
@@ -278,8 +279,8 @@ class _Run:
                 estimates,
                 counts_leaves(parameters, floor),
                 quantile_of(parameters),
+                reads=rows_of_all.are_read,
             )
-            rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self._draws())
             return train_sharded(
                 self._workers, task, rows_of_all, self._channel, sums, handler, floor, self._is_kept, self._after_round
             )

@@ -91,6 +91,7 @@ class TreesAhead:
             is_sampled=False,
             counts_leaves=False,
             tells_trees=True,
+            reads=False,
         )
         self._work = HorizontalShard(1, alone.to_plain(), plain_rows(table, slice(0, 0)), [])
         _, self._question = self._work.listen()

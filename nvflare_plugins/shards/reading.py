@@ -1,0 +1,45 @@
+"""Shards that read their rows themselves: what they have read is compared with what the site's own process reads.
+
+read      digest              of the values that it has read     reply: nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.shards.lockstep import Answer
+
+READ = "read"
+
+
+@contextmanager
+def comparing(answer: Answer, digests: Callable[[], list[bytes]]) -> Iterator[Answer]:
+    """Answer ``READ`` besides.
+
+    Args:
+        answer: to all else.
+        digests: reads the rows of all shards here, while they read them there.
+
+    Raises (from the answer):
+        WorkerFailure: a shard has read something else; the text has its number.
+        VeilBoostError: what ``digests`` raised.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader") as reader:
+        here = reader.submit(digests)
+
+        def answered(word: str, asked: list[tuple[Any, ...]]) -> Any:
+            if word != READ:
+                return answer(word, asked)
+            for number, ((found,), expected) in enumerate(zip(asked, here.result(), strict=True)):
+                if found != expected:
+                    raise WorkerFailure(
+                        f"worker {number} of this site's cluster reads other rows than the site's own process. Policy "
+                        "keys: data_sets.<name>.path, cluster.workers_read. Remedy: have it reach the same files."
+                    )
+            return [None] * len(asked)
+
+        yield answered
