@@ -159,9 +159,9 @@ def paid_edges(
 def equal_count_ends(counts: NDArray[np.int64], n_buckets: int) -> NDArray[np.int64]:
     """Return the cells after which a bucket ends, so that buckets hold about equally many rows.
 
-    A cell is never cut. One that holds more than its share gets a bucket of its own, and the buckets that are left
-    share the rows that are left; cutting at plain quantiles would lose those buckets instead (Credit 1: AUC 0.831
-    against 0.861).
+    A cell is never cut, and no bucket ends before an empty cell: it would end there with however few rows. A cell that
+    holds more than its share gets a bucket of its own, and the buckets that are left share the rows that are left;
+    cutting at plain quantiles would lose those buckets instead (Credit 1: AUC 0.831 against 0.861).
 
     Shapes: counts: int64[n_cells], not negative; result: int64[at most n_buckets - 1], below n_cells - 1, ascending.
     """
@@ -173,7 +173,8 @@ def equal_count_ends(counts: NDArray[np.int64], n_buckets: int) -> NDArray[np.in
             break
         held += int(counts[cell])
         wanted = rows_left / n_left
-        if held > 0 and abs(held - wanted) <= abs(held + int(counts[cell + 1]) - wanted):
+        following = int(counts[cell + 1])
+        if held > 0 and following > 0 and abs(held - wanted) <= abs(held + following - wanted):
             ends.append(cell)
             rows_left, held = rows_left - held, 0
     return np.array(ends, dtype=np.int64)

@@ -17,10 +17,12 @@ from dp_components.accounting.trade_off import TradeOff
 from dp_components.errors import PrivacyError
 from dp_components.ledger import Budget, Ledger, ledger_files
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.plan.expected_loss import ExpectedLoss
 from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 TOOK_PART = "whether this person took part"
+BETWEEN_ROWS = "between two rows that this person may have"
 _LARGE_EPSILON = 8
 _ACCUSED = 0.01
 _MOST_DIGITS = {True: 4, False: 3}
@@ -90,6 +92,7 @@ class Advice:
 
     person: Person
     noise: NoiseToSignal
+    expected: ExpectedLoss
     trainings: Trainings | None
     warnings: Sequence[str]
     guessed: str = TOOK_PART
@@ -101,6 +104,7 @@ class Advice:
             "guessed_right_at_most": self.person.right,
             "found_at_1_percent_false_alarms_at_most": self.person.found,
             "noise_to_signal": dict(self.noise.ratios),
+            "expected_loss": {"typical": self.expected.typical, "seldom_more_than": self.expected.seldom},
             "trainings": left,
             "warnings": list(self.warnings),
         }
@@ -110,6 +114,7 @@ class Advice:
         shown: dict[str, str | Sequence[str]] = {
             "one person": self.person.lines(self.guessed),
             "noise to signal": self.noise.text,
+            "expected loss": self.expected.text,
         }
         if self.trainings is not None:
             shown["budget"] = self.trainings.line()

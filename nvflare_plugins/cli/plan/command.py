@@ -16,6 +16,7 @@ from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, tun
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
 from nvflare_plugins.formatting import printable
+from nvflare_plugins.vertical.job import VerticalJob
 
 SERVER_CONFIGURATION = "config_fed_server.json"
 
@@ -57,16 +58,23 @@ def _plan(arguments: argparse.Namespace) -> str:
     for name in ("rows", "features", "sites"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1")
+    if arguments.base_rate is not None and not 0 < arguments.base_rate < 1:
+        raise ConfigurationError("base-rate must be a share between 0 and 1")
     if arguments.job is None:
         name = "horizontal" if arguments.foreign_features is None else "vertical"
         return PLANS[name](arguments, None)
     kind, job = find_job(arguments.job)
-    if kind.name not in BUDGETED and (arguments.budget or arguments.workspace or arguments.site):
+    if not has_budget(kind, job) and (arguments.budget or arguments.workspace or arguments.site):
         raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")
     if kind.name not in PLANS:
         why = UNPLANNED.get(kind.name, "none has been written")
         raise ConfigurationError(f"{arguments.job}: {kind.name} jobs have no plan: {why}")
     return PLANS[kind.name](arguments, job)
+
+
+def has_budget(kind: JobKind, job: Job) -> bool:
+    """Tell whether a job takes from a privacy budget."""
+    return kind.name in BUDGETED or (isinstance(job, VerticalJob) and job.is_noised)
 
 
 def read_job(folder: Path) -> Job:

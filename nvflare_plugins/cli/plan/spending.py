@@ -16,16 +16,26 @@ from dp_components.bucket_ldp.randomised_buckets import wrong_bucket_rate
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.split_selection import SplitTable
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan.choosing import Advice, NoiseToSignal, Person, trainings, warnings
+from nvflare_plugins.cli.plan.choosing import BETWEEN_ROWS, Advice, NoiseToSignal, Person, trainings, warnings
+from nvflare_plugins.cli.plan.expected_loss import (
+    DPBOOST,
+    NOT_TWO_CLASSES,
+    ExpectedLoss,
+    of_buckets,
+    of_private_trees,
+)
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import steps
+from nvflare_plugins.federboost_vertical.description import Description
 from nvflare_plugins.federboost_vertical.job import BucketJob, Unit
 from nvflare_plugins.federboost_vertical.payment import bucket_epsilon
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.summary import lines, summarise
+from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 _SUM_BYTES = 8
 _WIDTH = 17
@@ -43,12 +53,13 @@ def plan_private_trees(arguments: argparse.Namespace, job: PrivateTreesJob) -> s
     advice = Advice(
         Person.of(TradeOff.of(of_row.for_person(job.rows_per_person))),
         _of_mean_leaf(rows, method.depth, summary.rows_to_hear),
+        of_private_trees(plan.training, rows, arguments.base_rate),
         trainings(arguments, job.data_set, of_row.for_person),
         warnings(epsilon, job.delta, rows, bounds),
     )
     if arguments.json:
         return json.dumps({**dataclasses.asdict(summary), **advice.figures()}, indent=2)
-    return "\n".join([*lines(summary), _lines(advice.shown())])
+    return "\n".join([*lines(summary), shown_lines(advice.shown())])
 
 
 def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
@@ -57,6 +68,7 @@ def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
     n_bins = SplitTable.of(job.candidates()).n_bins
     exchanges = [int(np.prod(step.shape(n_bins))) for step in steps(job)]
     noise = [_leaf_noise(job, tree) for tree in (0, plan.ensemble_size(0) - 1)]
+    bounds = {**job.feature_bounds, **({} if job.label_bounds is None else {job.label: job.label_bounds})}
     figures = {
         "epsilon": job.epsilon,
         "delta": 0.0,
@@ -72,16 +84,17 @@ def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
     advice = Advice(
         Person.of(TradeOff.of(PrivacyCost(pure_epsilon=job.epsilon))),
         _of_largest_weight(job),
+        ExpectedLoss(DPBOOST if job.label_bounds is None else NOT_TWO_CLASSES),
         trainings(
             arguments,
             job.data_set,
             lambda rows: PrivacyCost(pure_epsilon=job.epsilon / job.rows_per_person).for_person(rows),
         ),
-        warnings(job.epsilon, 0.0, arguments.rows, job.feature_bounds),
+        warnings(job.epsilon, 0.0, arguments.rows, bounds),
     )
     if arguments.json:
         return json.dumps({**figures, **advice.figures()}, indent=2)
-    return _lines(
+    return shown_lines(
         {
             "method": f"{job.variant}: {plan.n_trees} trees in {plan.n_ensembles} ensemble(s)",
             "privacy": f"pure epsilon {job.epsilon:g}; {plan.split_epsilon:.3g} for a level's splits, "
@@ -134,7 +147,8 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
     """
     if job.buckets_from is not None:
         paid = f"job {job.buckets_from} has paid for the buckets: this one sends none and is charged nothing"
-        return json.dumps({"epsilon": 0.0, "bytes_sent": 0}, indent=2) if arguments.json else _lines({"privacy": paid})
+        nothing = {"epsilon": 0.0, "bytes_sent": 0}
+        return json.dumps(nothing, indent=2) if arguments.json else shown_lines({"privacy": paid})
     if arguments.features is None or arguments.features < 1:
         raise ConfigurationError("give --features, the columns of a passive party: its noise depends on their number")
     per_value = bucket_epsilon(job, arguments.features)
@@ -148,9 +162,10 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
             {"rows_that_count": kept},
             f"counts over randomised buckets tell as much as {100 * kept:.3g} % of the rows sent in clear",
         ),
+        of_buckets(kept),
         trainings(arguments, job.data_set, lambda rows: PrivacyCost(pure_epsilon=job.epsilon).for_person(rows)),
-        warnings(of_row, 0.0, arguments.rows),
-        "between two rows that this person may have",
+        warnings(of_row, 0.0, arguments.rows, _described_bounds(arguments, job)),
+        BETWEEN_ROWS,
     )
     if arguments.json:
         figures = {
@@ -168,10 +183,20 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
     }
     if sent is not None:
         shown["sent once"] = f"{human_bytes(sent)} by a passive party with {arguments.rows:,} rows"
-    return _lines({**shown, **advice.shown()})
+    return shown_lines({**shown, **advice.shown()})
 
 
-def _lines(shown: Mapping[str, str | Sequence[str]]) -> str:
+def _described_bounds(arguments: argparse.Namespace, job: BucketJob) -> dict[str, tuple[float, float]]:
+    """Return the bounds in a passive party's own description, which is looked at where its workspace is named."""
+    if arguments.workspace is None or arguments.site is None:
+        return {}
+    policy = SitePolicy.load(own_workspace(arguments.workspace, arguments.site), arguments.site)
+    described = Description.read(policy.input_file(job.description))
+    pairs = zip(described.names, described.features, strict=True)
+    return {name: (of.low, of.high) for name, of in pairs if isinstance(of, FeatureBounds)}
+
+
+def shown_lines(shown: Mapping[str, str | Sequence[str]]) -> str:
     """Return names with their texts; one of several lines has its name at the first."""
     lines = []
     for name, texts in shown.items():

@@ -35,7 +35,7 @@ from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
-from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
+from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, noise_json, noise_lines, noise_plan
 from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -84,11 +84,14 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     if arguments.json:
         document = vertical_json(workload, rates, result)
         document |= {"workers": workers_json(shards)} if shards else {}
-        document |= {} if noised is None else {"noise": noise_json(noised, workload.foreign)}
+        if job is not None and noised is not None:
+            advice = noise_advice(arguments, job, noised, workload.foreign)
+            document |= {"noise": noise_json(noised, workload.foreign) | advice.figures()}
         return json.dumps(document, indent=2)
     text = render_vertical(workload, result, network.site_bytes_per_s)
-    if noised is not None:
-        text += "\n".join(["", *noise_lines(noised, workload.foreign, workload.rows)])
+    if job is not None and noised is not None:
+        advice = noise_advice(arguments, job, noised, workload.foreign)
+        text += "\n".join(["", *noise_lines(noised, workload.foreign, workload.rows), advice_lines(advice)])
     return text + (render_workers(shards) if shards else "")
 
 

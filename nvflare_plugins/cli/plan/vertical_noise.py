@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dp_components.accounting.composition import PrivacyCost, compose
+from dp_components.accounting.trade_off import TradeOff
+from nvflare_plugins.cli.plan.choosing import BETWEEN_ROWS, Advice, NoiseToSignal, Person, trainings, warnings
+from nvflare_plugins.cli.plan.expected_loss import NOISED, ExpectedLoss
+from nvflare_plugins.cli.plan.spending import shown_lines
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -40,8 +46,32 @@ def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterato
             f"(standard deviation), where a bin of the root holds about {rows:.4g} rows"
         )
     yield "given the bits of its splits, which are exact, counted and capped, and not in epsilon"
-    if plan.delta >= 1 / n_rows:
-        yield f"warning: delta {plan.delta:g} is not below one over {n_rows} rows: it may give away single rows"
+
+
+def noise_advice(arguments: argparse.Namespace, job: VerticalJob, plan: NoisePlan, foreign: Sequence[int]) -> Advice:
+    """Return what helps a passive party to choose; of several, that with most columns.
+
+    Raises:
+        ConfigurationError: its budget cannot be looked at.
+    """
+    n_features = max(foreign)
+    cost: PrivacyCost = compose(plan.of_party(n_features).whole)
+    rows = arguments.rows / plan.n_bins
+    ratio = plan.rows_of_noise(n_features) / rows
+    text = f"the noise on a bin of the root is {ratio:.2g} times its largest possible sum of gradients"
+    return Advice(
+        Person.of(TradeOff.of(cost)),
+        NoiseToSignal({"largest_sum_of_mean_root_bin": ratio}, text),
+        ExpectedLoss(NOISED),
+        trainings(arguments, job.data_set, cost.for_person),
+        warnings(plan.epsilon, plan.delta, arguments.rows),
+        f"{BETWEEN_ROWS}, the bits of its splits apart",
+    )
+
+
+def advice_lines(advice: Advice) -> str:
+    """Return the advice as text."""
+    return shown_lines(advice.shown())
 
 
 def noise_json(plan: NoisePlan, foreign: Sequence[int]) -> dict[str, Any]:

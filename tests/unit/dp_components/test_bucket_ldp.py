@@ -52,6 +52,19 @@ def test_equal_counts_where_nothing_ties() -> None:
     assert equal_count_ends(np.full(160, 5), 16).tolist() == list(range(9, 159, 10))
 
 
+def test_empty_cells_end_no_bucket() -> None:
+    """Columns of whole numbers leave most of the fine cells between them empty."""
+    counts = np.zeros(640, dtype=np.int64)
+    counts[::4] = 5
+    held = [part.sum() for part in np.split(counts, equal_count_ends(counts, 16) + 1)]
+    assert held == [50] * 16
+    whole = np.random.default_rng(1).integers(18, 96, (1, 30_000)).astype(np.float32)
+    bounds = [FeatureBounds(0, 100)]
+    released = release_cell_counts(whole, bounds, 16, 0.4, randomness=SeededRandomness(1))
+    held = np.bincount(paid_edges(released.value, 0.4, bounds, 16).bin_rows(whole)[0], minlength=16)
+    assert held.min() > 0.5 * 30_000 / 16 and held.max() < 2 * 30_000 / 16
+
+
 def test_a_heavy_value_gets_one_bucket_and_the_others_share_the_rest() -> None:
     counts = np.full(31, 10)
     counts[4] = 100_000

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dp_components.accounting.composition import compose
 from dp_components.events import GaussianEvent, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan.choosing import warnings
+from nvflare_plugins.cli.plan.command import has_budget, read_job
+from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, noise_plan
+from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.noised.plan import NoisePlan
 
 JOBS = Path(__file__).parents[4] / "jobs"
 DEFAULT = JOBS / "private_trees_default"
@@ -52,7 +60,7 @@ def test_one_person_is_promised_what_the_curve_says_and_not_its_one_point(capsys
 @pytest.mark.parametrize("job", ["private_trees_default", "private_trees_dp_ebm", "dpboost"])
 def test_every_private_kind_says_all_of_it(job: str, capsys) -> None:
     said = text(capsys, JOBS / job, "--rows", 18_000, "--budget", "5,1e-5,pure_epsilon=4.5")
-    for name in ("privacy", "one person", "noise to signal", "budget"):
+    for name in ("privacy", "one person", "noise to signal", "expected loss", "budget"):
         assert f"\n{name:<17}" in said
     assert "such training" in said
 
@@ -101,6 +109,96 @@ def test_pure_jobs_take_from_the_pure_part_alone(capsys) -> None:
         return int(figures(capsys, JOBS / "dpboost", "--budget", budget)["trainings"]["left"])
 
     assert (left("20,1e-6"), left("20,1e-6,pure_epsilon=4.5"), left("20,1e-6,pure_epsilon=13")) == (0, 1, 3)
+
+
+def test_the_expected_loss_follows_from_public_numbers(capsys) -> None:
+    """By hand: noise over the root of the trees, 16 leaves, rows and base rate; and its error is said."""
+    found = figures(capsys, DEFAULT, "--rows", 18_000, "--base-rate", 0.2)
+    x = found["leaf_noise"][0] / math.sqrt(300) * 16 / (18_000 * 0.4)
+    for name, a in (("typical", 0.925), ("seldom_more_than", 4.5)):
+        assert found["expected_loss"][name] == pytest.approx(a * x**0.584 / (1 + a * x**0.584))
+    rates = [("--base-rate", rate) for rate in (0.5, 0.05)]
+    even, uneven, more_rows = (
+        figures(capsys, DEFAULT, "--rows", rows, *rate)["expected_loss"]["typical"]
+        for rows, rate in ((18_000, rates[0]), (18_000, rates[1]), (180_000, rates[0]))
+    )
+    assert more_rows < even < uneven
+    assert figures(capsys, DEFAULT, "--rows", 18_000)["expected_loss"]["typical"] == even
+    published = figures(capsys, JOBS / "private_trees_dp_ebm", "--rows", 18_000)["expected_loss"]
+    assert 0 < published["typical"] < published["seldom_more_than"] < 1
+    buckets = figures(capsys, JOBS / "federboost_vertical", "--features", 5)
+    odds = 0.062 * (1 / buckets["noise_to_signal"]["rows_that_count"] - 1) ** 0.362
+    assert buckets["expected_loss"]["typical"] == pytest.approx(odds / (1 + odds))
+    said = text(capsys, DEFAULT, "--rows", 18_000)
+    assert "was off by 9 points of a hundred on average" in said
+    assert "base-rate must be a share" in refusal(capsys, DEFAULT, "--base-rate", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"components": {"split_method": "histogram", "interactions": "cyclical"}}, "half lost more than"),
+        ({"label_classes": ["a", "b", "c"]}, "two classes alone"),
+        ({"label_bounds": [0, 30]}, "two classes alone"),
+        ({"epsilon": 0.001}, "so much noise"),
+    ],
+)
+def test_what_cannot_be_said_is_not_estimated(tmp_path: Path, changes: dict, why: str, capsys) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "job")
+    path = folder / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["job"] |= changes
+    path.write_text(json.dumps(config))
+    assert figures(capsys, folder, "--rows", 900)["expected_loss"] == {"typical": None, "seldom_more_than": None}
+    said = text(capsys, folder, "--rows", 900)
+    assert "expected loss    not estimated" in said and why in said
+    assert "give --rows" in text(capsys, DEFAULT).partition("expected loss")[2]
+
+
+def noised(**changes: object) -> tuple[VerticalJob, NoisePlan]:
+    job = VerticalJob(
+        active="site-1", data_set="credit", label="y", num_rounds=20, preset="noised", epsilon=3.0, delta=1e-5
+    )
+    job = replace(job, **changes)
+    plan = noise_plan(job)
+    assert plan is not None and has_budget(KINDS["vertical"], job)
+    return job, plan
+
+
+def test_noised_sums_say_all_of_it_too() -> None:
+    job, plan = noised()
+    arguments = argparse.Namespace(rows=20_000, budget={"epsilon": 8.0, "delta": 1e-4}, workspace=None, site=None)
+    advice = noise_advice(arguments, job, plan, (4, 12))
+    said = advice_lines(advice)
+    assert said.startswith("one person       whoever sees all of it and guesses between two rows")
+    assert "the bits of its splits apart" in said and "expected loss    not estimated" in said
+    assert advice.trainings is not None and 2 < advice.trainings.left < 8
+    cost = compose(plan.of_party(12).whole)
+    assert cost.epsilon(1e-5) <= 3.0 and advice.warnings == []
+    loud = noise_advice(argparse.Namespace(**{**vars(arguments), "rows": 200_000}), *noised(epsilon=9.0), (12,))
+    assert ["epsilon 9 is above 8" in loud.warnings[0], "delta 1e-05 is not below" in loud.warnings[1]] == [True, True]
+
+
+def test_bounds_of_every_kind_are_looked_at(tmp_path: Path, capsys) -> None:
+    """A regression's label, and what a passive party of FederBoost keeps in its own folder."""
+    folder = shutil.copytree(JOBS / "dpboost", tmp_path / "job")
+    path = folder / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["job"] |= {"label_bounds": [0, 63_418.7], "label_classes": None}
+    path.write_text(json.dumps(config))
+    assert "look taken from the data" in text(capsys, folder)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "inputs").mkdir()
+    buckets = JOBS / "federboost_vertical"
+    job = read_job(buckets)
+    document = json.loads(template({job.data_set: "credit.csv"}))
+    document["data_sets"][job.data_set]["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "pure_epsilon": 8.5}
+    (tmp_path / "local" / "veilboost.json").write_text(json.dumps(document))
+    described = {"age": {"low": 17.99, "high": 80}, "sex": {"values": [1, 2]}}
+    (tmp_path / "inputs" / job.description).write_text(json.dumps(described))
+    said = text(capsys, buckets, "--features", 2, "--workspace", tmp_path, "--site", "site-2")
+    assert "bounds of 'age'" in said and "'sex'" not in said and "17.99" not in said
+    assert "look taken" not in text(capsys, buckets, "--features", 2)
 
 
 def test_what_a_person_should_look_at_again_is_said(tmp_path: Path, capsys) -> None:
