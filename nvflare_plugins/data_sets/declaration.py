@@ -185,7 +185,7 @@ class VerticalRules(Document):
     predictions_per_row: Count = 10
     """How often a row may be asked for, over all jobs; being in an evaluation set counts once."""
     predictions_per_job: Count = 100_000
-    """Rows that one job may ask for."""
+    """Rows that one job may ask for; of a job that stays, different rows over all its attempts."""
     scoring_bits_per_row: Count = 10_000
     """With the consent `scoring`: most distinct bits that a row shows, over all jobs. A model counts with all of this
     site's distinct splits, once for each version of the row's values. The default lets one model of 100 trees of depth

@@ -216,7 +216,8 @@ def histogram_maker(
     """
     check_setup(setup, n_rows, allow_clear)
     if setup.scheme == CLEAR_CODE:
-        return ClearHistogramMaker(timer, announced_format(setup, tails).n_words)
+        announced = announced_format(setup, tails)
+        return ClearHistogramMaker(timer, announced.n_words, announced.fraction_bits)
     if setup.scheme == Scheme.ELGAMAL.value:
         return elgamal_maker(setup, backend, timer, tails)
     pair_format = announced_format(setup, tails)

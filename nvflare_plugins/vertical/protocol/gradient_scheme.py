@@ -203,14 +203,35 @@ class ClearGradientOwner:
         """Hide nothing: there is nothing to hide."""
 
 
+def check_clear_pairs(pairs: NDArray[np.int64], unit_bits: int) -> None:
+    """Check the bounds of pairs that came in the clear: under encryption nobody can, here everybody can.
+
+    Beyond them sums could overflow, and would no longer be those of the format that both parties know.
+
+    Shapes: pairs: int64[n, 2], gradients and hessians in steps of 2^-unit_bits.
+
+    Raises:
+        ProtocolError: a gradient outside of [-1, 1] or a hessian outside of [0, 1].
+    """
+    most = 1 << unit_bits
+    g, h = pairs[:, 0], pairs[:, 1]
+    if g.size and (g.min() < -most or g.max() > most or h.min() < 0 or h.max() > most):
+        raise ProtocolError(
+            "gradients: a message of the active party with gradient pairs in the clear holds one beyond the bounds of "
+            f"the number format that it announced (fraction_bits {unit_bits}). Remedy: have the active party run the "
+            "released version, or choose a profile with encryption"
+        )
+
+
 class ClearHistogramMaker:
     """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
 
     is_streamed = False
 
-    def __init__(self, timer: Timer = untimed, n_words: int = 1) -> None:
-        """Args: n_words: of a sum (``PairFormat.n_words``)."""
+    def __init__(self, timer: Timer = untimed, n_words: int = 1, unit_bits: int | None = None) -> None:
+        """Args: n_words: of a sum (``PairFormat.n_words``); unit_bits: of ``check_clear_pairs``; None takes any."""
         self._timer = timer
+        self._unit_bits = unit_bits
         self._n_words = n_words
         self._n_rows = 0
         self._blocks: list[NDArray[np.int64]] = []
@@ -230,7 +251,10 @@ class ClearHistogramMaker:
         n_due = rows_due(self._n_rows, len(self._blocks))
         if len(gradients) != 2 * _PAIR.itemsize * n_due:
             raise ProtocolError(f"expected {n_due} gradient pairs")
-        self._blocks.append(np.frombuffer(gradients, dtype=_PAIR).reshape(n_due, 2))
+        pairs = np.frombuffer(gradients, dtype=_PAIR).reshape(n_due, 2)
+        if self._unit_bits is not None:
+            check_clear_pairs(pairs, self._unit_bits)
+        self._blocks.append(pairs)
 
     def sum_bins(
         self,

@@ -37,7 +37,7 @@ from he_processors.histogram.planner import plan_level
 from he_processors.packing import PackingLayout
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, announced_format, unpack_public_key
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker, MaskStock
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker, MaskStock, check_clear_pairs
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 _MOST_MASKS = 1 << 14
@@ -215,7 +215,9 @@ class ClearPairs:
     def take(self, block: memoryview, n_block_rows: int, rows: slice) -> None:
         if len(block) != 2 * _WORD.itemsize * n_block_rows:
             raise ProtocolError(f"expected {n_block_rows} gradient pairs")
-        self._blocks.append(block[16 * rows.start : 16 * rows.stop])
+        mine = block[16 * rows.start : 16 * rows.stop]
+        check_clear_pairs(np.frombuffer(mine, dtype="<i8").reshape(-1, 2), self._format.fraction_bits)
+        self._blocks.append(mine)
 
     def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
         if self._blocks:

@@ -19,6 +19,7 @@ from nvflare_plugins.vertical.model.routing_audit import REFUSED
 from nvflare_plugins.vertical_inference.inference import PathOwner
 from nvflare_plugins.vertical_inference.row_budget import RowBudget
 from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.serving.asked_rows import AskedRows
 from nvflare_plugins.vertical_inference.serving.messages import (
     LIMITS,
     Question,
@@ -44,21 +45,23 @@ class RowOwner:
         budget: RowBudget,
         refuse: Callable[[list[str] | None], None],
         most_rows: int,
-        most_in_job: int,
+        in_job: AskedRows,
         note: Callable[[str], None] = lambda text: None,
+        alignment: str = "",
     ) -> None:
         """Hold rows ready.
 
         Args:
             refuse: raises for rows about which nothing must be told, whatever the budget; None are rows without ids.
             most_rows: of a batch.
-            most_in_job: different rows that one job may ask for (``vertical.predictions_per_job``).
+            in_job: the rows that the job has asked for so far, and how many it may (``vertical.predictions_per_job``).
             note: writes into this site's own log.
+            alignment: that the rows are of, where they have no ids.
         """
         self._part, self._rows, self._budget, self._refuse = part, rows, budget, refuse
         self._names = rows.names()
-        self._most_rows, self._most_in_job, self._note = most_rows, most_in_job, note
-        self._asked = np.zeros(rows.n_rows, dtype=bool)
+        self._most_rows, self._in_job, self._note = most_rows, in_job, note
+        self._alignment = "" if rows.ids is not None else alignment
         self._batch: tuple[Rows, PathOwner] | None = None
         self._is_charged = np.zeros(rows.n_rows, dtype=bool)  # on the record with these values
         self._positions = np.zeros(0, dtype=np.int64)
@@ -66,11 +69,6 @@ class RowOwner:
         self._is_noted = False
         self.is_over = False
         self.next_alignment: str | None = None
-
-    @property
-    def n_asked(self) -> int:
-        """Return how many different rows were asked for and allowed."""
-        return int(self._asked.sum())
 
     def answer(self, question: bytes) -> bytes:
         """Answer one question.
@@ -102,13 +100,13 @@ class RowOwner:
         names = [self._names[place] for place in positions]
         rows = Rows(self._rows.features[positions], tuple(name.encode() for name in names))
         self._refuse(None if self._rows.ids is None else names)
-        asked = self._asked.copy()
-        asked[positions] = True
-        if int(asked.sum()) > self._most_in_job:
+        new = self._in_job.new(names, self._alignment)
+        if new is None:
             raise ScoringRefusal("predictions_per_job", "as many rows as one job may ask for have been asked for")
         if not self._is_charged[positions].all():
             self._budget.check(rows)
-        self._asked, self._positions = asked, positions
+        self._in_job.note(new)
+        self._positions = positions
         self._batch = rows, PathOwner(self._part, rows.features, rows.n_rows)
 
     def _ask(self, content: bytes) -> bytes:

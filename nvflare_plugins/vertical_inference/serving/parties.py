@@ -18,17 +18,20 @@ from pathlib import Path
 import numpy as np
 
 from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.attempt.site_attempt import now
 from nvflare_plugins.data_sets.row_ids import canonical
 from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.files import write_durably
 from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
 from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
 from nvflare_plugins.vertical_inference.row_budget import RowBudget, bits_of
 from nvflare_plugins.vertical_inference.rows import Rows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
+from nvflare_plugins.vertical_inference.serving.asked_rows import ASKED_FILE, AskedRows
 from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused, Request, Score
 from nvflare_plugins.vertical_inference.serving.door import Door
 from nvflare_plugins.vertical_inference.serving.owner import RowOwner
@@ -256,11 +259,13 @@ def stay(run: Run, part: PassivePart, rows: Rows) -> None:
     notes, active, policy = ContentNotes(run.attempt), run.identity.active, run.context.policy
     budget = RowBudget.of(policy, run.job, run.identity.model_id, part)
     run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
-    number, left = 0, policy.vertical.predictions_per_job
+    key = Memory.open(policy).secret("rows of a job that stays", OS_RANDOMNESS.bytes(KEY_BYTES))
+    most = policy.vertical.predictions_per_job
+    in_job = AskedRows(run.attempt.folder.path / ASKED_FILE, key, most)
+    number, alignment, say = 0, run.job.alignment or "", run.attempt.progress.say
     while True:
-        owner = RowOwner(
-            part, rows, budget, SentRows(policy).refuse, run.job.batch_rows, left, run.attempt.progress.say
-        )
+        refuse = SentRows(policy).refuse
+        owner = RowOwner(part, rows, budget, refuse, run.job.batch_rows, in_job, say, alignment)
 
         def answer(question: bytes, owner: RowOwner = owner) -> bytes:
             notes.note("received", active, Content.DECISION_REQUEST, len(question))
@@ -281,6 +286,6 @@ def stay(run: Run, part: PassivePart, rows: Rows) -> None:
             raise ProtocolError(f"{active} ended a conversation without saying how to go on")
         if owner.next_alignment is None:
             return
-        number, left = number + 1, left - owner.n_asked
+        number += 1
         taken, _ = refreshed(run, part, owner.next_alignment, number)
-        rows = rows if taken is None else taken
+        rows, alignment = (rows, alignment) if taken is None else (taken, owner.next_alignment)

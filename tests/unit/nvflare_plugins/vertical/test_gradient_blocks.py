@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,14 @@ from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol import elgamal_scheme, gradient_scheme
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import (
+    CLEAR_CODE,
     EncryptedHistogramMaker,
     gradient_owner,
     histogram_maker,
 )
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker, MaskStock
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.vertical.shards.pair_shards import open_pairs
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 
@@ -102,6 +107,26 @@ def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
     maker.sum_bins(codes, layout, rows)
     with pytest.raises(ProtocolError):
         maker.add_gradients(blocks[3])
+
+
+@pytest.mark.parametrize("pair", [(1, 1), (-(1 << 40), 0), (1 << 40, 1 << 40)])
+@pytest.mark.parametrize("beyond", [(1 << 40) + 1, -(1 << 40) - 1, (1 << 63) - 1, -(1 << 63)])
+def test_pairs_in_the_clear_beyond_their_format_are_refused_where_they_come_in(pair, beyond):
+    setup = TrainingSetup(CLEAR_CODE, 40, 3, b"")
+    for column in (0, 1):
+        wrong = np.array([pair, pair, pair], dtype="<i8")
+        wrong[1, column] = beyond
+        for data, refused in ((wrong, True), (np.array([pair] * 3, dtype="<i8"), False)):
+            maker = histogram_maker(setup, 3, allow_clear=True)
+            shard = open_pairs(setup, "auto", False, (0, 0))
+            maker.begin_tree(3)
+            shard.begin(3)
+            for take in (
+                lambda maker=maker, data=data: maker.add_gradients(data.tobytes()),
+                lambda shard=shard, data=data: shard.take(memoryview(data.tobytes()), 3, slice(0, 3)),
+            ):
+                with pytest.raises(ProtocolError, match=r"fraction_bits 40.*Remedy") if refused else nullcontext():
+                    take()
 
 
 class Masks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from he_processors.errors import ProtocolError
 from nvflare_plugins.site.memory.scoring_budget import ScoringRefusal
 from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.serving.asked_rows import ASKED_FILE, AskedRows
 from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused
 from nvflare_plugins.vertical_inference.serving.door import Door, reachable
 from nvflare_plugins.vertical_inference.serving.messages import (
@@ -81,9 +83,19 @@ class Budget:
         self.charged.append(rows.names())
 
 
-def owner_of(budget: Budget, most_in_job: int = 100) -> RowOwner:
+class InJob(AskedRows):
+    """The rows of a job, in memory."""
+
+    def __init__(self, most: int) -> None:
+        self._rows, self._most, self._key = set(), most, b"key"
+
+    def note(self, rows) -> None:
+        self._rows.update(rows)
+
+
+def owner_of(budget: Budget, most_in_job: int = 100, in_job: AskedRows | None = None) -> RowOwner:
     rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
-    return RowOwner(PART, rows, budget, lambda names: None, 3, most_in_job)  # type: ignore[arg-type]  # as a budget
+    return RowOwner(PART, rows, budget, lambda names: None, 3, InJob(most_in_job) if in_job is None else in_job)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
@@ -111,7 +123,7 @@ def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
     assert budget.checked == [["bob", "dan"]] and not budget.charged
     owner.answer(ask(0, 0, [True, True]))
     owner.answer(ask(1, 0, [True, True]))
-    assert budget.charged == [["bob", "dan"]] and owner.n_asked == 2
+    assert budget.charged == [["bob", "dan"]]
     owner.answer(open_rows(np.array([1, 3])))
     owner.answer(ask(0, 0, [True, True]))
     assert len(budget.checked) == len(budget.charged) == 1, "the same values as before"
@@ -131,15 +143,54 @@ def test_what_is_asked_with_a_batch_that_is_refused_is_refused_too():
 
     said: list[str] = []
     rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
-    owner = RowOwner(PART, rows, Spent(), lambda names: None, 3, 100, said.append)  # type: ignore[arg-type]  # a budget
+    in_job = InJob(100)
+    owner = RowOwner(PART, rows, Spent(), lambda names: None, 3, in_job, said.append)  # type: ignore[arg-type]
     for _ in range(3):
         assert read_answer(owner.answer(open_rows(np.array([1])))) == (b"", "scoring_bits_per_row")
         assert read_answer(owner.answer(bytes([Question.ASK]) + b"anything")) == (b"", "scoring_bits_per_row")
-    assert owner.n_asked == 0 and len(said) == 1
+    assert len(in_job) == 0 and len(said) == 1
     job = owner_of(Budget(), most_in_job=2)
     job.answer(open_rows(np.array([0, 1])))
     assert read_answer(job.answer(open_rows(np.array([2])))) == (b"", "predictions_per_job")
     assert read_answer(job.answer(open_rows(np.array([1])))) == (b"", None)
+
+
+def test_rows_of_a_job_are_counted_over_its_attempts(tmp_path):
+    """A server that breaks a job off again and again gets no more rows of it."""
+    path = tmp_path / ASKED_FILE
+
+    def attempt() -> RowOwner:
+        return owner_of(Budget(), in_job=AskedRows(path, b"key", 3))
+
+    assert read_answer(attempt().answer(open_rows(np.array([0, 1])))) == (b"", None)
+    with path.open("ab") as file:  # torn by a crash
+        file.write(b"\x01" * 5)
+    assert read_answer(attempt().answer(open_rows(np.array([1, 2])))) == (b"", None)
+    later = attempt()
+    assert read_answer(later.answer(open_rows(np.array([3])))) == (b"", "predictions_per_job")
+    assert read_answer(later.answer(open_rows(np.array([0, 1, 2])))) == (b"", None)
+    assert path.stat().st_size == 24 and path.stat().st_mode & 0o777 == 0o600
+    assert b"ann" not in path.read_bytes()
+
+
+def test_rows_that_could_not_be_noted_are_not_answered_for_and_positions_count_by_alignment(tmp_path, monkeypatch):
+    path = tmp_path / ASKED_FILE
+    asked = AskedRows(path, b"key", 9)
+    asked.note(asked.new(["0", "1"], "a"))
+
+    def full(descriptor, data, offset):
+        raise OSError(errno.ENOSPC, "disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr("os.pwrite", full)
+        asked.note(asked.new(["2"], "a"))
+    assert len(asked) == 2 and len(asked.new(["0", "2"], "a")) == 1 and len(asked.new(["0", "2"], "b")) == 2
+    asked.note(asked.new(["0", "1", "2"], "b"))
+    assert len(AskedRows(path, b"key", 9)) == 5
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        AskedRows(path, b"key", 9)
 
 
 def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
