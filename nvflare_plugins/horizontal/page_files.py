@@ -50,9 +50,14 @@ def page_files(run: Path) -> Iterator[Path]:
     """Make the folder in that of a run, and remove it at the end.
 
     Raises:
-        ConfigurationError: another process works on this run.
+        ConfigurationError: another process works on this run, or something else is in the folder's place.
     """
     folder = run / FOLDER
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConfigurationError(
+            f"{FOLDER} in run {run.name} is a link or a file, where the folder for bins belongs, and is not followed. "
+            "Data set key: memory. Remedy: remove it (not what it points to), or leave memory at its default"
+        )
     if not _removed(folder):
         raise ConfigurationError(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
     _private_files.begin()

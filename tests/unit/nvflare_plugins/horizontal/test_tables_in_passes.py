@@ -357,3 +357,9 @@ def test_pages_of_a_killed_process_go_when_the_next_run_begins(tmp_path: Path) -
     (tmp_path / "killed" / "pages").symlink_to(tmp_path / "lives")
     remove_left_behind(tmp_path)
     assert (tmp_path / "lives").exists()
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "pages").write_text("")
+    for run in ("killed", "file"):
+        with pytest.raises(ConfigurationError, match=r"is a link or a file.*Remedy"), page_files(tmp_path / run):
+            pass
+    assert (tmp_path / "lives").exists() and (tmp_path / "file" / "pages").exists()
