@@ -34,9 +34,11 @@ def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterato
         foreign: columns of each passive party.
     """
     yield ""
+    again = f", {plan.n_repeats} may be paid for a second time after a loss" if plan.n_repeats else ""
     yield (
-        f"preset noised, epsilon {plan.epsilon:g} at delta {plan.delta:g} for each passive party: {plan.n_trees} trees "
-        f"may use its columns, {plan.depth} levels each; the rounds before (own_rounds) cost nothing"
+        f"preset noised, epsilon {plan.epsilon:g} at delta {plan.delta:g} for each passive party: "
+        f"{plan.n_trees - plan.n_repeats} trees may use its columns, {plan.depth} levels each{again}; the rounds "
+        "before (own_rounds) cost nothing"
     )
     for number, n_features in enumerate(foreign, 1):
         noise, rows = plan.of_party(n_features), n_rows / plan.n_bins
@@ -80,4 +82,5 @@ def noise_json(plan: NoisePlan, foreign: Sequence[int]) -> dict[str, Any]:
         {"features_per_tree": plan.of_party(n).features_per_tree, "rows_of_noise": plan.rows_of_noise(n)}
         for n in foreign
     ]
-    return {"epsilon": plan.epsilon, "delta": plan.delta, "trees": plan.n_trees, "parties": parties}
+    trees = {"trees": plan.n_trees - plan.n_repeats, "repeated_trees": plan.n_repeats}
+    return {"epsilon": plan.epsilon, "delta": plan.delta, **trees, "parties": parties}

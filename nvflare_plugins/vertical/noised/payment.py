@@ -148,7 +148,8 @@ class NoisePayment:
         rows = (
             ("epsilon, planned", f"{plan.epsilon:g}"),
             ("epsilon, spent", f"{self.spent():.4g}"),
-            ("trees with this party's columns, at most", str(plan.n_trees)),
+            ("trees with this party's columns, at most", str(plan.n_trees - plan.n_repeats)),
+            ("of these paid for a second time after a loss, at most", str(plan.n_repeats)),
             ("features of this party in a tree, at most", str(noise.features_per_tree)),
             ("noise on a bin's sum of gradients, in rows", f"{noise.scales[0] / (1 << plan.fraction_bits):.4g}"),
             ("noise on a bin's sum of hessians, in rows", f"{noise.scales[1] / (1 << plan.fraction_bits):.4g}"),

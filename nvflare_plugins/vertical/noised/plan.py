@@ -67,7 +67,7 @@ class NoisePlan:
     """The plan of one job.
 
     Attributes:
-        n_trees: trees that may use passive columns and be paid for: ``n_repeats`` of them a second time.
+        n_trees: trees with passive columns that may be paid for, those that are paid for a second time included.
         n_repeats: trees that may be paid for again after a loss.
         depth: levels of a tree that are split: nodes on a path whose sums leave.
         n_features: most features of a passive party in a tree.

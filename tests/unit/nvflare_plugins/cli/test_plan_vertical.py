@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,12 +19,14 @@ from nvflare_plugins.cli.plan.vertical import (
     lists_of_parties,
     render_vertical,
 )
+from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
 from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers, workers_json
 from nvflare_plugins.vertical.job import VerticalJob
 
 RATES = CipherRates(
     encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
 )
+PARAMS = {"objective": "binary:logistic", "max_depth": 3}
 BASE = VerticalWorkload(1000, 3, (2, 4), bins=9, depth=3, trees=5, key_bits=2048)
 
 
@@ -94,6 +97,21 @@ def test_elgamal_is_planned_like_paillier(monkeypatch, capsys):
 def test_text_names_every_party():
     text = render_vertical(BASE, estimate_vertical(BASE, RATES, 1e6, 0), 1e6)
     assert "active party" in text and "passive party 2" in text and "3 own and 2 + 4 foreign features" in text
+    assert "the preset `exact`" in text and "guarded parties" in text and "noised ones" in text
+
+
+def test_a_noised_job_says_its_noise_and_what_a_loss_may_repeat():
+    fields = {"active": "a", "data_set": "d", "label": "y", "num_rounds": 30, "own_rounds": 20, "params": PARAMS}
+    noised = {"preset": "noised", "epsilon": 2.0, "delta": 1e-6}
+    waiting = {"on_lost_site": "wait", "noised_repeats": 4}
+    plain, waits = (noise_plan(VerticalJob(**fields, **noised, **more)) for more in ({}, waiting))
+    text, longer = ("\n".join(noise_lines(plan, (3, 20), 5000)) for plan in (plain, waits))
+    assert "10 trees may use its columns, 3 levels each;" in text
+    assert "at most 3 of 3 features a tree, 16 bins" in text and "at most 8 of 20 features a tree" in text
+    assert "10 trees may use its columns, 3 levels each, 4 may be paid for a second time after a loss" in longer
+    ratio = waits.rows_of_noise(20) / plain.rows_of_noise(20)
+    assert ratio == pytest.approx(math.sqrt(14 / 10))
+    assert noise_json(waits, (20,))["repeated_trees"] == 4 and noise_plan(VerticalJob(**fields)) is None
 
 
 def test_command_measures_real_rates(capsys, monkeypatch):
