@@ -18,7 +18,7 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session
-from nvflare_plugins.cluster.use import OnCluster, not_used, refuse_cluster
+from nvflare_plugins.cluster.use import OnCluster, not_used
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.ended import earlier_log, put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
@@ -251,7 +251,7 @@ class SitePart(Generic[P]):
     train: Callable[[SiteAttempt, P], JobResult]
     data_sets: Callable[[Any], Iterable[str | None]] = lambda job: (job.data_set,)
     protection: Callable[[Any, P], Facts] = lambda job, prepared: {}
-    on_cluster: OnCluster = OnCluster.REFUSED
+    on_cluster: OnCluster = OnCluster.NOT_NEEDED
 
     def __call__(
         self, job: Job, context: SiteContext, transport: Transport, timeout_s: float, progress: Progress | None = None
@@ -266,8 +266,6 @@ class SitePart(Generic[P]):
             OSError, MemoryError: the machine lacks something; as above.
         """
         with noting_consents() as consents, reading_rows(context.policy, job.profile, self.data_sets(job)):
-            if self.on_cluster is OnCluster.REFUSED:
-                refuse_cluster(context.policy, self.data_sets(job))
             notes = not_used(context.policy, self.data_sets(job)) if self.on_cluster is OnCluster.NOT_NEEDED else ()
             for note in notes:
                 _log.info("%s", note)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from he_processors.errors import PolicyRefusal
 from nvflare_plugins.cluster.workers import Work
 from nvflare_plugins.formatting import counted, human_bytes
 from nvflare_plugins.report.run_record import ReportSection
@@ -13,11 +12,10 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 
 
 class OnCluster(Enum):
-    """USED: the site's part runs on it. NOT_NEEDED: it runs in the site's process. REFUSED: the job does not run."""
+    """USED: the site's part runs on it. NOT_NEEDED: it runs in the site's process, and the report says so."""
 
     USED = "used"
     NOT_NEEDED = "not needed"
-    REFUSED = "refused"
 
 
 def shards_line(n_rows: int, n_workers: int) -> str:
@@ -50,18 +48,3 @@ def in_own_process(policy: SitePolicy, data_set: str, what: str) -> tuple[str, .
         return ()
     named = f"The cluster that the policy names for data set {data_set!r} was not used"
     return (f"{named}: {what} runs in the site's own process.",)
-
-
-def refuse_cluster(policy: SitePolicy, data_sets: Iterable[str | None]) -> None:
-    """Refuse a job that cannot run on the cluster which the policy names for its rows: they may not fit one process.
-
-    Raises:
-        PolicyRefusal: the policy names one for a data set of the job.
-    """
-    for name in data_sets:
-        if name is not None and policy.cluster_for(name) is not None:
-            raise PolicyRefusal(
-                f"the policy of {policy.site} names a cluster for data set {name!r}, and jobs of this kind do not run "
-                "on one. Policy keys: cluster, data_sets.<name>.cluster. Remedy: name the cluster only at data sets "
-                "of jobs that can use it (vertical, horizontal, private trees), or leave it out."
-            )

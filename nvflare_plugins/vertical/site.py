@@ -97,7 +97,7 @@ class VerticalRun:
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
         with self._paid() as pay:
-            with self._connected() as workers:  # before anything is reserved or released
+            with connected(self._job, self._context) as workers:  # before anything is reserved or released
                 data, n_done = self.agreed()
                 start = replace(self._reserve_together(data, n_done, pay(data, n_done)), workers=workers)
                 try:
@@ -110,13 +110,6 @@ class VerticalRun:
                     raise
                 sections = () if workers is None else (work_section(workers.work),)
             return self._finish(replace(finish, sections=(*finish.sections, *sections)), start)
-
-    def _connected(self) -> AbstractContextManager[Workers | None]:
-        """Connect to this party's cluster, if its policy names one and there is something to do there."""
-        cluster = self._context.policy.cluster_for(self._job.data_set)
-        if cluster is None or (self._is_active and not self._job.is_encrypted):
-            return nullcontext()
-        return open_workers(cluster)
 
     @contextmanager
     def _paid(self) -> Iterator[Callable[[PartyData, int], NoisePayment | None]]:
@@ -380,6 +373,14 @@ def _checkpoints(earlier: Earlier) -> dict[int, Checkpoint]:
     for folder in (earlier.resumed, earlier.own):
         found |= {} if folder is None else read_checkpoints(folder)
     return found
+
+
+def connected(job: VerticalJob, context: SiteContext) -> AbstractContextManager[Workers | None]:
+    """Connect to a party's cluster, if its policy names one and there is something to do there."""
+    cluster = context.policy.cluster_for(job.data_set)
+    if cluster is None or (context.site == job.active and not job.is_encrypted):
+        return nullcontext()
+    return open_workers(cluster)
 
 
 def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:

@@ -28,6 +28,8 @@ from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostErr
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.cluster.use import OnCluster, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
@@ -41,6 +43,7 @@ from nvflare_plugins.tuning.space import Trial
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.guards.guards import Guard
+from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.passive.site import PassiveSite, open_guard
@@ -97,10 +100,15 @@ class _Run:
         self._registry = Registry.open(self._policy)
         self._is_active = attempt.context.site == self._job.active
         self._notes = ContentRecorder(attempt.evidence, self._job.profile)
+        self._workers: Workers | None = None
 
     def run(self) -> JobResult:
         """Align, agree, train all trials, conclude; the active party writes the scores."""
         first = self._job.training_of(self._prepared.trials[0], is_scored=False)
+        with vertical_site.connected(first, self._attempt.context) as self._workers:
+            return self._on_workers(first)
+
+    def _on_workers(self, first: VerticalJob) -> JobResult:
         agreeing = dataclasses.replace(self._attempt, job=first)
         data, _ = vertical_site.VerticalRun(agreeing, self._prepared.base).agreed()
         n_rows = data.train.table.n_rows
@@ -193,6 +201,7 @@ class _Run:
             reservations,
             self._notes,
             guard=None if self._is_active else self._guard(whole, trial),
+            workers=self._workers,
         )
         part = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
         return part, start.attempt.rounds
@@ -204,7 +213,8 @@ class _Run:
     ) -> JobResult:
         attempt, job, table = self._attempt, self._job, data.train.table
         hmac = attempt.conclude(json.dumps(rounds).encode(), "rounds of all trainings")
-        sections: tuple[ReportSection, ...] = (_notes(job.active),)
+        of_workers = () if self._workers is None else (work_section(self._workers.work),)
+        sections: tuple[ReportSection, ...] = (_notes(job.active), *of_workers)
         message = "the scores are at the active party"
         if self._is_active:
             job_id, folder = attempt.context.job_id, attempt.folder.path
@@ -256,6 +266,7 @@ run_vertical_tuning_site = SitePart(
     prepare,
     lambda attempt, prepared: _Run(attempt, prepared).run(),
     protection=lambda job, prepared: vertical_site.protection(job.training_of(prepared.trials[0]), prepared.base),
+    on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job, as the active or as a passive party.
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster import probe
 from nvflare_plugins.cluster.probe import check_worker, installed, source_digest
-from nvflare_plugins.cluster.use import refuse_cluster
+from nvflare_plugins.cluster.use import not_used
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 FILES = {"ca": "tls/ca.pem", "cert": "tls/cert.pem", "key": "tls/key.pem"}
@@ -65,10 +65,10 @@ def test_what_is_not_protected_or_not_known_is_refused(given: dict[str, object],
         policy_of(None, given)
 
 
-def test_jobs_that_cannot_use_a_cluster_are_refused_by_name() -> None:
-    refuse_cluster(policy_of(), ["a", None])
-    with pytest.raises(PolicyRefusal, match=r"data set 'a'.*data_sets\.<name>\.cluster"):
-        refuse_cluster(policy_of(None, LOOPBACK), ["b", "a"])
+def test_jobs_that_use_no_cluster_say_so_of_data_sets_that_have_one() -> None:
+    assert not_used(policy_of(), ["a", None]) == ()
+    (said,) = not_used(policy_of(None, LOOPBACK), ["b", None, "a", "a"])
+    assert "data set 'a' was not used" in said
 
 
 def test_a_worker_must_be_as_this_process_is() -> None:

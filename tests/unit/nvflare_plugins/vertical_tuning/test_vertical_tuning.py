@@ -13,6 +13,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.cluster.workers import workers_here
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -147,6 +148,23 @@ def test_one_fold_equals_the_pooled_columns_and_only_the_active_party_has_scores
     assert verify(logs).attempts[0].failures == ("the log of server is missing",)
     record = RunRecord.read(found.run_folder("site-2"))
     assert set(record.consents) == {"exact_bins", "plain_profile", "tuning"}
+
+
+def test_scores_of_a_party_on_workers_are_those_of_the_pooled_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_site.vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
+    found, frame = parties(tmp_path), rows()
+    found.set_policy("site-2", cluster={"scheduler": "tcp://127.0.0.1:8786", "workers": 2})
+    succeed(found.run(run_vertical_tuning_site, job(num_rounds=1)))
+    result = json.loads((found.run_folder("site-1") / "tuning.json").read_text())
+    folds = folds_of(found, list(frame.id))
+    for fold in range(2):
+        curve = central(frame, folds != fold, {"objective": "binary:logistic", "max_depth": 2}, 1)
+        assert result["trials"][0]["folds"][fold]["score"] == pytest.approx(curve[-1], rel=1e-6)
+    for site, has_workers in (("site-2", True), ("site-3", False)):
+        titles = [one.title for one in RunRecord.read(found.run_folder(site)).sections]
+        assert ("Workers" in titles) == has_workers
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
