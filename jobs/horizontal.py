@@ -2,17 +2,23 @@
 
     python jobs/horizontal.py --write                            writes jobs/horizontal_<profile>/
     python jobs/horizontal.py --run masks --workspace DIR        runs one over three simulated sites
+    python jobs/horizontal.py --run masks --workspace DIR --workers 2
 
 DIR must have been prepared by ``veilboost site-setup DIR/horizontal_masks --data-set breast=... --data-set
 breast_test=...``. The job folders are what ``nvflare simulator`` and ``nvflare job submit`` take as they stand.
+
+With ``--workers`` site-2 has a Dask cluster of its own, with so many workers on this machine (the extra ``cluster``);
+jobs/CLUSTER.md says how to have a real one.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
 from nvflare_plugins.recipes.script import run_script
 
 FOLDER = Path(__file__).resolve().parent
@@ -37,5 +43,13 @@ def write(folder: Path) -> list[Path]:
     return [write_folder(recipe(profile), folder) for profile in PROFILES]
 
 
+def start(args: Namespace) -> tuple[HorizontalXGBRecipe, int]:
+    """Return the job for three sites; give one of them workers, if the command asks for them."""
+    job = recipe(args.run)
+    if args.workers is not None:
+        put_on_cluster(args.workspace / job.name, "site-2", args.workers)
+    return job, 3
+
+
 if __name__ == "__main__":
-    run_script(__doc__, lambda args: write(FOLDER), lambda args: (recipe(args.run), 3), PROFILES)
+    run_script(__doc__, lambda args: write(FOLDER), start, PROFILES, OPTION)

@@ -21,9 +21,6 @@ as ``veilboost site-setup DIR --example`` writes it.
 
 from __future__ import annotations
 
-import atexit
-import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -32,11 +29,10 @@ import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.files import write_atomically
 from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent
@@ -106,32 +102,10 @@ def start(args: Namespace) -> tuple[VerticalXGBRecipe, int]:
     return job, args.parties
 
 
-def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
-    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy."""
-    if n_workers < 1:
-        raise ConfigurationError("--workers must be at least 1")
-    try:
-        import dask
-        from distributed import LocalCluster
-    except ImportError:
-        raise ConfigurationError("--workers needs Dask: pip install 'veilboost[cluster]'") from None
-    # What jobs/CLUSTER.md asks of every worker: one thread, and nothing that Dask writes to a disk.
-    dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False})
-    cluster = LocalCluster(
-        n_workers=n_workers, threads_per_worker=1, protocol="tcp", host="127.0.0.1", dashboard_address=None
-    )
-    atexit.register(cluster.close)
-    policy = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
-    # The simulator gives all sites one policy.
-    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
-    write_atomically(workspace / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
-    sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "--table": {"type": Path, "help": "Parquet file of numbers to train on; default: breast cancer"},
     "--label": {"default": LABEL, "help": "label column of the table"},
-    "--workers": {"type": int, "metavar": "N", "help": "give site-2 a Dask cluster of N workers on this machine"},
+    **OPTION,
     "--parties": {"type": int, "default": 3, "help": "parties to deal the columns to; default 3"},
 }
 

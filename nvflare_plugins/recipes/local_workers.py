@@ -1,0 +1,45 @@
+"""A Dask cluster on this machine for one of the sites of a script's simulated federation."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import write_atomically
+from nvflare_plugins.site.policy.values import POLICY_FILE
+
+OPTION: dict[str, dict[str, Any]] = {
+    "--workers": {"type": int, "metavar": "N", "help": "give site-2 a Dask cluster of N workers on this machine"}
+}
+
+
+def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
+    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy."""
+    if n_workers < 1:
+        raise ConfigurationError("--workers must be at least 1")
+    try:
+        import dask
+        from distributed import LocalCluster
+    except ImportError:
+        raise ConfigurationError("--workers needs Dask: pip install 'veilboost[cluster]'") from None
+    # What jobs/CLUSTER.md asks of every worker: one thread, and nothing that Dask writes to a disk.
+    dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False})
+    cluster = LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address=None,
+        silence_logs=logging.CRITICAL,  # of workers that end with this process
+    )
+    atexit.register(cluster.close)
+    policy = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
+    # The simulator gives all sites one policy.
+    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
+    write_atomically(workspace / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
+    sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")
