@@ -52,4 +52,4 @@ def start(args: Namespace) -> tuple[HorizontalXGBRecipe, int]:
 
 
 if __name__ == "__main__":
-    run_script(__doc__, lambda args: write(FOLDER), start, PROFILES, OPTION)
+    run_script(__doc__, lambda args: write(FOLDER), start, PROFILES, {"--workers": OPTION})

@@ -105,7 +105,7 @@ def start(args: Namespace) -> tuple[VerticalXGBRecipe, int]:
 OPTIONS: dict[str, dict[str, Any]] = {
     "--table": {"type": Path, "help": "Parquet file of numbers to train on; default: breast cancer"},
     "--label": {"default": LABEL, "help": "label column of the table"},
-    **OPTION,
+    "--workers": OPTION,
     "--parties": {"type": int, "default": 3, "help": "parties to deal the columns to; default 3"},
 }
 

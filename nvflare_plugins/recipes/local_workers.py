@@ -13,9 +13,12 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.site.policy.values import POLICY_FILE
 
-OPTION: dict[str, dict[str, Any]] = {
-    "--workers": {"type": int, "metavar": "N", "help": "give site-2 a Dask cluster of N workers on this machine"}
+OPTION: dict[str, Any] = {
+    "type": int,
+    "metavar": "N",
+    "help": "give site-2 a Dask cluster of N workers on this machine",
 }
+"""Of a script's ``--workers``."""
 
 
 def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:

@@ -17,6 +17,7 @@ from nvflare.recipe import SimEnv
 from jobs import horizontal
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate
@@ -130,3 +131,20 @@ def test_unprepared_workspace_is_refused_by_flare(tmp_path: Path) -> None:
     (tmp_path / "ws" / "local" / "resources.json").write_text('{"format_version": 2, "class_allow_list": []}')
     run = simulate(JOBS / "horizontal_masks", tmp_path / "ws")
     assert run.code != 0 and "not in allow_list" in run.output
+
+
+@pytest.mark.slow
+def test_a_site_on_workers_of_its_own(tmp_path: Path, options: SetupOptions) -> None:
+    pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+    name, scores = "horizontal_masks", {}
+    for place, workers in (("alone", 0), ("workers", 2)):
+        workspace = tmp_path / place / name
+        set_up(workspace, options)
+        if workers:
+            put_on_cluster(workspace, "site-2", workers)
+        run = simulate(JOBS / name, workspace)
+        assert run.code == 0, run.output[-4000:]
+        record = json.loads((run.site("site-2") / "run.json").read_text())
+        assert ("Workers" in [one["title"] for one in record["sections"]]) == bool(workers)
+        scores[place] = record["rounds"][-1]["metrics"]
+    assert scores["alone"] == pytest.approx(scores["workers"], rel=1e-6)
