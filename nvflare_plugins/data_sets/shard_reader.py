@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.column_values import ColumnLoader
@@ -63,6 +64,17 @@ def passes_of(plain: dict[str, Any]) -> RowPasses:
     file = TabularFile(spec, plain["repair"], ParquetParts.as_told(spec, parts, plain["rows"]))
     loader = ColumnLoader(file, spec, plain["unknown_is_missing"], plain["repair"], False, [])
     return RowPasses(file, loader, tuple(plain["names"]), plain["lists"], plain["counting"])
+
+
+def table_read_by(plain: dict[str, Any], label: NDArray[np.float32]) -> Table:
+    """Return a table of the features that ``plain_reading`` has told of. Raises: ConfigurationError: as ``passes_of``.
+
+    Args:
+        label: of its rows, which the site's process has read.
+    """
+    passes = passes_of(plain)
+    types = tuple("c" if name in passes.lists else "float" for name in passes.names)
+    return Table(np.empty((0, len(types)), np.float32), passes.names, types, label, "", passes=passes)
 
 
 def values_digest(table: Table) -> bytes:

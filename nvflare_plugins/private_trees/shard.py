@@ -4,19 +4,24 @@ What a shard asks with, exact sums of its rows, goes to the process that speaks 
 shards' integers are added, which gives those of the site whatever their number, and then paid for, noised and masked
 once. So the model is the same bytes for any number of shards, of all kinds of growers.
 
+    read      digest              first, where shards read files     reply: nothing (shards/reading.py)
     sums      int64 sums, which release       reply: int64, noised sums over all sites
     round     number of one that is over      reply: nothing
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers
+from nvflare_plugins.data_sets.shard_reader import plain_reading, reading_as_told, table_read_by, values_digest
+from nvflare_plugins.private_trees.clipped_columns import PassedColumns, clipped
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.trainers import train
@@ -24,6 +29,7 @@ from nvflare_plugins.private_trees.training import AfterRound, OwnRows, SumsOver
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.lockstep import lead
 from nvflare_plugins.shards.place import ShardPlace, one_model, runs_of, said_of_model
+from nvflare_plugins.shards.reading import READ, comparing
 from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 
@@ -46,9 +52,8 @@ def train_in_shards(
         VeilBoostError: what ended the training; what happened at a worker comes with its number.
     """
     public = (job.to_dict(), channel.rank, channel.world, plan.training.feature_names)
-    arguments = [
-        (number, *public, _plain(rows, run)) for number, run in enumerate(runs_of(rows.label.size, len(workers)))
-    ]
+    runs = runs_of(rows.label.size, len(workers))
+    arguments = [(number, *public, _plain(rows, run)) for number, run in enumerate(runs)]
 
     def answer(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
         if word == ROUND:
@@ -63,17 +68,49 @@ def train_in_shards(
         return [noisy] * len(asked)
 
     plan.training.trust.check_sites(channel.world)
-    model = one_model(lead(workers, _PATH, arguments, answer))
+    with comparing(answer, lambda: _digests(rows, [plain for *_, plain in arguments])) as answered:
+        model = one_model(lead(workers, _PATH, arguments, answered))
     channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
     return model
 
 
 def _plain(rows: OwnRows, run: slice) -> dict[str, Any]:
+    """Return a run of rows as plain values: the columns themselves, or what a worker needs to read them."""
+    columns, reading = rows.columns, None
+    if isinstance(columns, PassedColumns):
+        passes = columns.table.passes
+        reading = None if passes is None or run.start == run.stop else plain_reading(passes, run)
+        held = np.empty((columns.shape[0], 0), dtype=np.float32)
+    else:
+        held = np.stack([column[run] for column in columns])
     return {
-        "columns": np.stack([column[run] for column in rows.columns]),
+        "columns": held,
+        "reading": reading,
+        "reads": isinstance(columns, PassedColumns),
         "label": rows.label[run],
         "weights": None if rows.weights is None else rows.weights[run],
     }
+
+
+def _rows_of(plain: dict[str, Any], bounds: Sequence[FeatureBounds]) -> OwnRows:
+    """Return the rows that ``_plain`` has told of. Raises: ConfigurationError: see ``table_read_by``."""
+    columns = plain["columns"]
+    if plain["reading"] is not None:
+        columns = clipped(table_read_by(plain["reading"], plain["label"]), bounds)
+    return OwnRows(columns, plain["label"], plain["weights"])
+
+
+def _digest(plain: dict[str, Any]) -> bytes:
+    reading = plain["reading"]
+    return b"" if reading is None else values_digest(table_read_by(reading, plain["label"]))
+
+
+def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Return what each shard has to find in the files that it reads. Raises: DataRefusal: a file has changed."""
+    found = [_digest(one) for one in plain]
+    if isinstance(rows.columns, PassedColumns) and rows.columns.table.passes is not None:
+        rows.columns.table.passes.file.check_unchanged()
+    return found
 
 
 class PrivateShard(Conversation):
@@ -89,14 +126,18 @@ class PrivateShard(Conversation):
             job: the job's fields, from which the public plan follows.
             rank, world: of the site among the sites.
             names: of the features.
-            rows: fields of ``OwnRows``.
+            rows: see ``_plain``.
         """
 
         def work(ask: Ask) -> tuple[bytes, bytes | None]:
             plan = JobPlan.of(PrivateTreesJob.from_dict(job), world, names)
             place = ShardPlace(rank, world)
             sums = _AskedSums(ask, place)
-            model = train(plan.training, place, sums, OwnRows(**rows), lambda n: ask(ROUND, n))
+            with reading_as_told():
+                own = _rows_of(rows, plan.training.bounds)
+                if rows["reads"]:
+                    ask(READ, _digest(rows))
+                model = train(plan.training, place, sums, own, lambda n: ask(ROUND, n))
             return said_of_model(number, model)
 
         super().__init__(work)

@@ -43,7 +43,7 @@ from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
-from nvflare_plugins.shards.hosting import workers_of
+from nvflare_plugins.shards.hosting import reads_in_passes, workers_of
 from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
@@ -112,7 +112,9 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
-    held_by = _held_by(plan, policy.cluster_for(job.data_set) is not None)
+    # Where the policy names a cluster, its workers hold what training needs.
+    held_by = _held_by(plan) if policy.cluster_for(job.data_set) is None else None
+    takes_passes = reads_in_passes(policy, job.data_set, [spec]) and held_by is None
     table = load_table(
         spec,
         label=job.label,
@@ -122,7 +124,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         label_classes=job.label_classes,
         with_ids=asks_for_sent or persons.needs_ids,
         repair=True,
-        takes_passes=held_by is None,
+        takes_passes=takes_passes,
         held_by=held_by or "",
     )
     n_reports = table.n_rows
@@ -151,11 +153,10 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
 
 
-def _held_by(plan: JobPlan, is_on_cluster: bool) -> str | None:
+def _held_by(plan: JobPlan) -> str | None:
     """Say what needs all rows at once, if something does."""
-    if plan.training.method.grower is Grower.XGBOOST:
-        return "XGBoost refreshes trees over rows that it holds (grower=xgboost)"
-    return "workers of a cluster are given rows that this process holds" if is_on_cluster else None
+    is_by_xgboost = plan.training.method.grower is Grower.XGBOOST
+    return "XGBoost refreshes trees over rows that it holds (grower=xgboost)" if is_by_xgboost else None
 
 
 def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:

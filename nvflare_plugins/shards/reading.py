@@ -28,18 +28,21 @@ def comparing(answer: Answer, digests: Callable[[], list[bytes]]) -> Iterator[An
         WorkerFailure: a shard has read something else; the text has its number.
         VeilBoostError: what ``digests`` raised.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader") as reader:
-        here = reader.submit(digests)
+    reader = ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader")
+    here = reader.submit(digests)
 
-        def answered(word: str, asked: list[tuple[Any, ...]]) -> Any:
-            if word != READ:
-                return answer(word, asked)
-            for number, ((found,), expected) in enumerate(zip(asked, here.result(), strict=True)):
-                if found != expected:
-                    raise WorkerFailure(
-                        f"worker {number} of this site's cluster reads other rows than the site's own process. Policy "
-                        "keys: data_sets.<name>.path, cluster.workers_read. Remedy: have it reach the same files."
-                    )
-            return [None] * len(asked)
+    def answered(word: str, asked: list[tuple[Any, ...]]) -> Any:
+        if word != READ:
+            return answer(word, asked)
+        for number, ((found,), expected) in enumerate(zip(asked, here.result(), strict=True)):
+            if found != expected:
+                raise WorkerFailure(
+                    f"worker {number} of this site's cluster reads other rows than the site's own process. Policy "
+                    "keys: data_sets.<name>.path, cluster.workers_read. Remedy: have it reach the same files."
+                )
+        return [None] * len(asked)
 
+    try:
         yield answered
+    finally:
+        reader.shutdown(wait=False)  # who has lost a worker does not wait for the end of a pass

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dp_components.events import GaussianEvent, Release
+from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
@@ -19,10 +21,12 @@ from nvflare_plugins.failures import WorkerFailure
 from nvflare_plugins.horizontal import shard
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.sharded import ShardedRows
+from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.shards.hosting import reads_in_passes
 from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
+from tests.support.private_federation import DATA, PrivateFederation, frame_of, job_of
 from tests.support.shards import in_shards
 
 COLORS = ["rot", "grün", "blau"]
@@ -144,6 +148,48 @@ def test_models_and_metrics_are_those_of_rows_that_are_handed_out(
         succeed(made.run(job(**changes)))
         found[name] = made.model(), made.cuts().to_lists(), made.metrics("site-1")
     assert found["given"] == found["read"]
+
+
+def private_federation(folder: Path, name: str = "parts") -> PrivateFederation:
+    """Three sites, of which the first has its rows in a folder, or in one file."""
+    frame = frame_of(missing=True)
+    frame["label"] = frame.label.where(np.arange(len(frame)) % 50 != 0)  # rows that are left out
+    frame.loc[3, "x1"] = 1e40  # and a value that is clipped
+    made = PrivateFederation(folder, frame)
+    write_parts(made.workspace("site-1") / "rows", pd.read_parquet(made.workspace("site-1") / f"{DATA}.parquet"))
+    path = "rows" if name == "parts" else f"{DATA}.parquet"
+    made.write_policy("site-1", data_sets={DATA: {"path": path, "privacy": {"epsilon": 3.0, "delta": 1e-4}}})
+    return made
+
+
+def private_job(**changes: Any) -> PrivateTreesJob:
+    return job_of(trust="trusted_aggregator", structure_seed=5, components={"n_trees": 3}, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"method": "dp_tr_newton_ih"}, pytest.param({"method": "dp_gbm"}, marks=pytest.mark.slow)]
+)
+def test_private_models_are_those_of_rows_that_are_handed_out(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_noise(sums: Any, *_: Any) -> Release:
+        return Release(np.asarray(sums), GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW))
+
+    models = set()
+    for name, n_workers in (("file", 1), ("parts", 1), ("parts", 3)):
+        made = private_federation(tmp_path / f"{name}{n_workers}", name)
+        with monkeypatch.context() as patch:
+            in_shards(patch, {"site-1": n_workers})
+            made.run_private(private_job(**changes), server_noise=no_noise).succeed()
+        models.add(made.model())
+    assert len(models) == 1
+
+
+def test_a_private_jobs_worker_without_the_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = private_federation(tmp_path)
+    in_shards(monkeypatch, {"site-1": 2}, second_elsewhere)
+    failure = made.run_private(private_job()).error("site-1")
+    assert isinstance(failure, WorkerFailure) and "worker 1 of this site's cluster: file 2 by name" in str(failure)
 
 
 def test_files_whose_names_are_no_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
