@@ -290,6 +290,14 @@ class DataSet(Document):
         """Whether its rows are never all held at once."""
         return self.memory in _PASSED or (self.memory is None and self.loader is None and is_in_parts(self.path))
 
+    def check_may_be_held(self, held_by: str) -> None:
+        """Refuse to hold all rows where the policy wants none held. Args: held_by: why. Raises: ConfigurationError."""
+        if self.in_passes:
+            raise ConfigurationError(
+                f"data set {self.name!r} is read in passes, and {held_by}: say that it may. "
+                f'Policy key: data_sets.{self.name}.memory ("whole").'
+            )
+
     def check_holds_bins(self, holder: str) -> None:
         """Refuse that the bins of its rows lie in files. Args: holder: who holds them. Raises: ConfigurationError."""
         if self.memory == EXTERNAL:

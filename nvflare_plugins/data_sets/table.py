@@ -211,11 +211,8 @@ def load_table(
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special, may_lack_ids) if with_ids else []
     in_passes = spec.in_passes and bool(names)
-    if in_passes and not takes_passes:
-        raise ConfigurationError(
-            f"data set {spec.name!r} is read in passes, and {held_by}: say that it may. "
-            f'Policy key: data_sets.{spec.name}.memory ("whole").'
-        )
+    if names and not takes_passes:
+        spec.check_may_be_held(held_by)
     held = special if in_passes else [*names, *special]
     asked = [name for name in text if name in held]
     columns = file.read(

@@ -70,6 +70,7 @@ def load_rows(
     """
     if spec.id is None:
         raise ConfigurationError(f"data set {spec.name!r} has no id column. Policy key: data_sets.{spec.name}.id.")
+    spec.check_may_be_held("this mechanism holds all rows at once")
     file = TabularFile(spec, repair=True)
     wanted = [*features, *([label] if label is not None else [])]
     for name in (*wanted, spec.id):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.result import Alignment
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.passes import RowPasses
 from nvflare_plugins.data_sets.row_ids import canonical_ids, load_ids
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.data_sets.tabular_files import TabularFile
@@ -53,9 +54,7 @@ class Rows:
         """
         if rows is None:
             return self
-        first, end = rows
-        if end > self.n_rows:
-            raise DataRefusal("the job asks for rows that the data set does not have")
+        first, end = _range(rows, self.n_rows)
         return Rows(self.features[first:end], None if self.ids is None else self.ids[first:end], first)
 
     def names(self) -> list[str]:
@@ -65,18 +64,64 @@ class Rows:
         return [one.decode() for one in self.ids]
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class UnreadRows:
+    """Rows of a data set that is read in passes: those that a job names are held once they are known, and no others.
+
+    Attributes:
+        ids: as of ``Rows``.
+    """
+
+    passes: RowPasses
+    ids: tuple[bytes, ...] | None
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows."""
+        return self.passes.n_rows
+
+    def aligned(self, alignment: Alignment) -> UnreadRows:
+        """Return the common rows in the common order."""
+        alignment.check_length(self.n_rows)
+        ids = None if self.ids is None else tuple(self.ids[place] for place in alignment.positions)
+        return UnreadRows(self.passes.taken(alignment.positions), ids)
+
+    def part(self, rows: list[int] | None) -> Rows:
+        """Read the rows from a position on and before another, column by column.
+
+        Raises:
+            DataRefusal: there are no such rows, or a file has changed.
+        """
+        first, end = _range(rows, self.n_rows)
+        passes = self.passes.taken(np.arange(first, end))
+        features = np.empty(passes.shape[::-1], dtype=np.float32)
+        for place, column in enumerate(passes):
+            features[:, place] = column
+        return Rows(features, None if self.ids is None else self.ids[first:end], first)
+
+
+def _range(rows: list[int] | None, n_rows: int) -> tuple[int, int]:
+    """Return the first row that a job names and the end. Raises: DataRefusal: there are no such rows."""
+    first, end = (0, n_rows) if rows is None else rows
+    if end > n_rows:  # how many there are is not said
+        raise DataRefusal("the job asks for rows that the data set does not have")
+    return first, end
+
+
 def load_rows(
     data_set: DataSet,
     columns: tuple[str, ...],
     categories: Mapping[str, tuple[str, ...]] | None = None,
     unknown_is_missing: bool = False,
-) -> Rows:
-    """Load the columns that a model was trained on.
+    held_by: str | None = None,
+) -> Rows | UnreadRows:
+    """Load the columns that a model was trained on; where the policy wants no data set held, nothing but the ids.
 
     Args:
         categories: public list of each categorical column. A category of the list that training never saw is none of
             any split's; one outside the list is refused.
         unknown_is_missing: categories outside the list count as missing instead.
+        held_by: what needs all rows at once, if something does.
 
     Raises:
         ConfigurationError: the file cannot be read, lacks a column or an id, or holds what is no number.
@@ -89,9 +134,11 @@ def load_rows(
             categories=categories,
             unknown_is_missing=unknown_is_missing,
             with_ids=True,
+            takes_passes=held_by is None,
+            held_by=held_by or "",
         )
         ids = None if table.ids is None else tuple(canonical_ids(table.ids, data_set.name, data_set.missing))
-        return Rows(table.features, ids)
+        return Rows(table.features, ids) if table.passes is None else UnreadRows(table.passes, ids)
     ids = None if data_set.id is None else tuple(load_ids(data_set))
     n_rows = len(ids) if ids is not None else _count_rows(data_set)
     return Rows(np.empty((n_rows, 0), dtype=np.float32), ids)

@@ -9,7 +9,7 @@ theirs sufficient.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,7 @@ from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contribu
 from nvflare_plugins.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.vertical_inference.row_budget import RowBudget
-from nvflare_plugins.vertical_inference.rows import Rows
+from nvflare_plugins.vertical_inference.rows import Rows, UnreadRows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
 from nvflare_plugins.vertical_inference.serving.parties import check_cap, serve, stay
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
@@ -91,14 +91,15 @@ _CONSENTS = {
 Write = Callable[[Path], Path]
 
 
-def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobResult:
-    stored, rows = prepared
+def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows | UnreadRows]) -> JobResult:
+    stored, found = prepared
     run = Run(attempt, stored.identity)
     _agree(run, [])
     if run.job.data_set is not None:
-        rows = _align(run, rows)
-        _agree(run, [rows])
-        rows = rows.part(run.job.rows)
+        found = _align(run, found)
+        _agree(run, [found])
+    rows = found.part(run.job.rows)
+    if run.job.data_set is not None:
         _allow(run, stored.part, rows)
     write: Write | None = None
     if isinstance(stored.part, ActivePart):
@@ -110,7 +111,7 @@ def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows]) -> JobRe
     return JobResult(keyed.hex(), message, {"action": run.job.action})
 
 
-def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], Rows]:
+def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], Rows | UnreadRows]:
     """Check the job against part, policy and data, at this site alone; return the part and this site's rows.
 
     Raises:
@@ -123,7 +124,7 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
     action = Action(job.action)
     if isinstance(stored.part, PassivePart) and action in _CONSENTS:
         context.policy.check_consent(*_CONSENTS[action])
-    rows = _NO_ROWS
+    rows: Rows | UnreadRows = _NO_ROWS
     if job.data_set is not None:
         rows = load_own(job, context, stored.part)
     if job.alignment is not None and rows.ids is None:
@@ -145,7 +146,7 @@ def _check_parties(identity: ModelIdentity, context: SiteContext) -> None:
 # -- agreement --------------------------------------------------------------------------------------------------------
 
 
-def _agree(run: Run, sets: list[Rows]) -> None:
+def _agree(run: Run, sets: Sequence[Rows | UnreadRows]) -> None:
     """Compare job and model with the other parties, then the rows too.
 
     Raises:
@@ -176,7 +177,7 @@ def _allow(run: Run, part: Part, rows: Rows) -> None:
     run.attempt.gather_sealed("budgets", b"")
 
 
-def _align(run: Run, rows: Rows) -> Rows:
+def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
     """Bring the rows into the order of all parties, as the job asks for."""
     job, context, attempt = run.job, run.context, run.attempt
     alignment = alignment_in_use(run)
@@ -331,7 +332,7 @@ def _data(job: InferenceJob, part: Part, rows: Rows) -> tuple[DataFacts, ...]:
     return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing, dict(part.categories)),)
 
 
-def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows]) -> dict[str, str | int]:
+def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows | UnreadRows]) -> dict[str, str | int]:
     return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
 
 

@@ -13,11 +13,13 @@ from dp_components.events import GaussianEvent, Release
 from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.passes import RowPasses
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.dpboost.job import DpBoostJob
 from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
+from nvflare_plugins.federboost_vertical.tables import load_rows
 from nvflare_plugins.report.run_record import RunRecord
 from tests.support import bagging
 from tests.support.federation import Federation
@@ -159,6 +161,13 @@ def test_passive_parties_train_on_rows_that_they_do_not_hold(
         found.append((merged(parties, "first"), merged(parties, "second"), metrics))
         assert bool(reads) == (mode == "parts")
     assert found[0] == found[1]
+
+
+def test_buckets_of_rows_are_made_of_held_rows_alone(tmp_path: Path) -> None:
+    pd.DataFrame({"id": ["a"], "x": [1.0]}).to_parquet(tmp_path / "rows.parquet")
+    spec = DataSet("rows", tmp_path / "rows.parquet", "parquet", id="id", memory="passes")
+    with pytest.raises(ConfigurationError, match=r"holds all rows at once.*data_sets\.rows\.memory"):
+        load_rows(spec, ["x"], None, None, None)  # type: ignore[arg-type]
 
 
 def test_who_has_the_label_holds_all_rows_and_says_why(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
@@ -135,6 +136,26 @@ def test_csv_holds_the_same_bits_and_only_the_rows_asked_for(case):
     expected = case.expected(iteration_range=(1, 3))[30:90]
     np.testing.assert_array_equal(table["prediction"].to_numpy(np.float32), expected)
     assert table["row"].tolist() == list(range(30, 90))
+
+
+def test_rows_of_files_that_are_not_held_are_predicted_alike(case):
+    for number, site in enumerate(SITES):
+        sets = case.parties.policy_of(site)["data_sets"]
+        own = pd.read_parquet(case.parties.workspace(site) / "new.parquet").sample(frac=1, random_state=number)
+        (case.parties.workspace(site) / "parts").mkdir()
+        for part, first in enumerate(range(0, len(own), 70)):
+            path = case.parties.workspace(site) / "parts" / f"{part}.parquet"
+            own.iloc[first : first + 70].to_parquet(path, index=False)
+        case.parties.set_policy(site, data_sets={"new": {**sets["new"], "path": "parts"}})
+    succeed(case.run(rows=[30, 90], alignment="first"))
+    order = np.argsort(case.ids)  # of the canonical ids
+    table = pd.read_parquet(case.result("predictions.parquet"))
+    np.testing.assert_array_equal(table["margin"].to_numpy(np.float32), case.expected(output_margin=True)[order][30:90])
+    assert table["id"].tolist() == [case.ids[row] for row in order[30:90]]
+    [facts] = RunRecord.read(case.parties.run_folder("site-2")).data
+    assert facts.rows == 60
+    outcomes = case.run("more", rows=[30, 900], alignment="job")
+    assert "rows that the data set does not have" in only_error(outcomes, ConfigurationError)
 
 
 def test_probabilities_of_classes(tmp_path):

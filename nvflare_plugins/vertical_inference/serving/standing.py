@@ -12,18 +12,19 @@ from nvflare_plugins.files import write_durably
 from nvflare_plugins.vertical.job import ALIGN_FIRST
 from nvflare_plugins.vertical.model.model_files import Part
 from nvflare_plugins.vertical.protocol.terms import rows_content
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.rows import Rows, load_rows
+from nvflare_plugins.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.vertical_inference.rows import Rows, UnreadRows, load_rows
 from nvflare_plugins.vertical_inference.run import Run
 
 STATE_FILE = "serving.json"
 ALIGNMENT_FILE = "alignment.npz"
 
 
-def load_own(job: InferenceJob, context: SiteContext, part: Part) -> Rows:
+def load_own(job: InferenceJob, context: SiteContext, part: Part) -> Rows | UnreadRows:
     """Load this site's columns of the job's data set, as the policy says. Raises: as ``load_rows``; PolicyRefusal."""
     data_set = context.policy.data_set_for(str(job.data_set), job.profile)
-    return load_rows(data_set, part.columns, part.categories, job.unknown_category_is_missing)
+    held_by = "a job that stays answers at once for any row" if job.action == Action.SERVE.value else None
+    return load_rows(data_set, part.columns, part.categories, job.unknown_category_is_missing, held_by)
 
 
 def alignment_in_use(run: Run) -> str | None:
@@ -68,7 +69,7 @@ def refreshed(run: Run, part: Part, alignment: str, number: int) -> tuple[Rows |
     rows, content = None, b""
     try:
         found = load_alignment(context, alignment, str(run.job.data_set))
-        rows = load_own(run.job, context, part).aligned(found)
+        rows = load_own(run.job, context, part).aligned(found).part(None)
         content = json.dumps([found.data_set, found.n_common, found.proof.hex()]).encode() + rows_content(rows.ids)
     except (ConfigurationError, PolicyRefusal) as error:
         attempt.progress.say(f"alignment {alignment} is not taken: {getattr(error, 'reason', error)}")
