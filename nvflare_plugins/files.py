@@ -6,8 +6,10 @@ import csv
 import io
 import os
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from nvflare_plugins.formatting import inert
 
@@ -17,20 +19,27 @@ if TYPE_CHECKING:
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
     """Write a file whole or not at all, also if it is interrupted. Returns its path."""
+    with written_atomically(path, mode) as file:
+        file.write(content)
+    return path
+
+
+@contextmanager
+def written_atomically(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Open a file that is there whole once all has been written, and not at all if something fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     partial.unlink(missing_ok=True)  # of a process that was killed
     # A name that others can guess, in a folder that may be theirs too: no link of theirs is followed.
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return path
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
@@ -72,25 +81,54 @@ def write_results(path: Path, table: pd.DataFrame) -> int:
     Returns:
         How many cells, and names of columns, were changed.
     """
-    n_changed = 0
-    if path.suffix == ".csv":
-        table = table.copy()
-        for place, kind in enumerate(table.dtypes):
-            cells = [] if kind.kind in "biufcMm" else list(table.iloc[:, place])
-            changed = [inert(cell) if isinstance(cell, str) else cell for cell in cells]
-            n = sum(cell is not before for cell, before in zip(changed, cells, strict=True))
-            if n:
-                table.isetitem(place, changed)
-            n_changed += n
-        names = [inert(str(name)) for name in table.columns]
-        n_changed += sum(name != str(before) for name, before in zip(names, table.columns, strict=True))
-        table = table.set_axis(names, axis=1)
-    write_private_table(path, table)
-    return n_changed
+    return write_result_blocks(path, [table])[1]
 
 
-def _csv(table: pd.DataFrame) -> bytes:
-    text: str = table.to_csv(index=False)
+def write_result_blocks(path: Path, tables: Iterable[pd.DataFrame]) -> tuple[int, int]:
+    """Write rows as ``write_results``, block by block as they come; all of them, or no file.
+
+    Returns:
+        How many rows were written; how many cells, and names of columns, were changed.
+
+    Raises:
+        whatever ``tables`` raises.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as arrow_parquet
+
+    n_rows = n_changed = 0
+    with written_atomically(path, 0o600) as file, ExitStack() as stack:
+        writer = None
+        for number, table in enumerate(tables):
+            n_rows += len(table)
+            if path.suffix == ".csv":
+                table, n_cells, n_names = _inert(table)
+                n_changed += n_cells + (0 if number else n_names)
+                file.write(_csv(table, has_header=number == 0))
+                continue
+            rows = pa.Table.from_pandas(table, schema=None if writer is None else writer.schema, preserve_index=False)
+            writer = writer or stack.enter_context(arrow_parquet.ParquetWriter(file, rows.schema))
+            writer.write_table(rows)
+    return n_rows, n_changed
+
+
+def _inert(table: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
+    """Return rows without what a spreadsheet would compute, and how many cells, and names, were changed."""
+    n_changed, table = 0, table.copy()
+    for place, kind in enumerate(table.dtypes):
+        cells = [] if kind.kind in "biufcMm" else list(table.iloc[:, place])
+        changed = [inert(cell) if isinstance(cell, str) else cell for cell in cells]
+        n = sum(cell is not before for cell, before in zip(changed, cells, strict=True))
+        if n:
+            table.isetitem(place, changed)
+        n_changed += n
+    names = [inert(str(name)) for name in table.columns]
+    n_names = sum(name != str(before) for name, before in zip(names, table.columns, strict=True))
+    return table.set_axis(names, axis=1), n_changed, n_names
+
+
+def _csv(table: pd.DataFrame, has_header: bool = True) -> bytes:
+    text: str = table.to_csv(index=False, header=has_header)
     if "\r" in text:  # Python's writer quotes a line feed alone, and readers take both for the end of a row
-        text = table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
+        text = table.to_csv(index=False, header=has_header, quoting=csv.QUOTE_NONNUMERIC)
     return text.encode()

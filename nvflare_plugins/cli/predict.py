@@ -16,13 +16,13 @@ import pandas as pd
 from nvflare_plugins.data_sets.declaration import DataSet, format_of
 from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_atomically, write_results
+from nvflare_plugins.files import write_atomically, write_result_blocks
 from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.explanations import draw_strongest, shap_columns
+from nvflare_plugins.scoring.explanations import Strengths, shap_columns
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows import Rows, read_blocks, read_rows
+from nvflare_plugins.scoring.rows import Rows, read_blocks
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
@@ -38,27 +38,21 @@ def run(options: argparse.Namespace) -> int:
     _check_threshold(options.threshold, model)
     if options.explain:
         model.check_explainable()
-    asked, picture = (_data_set(options), model.features, options.id, options.ignore), None
-    if not options.explain:
-        blocks = read_blocks(*asked, unknown_is_missing=options.unknown_is_missing)
-        frame = pd.concat([_scores(options, model, rows) for rows in blocks], ignore_index=True)
-    else:
-        rows = read_rows(*asked, unknown_is_missing=options.unknown_is_missing)
-        frame = _scores(options, model, rows)
-        contributions = model.contributions(rows.values, options.rounds)
-        frame = _beside(frame, pd.DataFrame(shap_columns(model, contributions)))
-        picture = draw_strongest(model, contributions) if len(frame) else None
+    asked, strengths = (_data_set(options), model.features, options.id, options.ignore), Strengths(model)
+    blocks = read_blocks(*asked, unknown_is_missing=options.unknown_is_missing)
     shown, image = printable(str(options.out), _LONGEST_PATH), options.out.with_suffix(".svg")
     try:
-        changed = write_results(options.out, frame)
-        if picture is not None:
-            write_atomically(image, picture, 0o600)
+        n_rows, changed = write_result_blocks(
+            options.out, (_results(options, model, rows, strengths) for rows in blocks)
+        )
+        if strengths.n_rows:
+            write_atomically(image, strengths.picture(), 0o600)
     except OSError as error:
         raise ScoringError(f"--out {shown} cannot be written: {reason_of(error)}") from None
-    print(f"wrote {shown}: {len(frame)} rows scored with {_described(model, options.rounds)}")
+    print(f"wrote {shown}: {n_rows} rows scored with {_described(model, options.rounds)}")
     if changed:
         print(f"note: {counted(changed, 'text')} that a spreadsheet would compute got an apostrophe before it")
-    if picture is not None:
+    if strengths.n_rows:
         print(f"wrote {printable(str(image), _LONGEST_PATH)}: the strongest features")
     return 0
 
@@ -141,6 +135,16 @@ def _declared(options: argparse.Namespace) -> DataSet:
             "first two alone)"
         )
     return SitePolicy.load(own_workspace(options.workspace, options.site), options.site).data_set(options.data_set)
+
+
+def _results(options: argparse.Namespace, model: FinishedModel, rows: Rows, strengths: Strengths) -> pd.DataFrame:
+    """Return what is written of some rows; with --explain, their SHAP values are added to the strengths."""
+    frame = _scores(options, model, rows)
+    if not options.explain:
+        return frame
+    contributions = model.contributions(rows.values, options.rounds)
+    strengths.add(contributions)
+    return _beside(frame, pd.DataFrame(shap_columns(model, contributions)))
 
 
 def _scores(options: argparse.Namespace, model: FinishedModel, rows: Rows) -> pd.DataFrame:

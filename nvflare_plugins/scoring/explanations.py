@@ -38,17 +38,33 @@ def strongest_features(model: FinishedModel, contributions: NDArray[np.float32])
 
     Shapes: contributions: as ``FinishedModel.contributions``, of at least one row.
     """
-    strength = np.abs(contributions[:, :, :-1].astype(np.float64)).mean(axis=(0, 1))
-    order = np.argsort(-strength, kind="stable")
-    return [(model.features[place].name, float(strength[place])) for place in order]
+    strengths = Strengths(model)
+    strengths.add(contributions)
+    return strengths.ranked()
 
 
-def draw_strongest(model: FinishedModel, contributions: NDArray[np.float32]) -> bytes:
-    """Return the picture of the strongest features as SVG.
+class Strengths:
+    """Mean absolute SHAP values of a model's features, over rows that are seen some at a time."""
 
-    Shapes: contributions: as ``FinishedModel.contributions``, of at least one row.
-    """
-    ranked = [entry for entry in strongest_features(model, contributions) if entry[1] > 0][:_MOST_BARS]
-    bars = [Bar(name, value, number(value)) for name, value in ranked]
-    caption = f"Mean |SHAP value| of the margin over {contributions.shape[0]:,} rows"
-    return picture(horizontal_bars(bars), caption).encode()
+    def __init__(self, model: FinishedModel) -> None:
+        self._model, self.n_rows = model, 0
+        self._sums: NDArray[np.float64] = np.zeros(len(model.features))
+
+    def add(self, contributions: NDArray[np.float32]) -> None:
+        """Take rows into account. Shapes: contributions: as ``FinishedModel.contributions``."""
+        if contributions.shape[0]:
+            self.n_rows += contributions.shape[0]
+            self._sums += np.abs(contributions[:, :, :-1].astype(np.float64)).mean(axis=1).sum(axis=0)
+
+    def ranked(self) -> list[tuple[str, float]]:
+        """Return features with their mean over at least one row, the largest first."""
+        strength = self._sums / self.n_rows
+        order = np.argsort(-strength, kind="stable")
+        return [(self._model.features[place].name, float(strength[place])) for place in order]
+
+    def picture(self) -> bytes:
+        """Return the strongest features of at least one row as SVG."""
+        ranked = [entry for entry in self.ranked() if entry[1] > 0][:_MOST_BARS]
+        bars = [Bar(name, value, number(value)) for name, value in ranked]
+        caption = f"Mean |SHAP value| of the margin over {self.n_rows:,} rows"
+        return picture(horizontal_bars(bars), caption).encode()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from nvflare_plugins.cli.export import strip_sum_hessian
@@ -62,6 +63,14 @@ def test_a_folder_of_files_is_scored_some_rows_at_a_time(
     assert predict(tmp_path, "--id", ID, data=f"parts/{pattern}", out="many.csv") == 0
     assert predict(tmp_path, "--id", ID, out="one.csv") == 0
     assert (tmp_path / "many.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+    for kind in ("csv", "parquet"):
+        assert predict(tmp_path, "--id", ID, "--explain", data=f"parts/{pattern}", out=f"many.{kind}") == 0
+        assert predict(tmp_path, "--id", ID, "--explain", out=f"one.{kind}") == 0
+    assert (tmp_path / "many.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
+    many = pq.ParquetFile(tmp_path / "many.parquet")
+    assert many.metadata.num_row_groups > 4
+    pd.testing.assert_frame_equal(many.read().to_pandas(), pd.read_parquet(tmp_path / "one.parquet"), check_dtype=False)
+    assert (tmp_path / "many.svg").read_bytes() == (tmp_path / "one.svg").read_bytes()
     rows.assign(more=1).to_parquet(tmp_path / "parts" / "4.parquet", index=False)
     capsys.readouterr()
     assert predict(tmp_path, "--id", ID, data=f"parts/{pattern}", out="no.csv") == 1
