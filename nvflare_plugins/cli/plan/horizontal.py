@@ -42,6 +42,7 @@ from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters
 
+_PASSED_ROW_BYTES = 84  # with a gradient pair and a prediction, some 100 bytes a row
 _BINS_OF_ONE_BYTE = 256
 
 
@@ -116,7 +117,8 @@ class Estimate:
         setup_s: session, cuts and scales before the first round, and pooled metrics after the last.
         round_bytes: what one site sends in one round; it receives as much.
         total_bytes: what one site sends in the whole training.
-        site_memory, server_memory: at the largest, per process.
+        site_memory, server_memory: at the largest, per process; of a site that holds its table.
+        passes_memory, external_memory: of a site that reads it in passes, with its bins in memory or in files.
         opened_by: who can open one site's contributions.
     """
 
@@ -130,6 +132,8 @@ class Estimate:
     server_bytes: int
     site_memory: int
     server_memory: int
+    passes_memory: int
+    external_memory: int
     opened_by: str
     n_rounds: int
 
@@ -152,6 +156,7 @@ def estimate(
     round_bytes = _total(per_round, profile)
     total_bytes = _total(once, profile) + workload.rounds * round_bytes
     site, server = _memory(workload, profile, [*per_round, *once])
+    held, passes, external = _data_memory(workload)
     exchanges = SESSION_EXCHANGES + POOLED_EXCHANGES * workload.pooled_metrics
     return Estimate(
         profile=profile,
@@ -165,8 +170,10 @@ def estimate(
         round_bytes=round_bytes,
         total_bytes=total_bytes,
         server_bytes=2 * workload.sites * total_bytes,
-        site_memory=process_bytes + site,
+        site_memory=process_bytes + site + held,
         server_memory=process_bytes + server,
+        passes_memory=process_bytes + site + passes,
+        external_memory=process_bytes + site + external,
         opened_by=leakage_class(profile, workload.sites),
         n_rounds=workload.rounds,
     )
@@ -192,12 +199,20 @@ def _session_s(network: Network, n_sites: int) -> float:
     return max(received / network.site_bytes_per_s, n_sites * received / network.server_bytes_per_s)
 
 
-def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tuple[int, int]:
-    """Return the bytes that data, histograms and messages take at a site and at the server."""
-    cells = workload.rows_per_site * workload.features
+def _data_memory(workload: Workload) -> tuple[int, int, int]:
+    """Return the bytes of a site's rows: held, read in passes, and so with the bins in files."""
+    cells, rows = workload.rows_per_site * workload.features, workload.rows_per_site
     bin_bytes = 1 if workload.bins <= _BINS_OF_ONE_BYTE else 2
-    # The table, its sorted keys during the search of cuts, the binned matrix; gradients and predictions.
-    data = cells * (4 + 4 + bin_bytes) + workload.rows_per_site * 16 * workload.outputs
+    of_rows = rows * 16 * workload.outputs  # gradients and predictions
+    # Held: the table, its sorted keys during the search of cuts, the binned matrix. In passes, as measured: XGBoost's
+    # bins while it builds them, and labels, weights and ids.
+    passed = cells * (bin_bytes + (5 if workload.missing else 2))
+    external = of_rows + rows * _PASSED_ROW_BYTES
+    return cells * (4 + 4 + bin_bytes) + of_rows, external + passed, external
+
+
+def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tuple[int, int]:
+    """Return the bytes that histograms and messages take at a site and at the server."""
     histograms = 2 * sum(built_nodes(workload)) * workload.features * workload.bins * 16
     largest = max(messages, key=lambda m: m.n_values)
     payload = message_bytes(largest, profile)
@@ -205,7 +220,7 @@ def _memory(workload: Workload, profile: str, messages: Sequence[Planned]) -> tu
     # the reply, the reply before, and a piece from each site; ciphertexts are added when a site's message is complete.
     is_added_in_pieces = profile in ("plain", "masks")
     under_way = workload.sites * (min(CHUNK_BYTES, payload) if is_added_in_pieces else payload)
-    return data + histograms + largest.n_values * 24 + 3 * payload, 3 * payload + under_way
+    return histograms + largest.n_values * 24 + 3 * payload, 3 * payload + under_way
 
 
 _COLUMNS = (
@@ -235,6 +250,10 @@ def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) 
             for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
         text.append("  ".join(cells).rstrip())
+    text += ["", "Site RAM where the site's policy has the table read in passes (data_sets.<name>.memory):"]
+    for e in estimates:
+        in_passes, in_files = human_bytes(e.passes_memory), human_bytes(e.external_memory)
+        text.append(f"  {e.profile:<7}passes {in_passes}, external {in_files}")
     text += ["", "What the profiles protect:"]
     text += [f"  {e.profile:<7}{THREAT_MODELS[e.profile].summary}" for e in estimates]
     text += ["", "Assumed:", *(f"  - {line}" for line in assumptions(workload, network))]

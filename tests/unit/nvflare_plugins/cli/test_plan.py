@@ -190,6 +190,17 @@ def test_the_servers_memory_follows_the_message_and_not_the_sites_under_masks():
     assert many.server_memory == 3 * payload + 300 * CHUNK_BYTES
 
 
+@pytest.mark.parametrize(("bins", "missing", "per_value"), [(256, False, 3), (256, True, 6), (300, False, 4)])
+def test_a_table_that_is_read_in_passes_takes_less(bins, missing, per_value):
+    rates = (Network(), TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
+    rows, features = 300_000, 50
+    planned = estimate(Workload(rows, features, bins, 6, 3, 5, missing=missing), "masks", *rates)
+    assert planned.passes_memory - planned.external_memory == rows // 3 * features * per_value
+    assert planned.site_memory - planned.passes_memory == rows // 3 * (
+        features * (8 + (bins > 256) + 1 - per_value) - 84
+    )
+
+
 @pytest.mark.parametrize("world", [2, 5, 9])
 def test_what_a_session_brings_a_site_grows_with_the_sites(world):
     """Unsigned sessions, without certificates, bring less than the plan says, and grow as it says."""
@@ -224,7 +235,7 @@ def test_more_of_anything_never_costs_less(profile):
     for change in ("rows", "features", "bins", "depth", "rounds", "outputs", "parallel_trees", "metrics"):
         workload = Workload(**{**_fields(base), change: 2 * getattr(base, change)})
         more = estimate(workload, profile, *rates)
-        for name in ("total_s", "total_bytes", "site_memory", "server_memory"):
+        for name in ("total_s", "total_bytes", "site_memory", "passes_memory", "external_memory", "server_memory"):
             assert getattr(more, name) >= getattr(fewer, name), (change, name)
 
 
