@@ -12,14 +12,15 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.predict import training_set
 from nvflare_plugins.data_sets.declaration import DataSet, format_of
+from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.report.drift_page import build_page
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
-from nvflare_plugins.scoring.drift import Drift, features_of, scores_of
+from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows import Rows, names_in, read_rows
+from nvflare_plugins.scoring.rows import RowsInPasses, names_in, read_rows
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
@@ -43,13 +44,13 @@ def run(options: argparse.Namespace) -> int:
     spec, facts = policy.data_sets[name], record.data[0]
     notes: list[str] = []
     before = _rows(spec, options.training, model, [])
-    if len(before.values) != facts.rows:
+    if before.n_rows != facts.rows:
         notes.append(
-            f"The training rows are those of the file as it is now: {len(before.values):,} rows, of which the job used "
+            f"The training rows are those of the file as it is now: {before.n_rows:,} rows, of which the job used "
             f"{facts.rows:,}."
         )
     now = _rows(spec, options.data, model, options.ignore)
-    if not len(before.values) or not len(now.values):
+    if not before.n_rows or not now.n_rows:
         raise ConfigurationError("there is nothing to compare: one of the files has no rows")
     features, scores = features_of(model, before, now), scores_of(model, before, now)
     document = {
@@ -57,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
         "job": path.parent.name,
         "site": policy.site,
         "threshold": options.threshold,
-        "training_rows": len(before.values),
-        "new_rows": len(now.values),
+        "training_rows": before.n_rows,
+        "new_rows": now.n_rows,
         "scores": [dataclasses.asdict(one) for one in scores],
         "features": [dataclasses.asdict(one) for one in features],
         "drifted": [one.name for one in (*scores, *features) if one.index >= options.threshold],
@@ -107,15 +108,22 @@ def _model(policy: SitePolicy, reference: str) -> Path:
     return versions.path(reference)
 
 
-def _rows(spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[str]) -> Rows:
+def _rows(spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[str]) -> Batch:
     """Read a file as the training set is read; its label and weight, and rows' ids, are no features."""
     if path is not None:
-        kind = format_of(path)
-        if kind is None or not path.is_file():
-            raise ConfigurationError(f"{printable(str(path))} is no file whose name ends in .csv or .parquet")
+        in_parts = is_in_parts(path)
+        kind = "parquet" if in_parts else format_of(path)
+        if kind is None or not (in_parts or path.is_file()):
+            raise ConfigurationError(
+                f"{printable(str(path))} is no file whose name ends in .csv or .parquet, and no folder of Parquet files"
+            )
+        if kind != "parquet" and spec.memory is not None:  # how much is held of the training set does not matter
+            spec = replace(spec, memory=None)
         spec = replace(spec, name=printable(str(path)), path=path.absolute(), format=kind, loader=None, max_rows=0)
     known = {feature.name for feature in model.features}
     others = _others(spec, known, ignored)
+    if spec.in_passes:
+        return RowsInPasses(spec, model.features, others, POLICY)
     return read_rows(spec, model.features, None, others, unknown_is_missing=True, remedies=POLICY)
 
 

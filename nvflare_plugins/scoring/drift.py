@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.formatting import bounds
 from nvflare_plugins.scoring.model import Feature, FinishedModel
-from nvflare_plugins.scoring.rows import Rows
+from nvflare_plugins.scoring.rows import Rows, RowsInPasses
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE
 from nvflare_plugins.xgb.model_json import trees_model
 
@@ -57,7 +57,10 @@ class Drift:
     now: tuple[float, ...] = ()
 
 
-def features_of(model: FinishedModel, before: Rows, now: Rows) -> list[Drift]:
+Batch = Rows | RowsInPasses
+
+
+def features_of(model: FinishedModel, before: Batch, now: Batch) -> list[Drift]:
     """Compare all columns of a model, the largest index first.
 
     Args:
@@ -65,31 +68,33 @@ def features_of(model: FinishedModel, before: Rows, now: Rows) -> list[Drift]:
     """
     cuts = _thresholds(model)
     found = []
-    for place, feature in enumerate(model.features):
-        old, new = before.values[:, place], now.values[:, place]
-        labels, bins = _bins(feature, cuts[place], old)
-        unknown = now.unknown.get(feature.name, {})
+    for feature, of_feature, then, here in zip(model.features, cuts, before.columns(), now.columns(), strict=True):
+        old, new = then.values[:, 0], here.values[:, 0]
+        labels, bins = _bins(feature, of_feature, old)
+        unknown = here.unknown.get(feature.name, {})
         found.append(_drift(feature.name, labels, bins(old), bins(new), unknown))
     return sorted(found, key=lambda one: -one.index)
 
 
-def scores_of(model: FinishedModel, before: Rows, now: Rows) -> list[Drift]:
+def scores_of(model: FinishedModel, before: Batch, now: Batch) -> list[Drift]:
     """Compare what the model makes of both: each class's probability (the second's of two), or the prediction."""
     found = []
-    names, olds = _scores(model, before.values)
-    for name, old, new in zip(names, olds, _scores(model, now.values)[1], strict=True):
+    names, olds = _scores(model, before)
+    for name, old, new in zip(names, olds, _scores(model, now)[1], strict=True):
         cuts = np.unique(np.quantile(old, np.arange(1, _SCORE_BINS) / _SCORE_BINS)) if old.size else np.empty(0)
         labels = _intervals(cuts)
         found.append(_drift(name, labels, _counts(old, cuts), _counts(new, cuts)))
     return found
 
 
-def _scores(model: FinishedModel, values: Values) -> tuple[list[str], list[NDArray[np.float64]]]:
-    if model.classes is None or not model.has_probabilities:
-        return ["prediction"], [model.predict(values).astype(np.float64)]
-    probabilities = model.probabilities(values).astype(np.float64)
+def _scores(model: FinishedModel, batch: Batch) -> tuple[list[str], list[NDArray[np.float64]]]:
+    has_probabilities = model.classes is not None and model.has_probabilities
+    of_rows = model.probabilities if has_probabilities else model.predict
+    values = np.concatenate([of_rows(rows.values) for rows in batch.blocks()]).astype(np.float64)
+    if model.classes is None or not has_probabilities:
+        return ["prediction"], [values]
     places = [1] if len(model.classes) == 2 else list(range(len(model.classes)))
-    return [f"probability.{model.classes[place]}" for place in places], [probabilities[:, place] for place in places]
+    return [f"probability.{model.classes[place]}" for place in places], [values[:, place] for place in places]
 
 
 def _thresholds(model: FinishedModel) -> list[NDArray[np.float64]]:

@@ -24,6 +24,9 @@ from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, Remedies, check_na
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
 
+_COLUMN_PASSES = 64
+"""As many columns are read at once as that makes: of few, one at a time."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
@@ -36,6 +39,55 @@ class Rows:
     values: NDArray[np.float32]
     ids: pd.Series | None
     unknown: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def n_rows(self) -> int:
+        """Return the number of rows."""
+        return len(self.values)
+
+    def columns(self) -> Iterator[Rows]:
+        """Yield the same rows with one feature after the other."""
+        for place in range(self.values.shape[1]):
+            yield Rows(self.values[:, place : place + 1], None, self.unknown)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield rows with all features, some at a time."""
+        yield self
+
+
+class RowsInPasses:
+    """The rows of a data set that is read in passes: read again whenever they are asked for; see ``Rows``.
+
+    Categories outside their list count as missing, and are counted.
+
+    Raises:
+        ScoringError: whatever reads, as ``read_rows``.
+    """
+
+    def __init__(
+        self, spec: DataSet, features: Sequence[Feature], ignored: Sequence[str], remedies: Remedies = COMMAND
+    ) -> None:
+        self._spec, self._features, self._ignored, self._remedies = spec, features, ignored, remedies
+        with _for_who_has_the_file(spec, remedies):
+            self._columns = _Columns.of(spec, features, None, ignored, remedies)
+        self.n_rows = self._columns.file.n_rows
+
+    def columns(self) -> Iterator[Rows]:
+        """Yield all rows with one feature after the other."""
+        step = max(1, len(self._features) // _COLUMN_PASSES)
+        for first in range(0, len(self._features), step):
+            asked = self._features[first : first + step]
+            text = [feature.name for feature in asked if feature.categories is not None]
+            numeric = [feature.name for feature in asked if feature.categories is None]
+            with _for_who_has_the_file(self._spec, self._remedies):
+                columns = self._columns.file.read(numeric, text, may_be_empty=True)
+                yield from self._columns.rows(columns, asked, None, True).columns()
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield rows with all features, some at a time."""
+        yield from read_blocks(
+            self._spec, self._features, None, self._ignored, unknown_is_missing=True, remedies=self._remedies
+        )
 
 
 def read_rows(
@@ -159,7 +211,7 @@ class _Columns:
         """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
         spec = self.spec
         columns = dict(columns)
-        for name in set(self.numeric) & set(spec.dates):
+        for name in set(self.numeric) & set(spec.dates) & set(columns):
             columns[name] = pa.chunked_array([self.file.numbers(name, columns[name])])
         values = matrix_of(
             spec.name,

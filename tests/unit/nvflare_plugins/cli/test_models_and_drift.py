@@ -193,6 +193,29 @@ def test_what_changed_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -
     assert drift(site, new, "--threshold", "50") == 0
 
 
+def test_folders_of_files_drift_as_one_file_does(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvflare_plugins.scoring.rows.BLOCK_VALUES", 240)
+    new = rows(400, 9, shift=5.0).assign(ward=lambda frame: frame.ward.where(frame.index > 30, "D"))
+    found = {}
+    for mode in ("file", "folder"):
+        options = ["--out", str(site / f"{mode}.html"), "--workspace", str(site), "--site", "site-1"]
+        if mode == "file":
+            new.to_csv(site / "new.csv", index=False)
+            assert main(["drift", "job-a", str(site / "new.csv"), *options]) == 3
+        else:
+            for name, frame in (("old", rows(600, 1)), ("new", new)):
+                (site / name).mkdir()
+                for number, part in enumerate(np.array_split(np.arange(len(frame)), 3)):
+                    frame.iloc[part].to_parquet(site / name / f"{number}.parquet", index=False)
+            policy = {"data_sets": {"patients": {"path": str(site / "old")}}}
+            (site / "local" / "veilboost.json").write_text(json.dumps(policy))
+            monkeypatch.setattr("nvflare_plugins.cli.drift.read_rows", None)  # holds them all
+            assert main(["drift", "job-a", str(site / "new"), *options]) == 3
+        found[mode] = json.loads((site / f"{mode}.json").read_text())
+    assert found["file"] == found["folder"] and found["file"]["new_rows"] == 400
+    assert {one["name"]: one["unknown"] for one in found["file"]["features"]}["ward"] == 31
+
+
 def test_a_training_file_that_changed_is_said_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows(500, 1).to_csv(site / "august.csv", index=False)
     assert drift(site, rows(300, 2)) == 0
