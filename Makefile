@@ -24,7 +24,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-dp clean
+.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -88,6 +88,9 @@ bench-cluster: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[cluster]"
 	$(BIN)/python -m tests.bench.bench_cluster
 	$(BIN)/python -m tests.bench.bench_cluster --rows 20000 --scheme paillier
+
+bench-federboost: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_federboost_sweeps
 
 bench-dp: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)")
