@@ -262,5 +262,29 @@ class Explainer:
         return self._booster.predict(self._matrix, pred_leaf=True)
 
 
+def check_covers(part: ActivePart, rounds: str | list[int]) -> None:
+    """Refuse SHAP values that would be no numbers, before the owners tell anything for them.
+
+    XGBoost weighs the two ways from a node by the share of its cover (``sum_hessian``) that goes there, and divides by
+    zero where a node has none: rows whose predictions are certain have hessians that are zero in float32.
+
+    Args:
+        rounds: as ``inference.rounds_of``.
+
+    Raises:
+        ConfigurationError: a node that is divided has no cover.
+    """
+    model = json.loads(part.booster)["learner"]["gradient_booster"]["model"]
+    first, end = (model["iteration_indptr"][one] for one in rounds_of(part, rounds))
+    for tree in model["trees"][first:end]:
+        is_divided = np.asarray(tree["left_children"]) >= 0
+        if not (np.asarray(tree["sum_hessian"], dtype=np.float64)[is_divided] > 0).all():
+            raise ConfigurationError(
+                "the model cannot be explained: a node that it divides has rows whose weight (sum_hessian) is zero, by "
+                "which SHAP values would be divided. Remedy: explain fewer rounds (rounds), predict without "
+                "explaining (action), or train with a larger min_child_weight"
+            )
+
+
 def _mismatch(site: str) -> ConfigurationError:
     return ConfigurationError(f"the private table of {site} does not belong to this model")

@@ -40,7 +40,7 @@ from nvflare_plugins.vertical.model.private_table import PrivateTable, table_fro
 from nvflare_plugins.vertical.protocol.conversation import Requester, Responder
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
-from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
+from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions, check_covers
 from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contributions, write_merged, write_predictions
 from nvflare_plugins.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.vertical_inference.job import Action, InferenceJob
@@ -219,6 +219,7 @@ def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
 
 
 def _explain(run: Run, part: ActivePart, rows: Rows) -> Write:
+    check_covers(part, run.job.rounds)
     told = run.take_from_owners(Content.POSITIONS)
     positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
     explainer = Explainer(part, rows.features, positions, run.job.rounds)

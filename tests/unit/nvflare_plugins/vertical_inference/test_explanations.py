@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
+import xgboost as xgb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.errors import ProtocolError
-from nvflare_plugins.vertical.model.model_files import PassivePart
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
 from nvflare_plugins.vertical.model.private_table import PrivateSplit
-from nvflare_plugins.vertical_inference.explanations import RowPositions
+from nvflare_plugins.vertical_inference.explanations import RowPositions, check_covers
 
 TABLE = {
     (0, 0): PrivateSplit(2, np.float32(0.5), True),
@@ -82,3 +84,28 @@ def test_any_bytes_are_positions_or_refused(data):
     for prefix in (b"", b"VLBP\x02"):
         with contextlib.suppress(ProtocolError):
             RowPositions.from_bytes(prefix + data, 2)
+
+
+def covered(covers: list[float], later: list[float]) -> ActivePart:
+    """Return the active party's part of a model of two rounds, a tree each: a root and two leaves."""
+    trees = [{"left_children": [1, -1, -1], "sum_hessian": of_tree} for of_tree in (covers, later)]
+    model = {"learner": {"gradient_booster": {"model": {"iteration_indptr": [0, 1, 2], "trees": trees}}}}
+    return ActivePart(json.dumps(model).encode(), ("a",), ())
+
+
+def test_nodes_without_cover_are_refused_by_name_where_their_trees_are_explained():
+    """XGBoost divides by the cover of a node that is divided, and gives NaN without a word; a leaf may have none."""
+    check_covers(covered([5.0, 5.0, 0.0], [2.0, 1.0, 1.0]), "all")
+    certain = covered([5.0, 3.0, 2.0], [0.0, 0.0, 0.0])
+    with pytest.raises(ConfigurationError, match=r"sum_hessian.*min_child_weight"):
+        check_covers(certain, "all")
+    check_covers(certain, [0, 1])
+
+
+def test_xgboost_itself_gives_no_numbers_there():
+    table = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    booster = xgb.train({"max_depth": 1, "nthread": 1}, xgb.DMatrix(table, table[:, 0]), 1)
+    model = json.loads(booster.save_raw("json"))
+    model["learner"]["gradient_booster"]["model"]["trees"][0]["sum_hessian"] = [0.0, 0.0, 0.0]
+    changed_model = xgb.Booster(model_file=bytearray(json.dumps(model).encode()))
+    assert np.isnan(changed_model.predict(xgb.DMatrix(table), pred_contribs=True)).any()
