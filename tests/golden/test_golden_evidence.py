@@ -12,37 +12,41 @@ from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence import audit as evidence_audit
 from nvflare_plugins.evidence import authority as evidence_certificates
 
-EVIDENCE = Path(__file__).parent / "evidence_2"
+HERE = Path(__file__).parent
+FORMATS = ("evidence_2", "evidence_3")
 KINDS = ("horizontal", "vertical", "private")
 
 
-def verify(folder: Path, job: str) -> int:
+def verify(written: str, folder: Path, job: str) -> int:
     """Call ``veilboost verify`` with the root of the project's startup kit; return its exit code."""
     parser = make_parser()
-    root = EVIDENCE / "startup" / "rootCA.pem"
+    root = HERE / written / "startup" / "rootCA.pem"
     options = parser.parse_args(["verify", str(folder), "--root-ca", str(root), "--job", job])
     return options.func(options)
 
 
+@pytest.mark.parametrize("written", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_signed_evidence_verifies(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(list((EVIDENCE / kind).glob("*.jsonl"))) == 4
-    assert verify(EVIDENCE / kind, f"golden-{kind}") == 0
+def test_signed_evidence_verifies(written: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((HERE / written / kind).glob("*.jsonl"))) == 4
+    assert verify(written, HERE / written / kind, f"golden-{kind}") == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"VERIFIED: job golden-{kind}"
 
 
+@pytest.mark.parametrize("written", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("log", ["server", "site-2"])
-def test_one_changed_character_fails(kind: str, log: str, tmp_path: Path) -> None:
-    shutil.copytree(EVIDENCE / kind, tmp_path, dirs_exist_ok=True)
+def test_one_changed_character_fails(written: str, kind: str, log: str, tmp_path: Path) -> None:
+    shutil.copytree(HERE / written / kind, tmp_path, dirs_exist_ok=True)
     path = tmp_path / f"{log}.evidence.jsonl"
     content = path.read_bytes()
     at = content.index(b'"size":') + len(b'"size":')
     path.write_bytes(content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :])
-    assert verify(tmp_path, f"golden-{kind}") == 1
+    assert verify(written, tmp_path, f"golden-{kind}") == 1
 
 
-def test_it_verifies_after_the_certificates_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("written", FORMATS)
+def test_it_verifies_after_the_certificates_have_expired(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(datetime):
         @classmethod
         def now(cls, tz=None):
@@ -50,4 +54,4 @@ def test_it_verifies_after_the_certificates_have_expired(monkeypatch: pytest.Mon
 
     for module in (evidence_audit, evidence_certificates):
         monkeypatch.setattr(module, "datetime", Later)
-    assert verify(EVIDENCE / "horizontal", "golden-horizontal") == 0
+    assert verify(written, HERE / written / "horizontal", "golden-horizontal") == 0

@@ -163,7 +163,7 @@ def _paths_in(node: object) -> list[str]:
 WRITERS: dict[str, Callable[[Path], None]] = {
     "job_folders.json": write_job_folders,
     "set_up": write_set_up,
-    "evidence_2": write_evidence,
+    "evidence_3": write_evidence,
     "site_1": write_site,
 }
 
