@@ -54,6 +54,7 @@ STATE_MISSING = b"missing"
 STATE_PENDING = b"pending"
 STOPPING = b"stopping"
 
+ENDED_BEFORE = "this attempt of the job had ended before this site took part in it"
 MAX_REASON_BYTES = 4096
 WORKERS = 8  # threads of the server that add frames and send replies
 
@@ -255,6 +256,10 @@ class SiteTransport:
             self.abort(printable(reason, MAX_REASON_BYTES))
 
 
+_Handle = Callable[[str, Label, object], None]
+"""(site, label, payload) of a message of the present attempt -> what the server does."""
+
+
 @dataclass(slots=True)
 class _SiteState:
     """What the server knows of one site: the frame being received or answered, and no other."""
@@ -348,21 +353,30 @@ class FrameServer:
             self.stopping |= {site}
 
     def _on_frame(self, message: Message) -> None:
-        self._guarded(message, self._receive_piece)
+        self._guarded(message, self._receive_piece, lambda site, attempt: None)
 
     def _on_query(self, message: Message) -> None:
-        self._guarded(message, self._answer_query)
+        self._guarded(message, self._answer_query, self._tell_of_end)
 
-    def _guarded(self, message: Message, handle: Callable[[str, Label, object], None]) -> None:
+    def _guarded(self, message: Message, handle: _Handle, of_another_attempt: Callable[[str, str], None]) -> None:
         site = self._site_of(message)
         if site is None:
             return
-        self._reported(site, self._handle, site, message, handle)
+        self._reported(site, self._handle, site, message, handle, of_another_attempt)
 
-    def _handle(self, site: str, message: Message, handle: Callable[[str, Label, object], None]) -> None:
+    def _handle(
+        self, site: str, message: Message, handle: _Handle, of_another_attempt: Callable[[str, str], None]
+    ) -> None:
         label = Label.of(message)
         if label.attempt == self._attempt:
             handle(site, label, message.payload)
+        else:
+            of_another_attempt(site, label.attempt)
+
+    def _tell_of_end(self, site: str, attempt: str) -> None:
+        """Wake a site that began an attempt when that had ended already: it heard no word of the end."""
+        payload = f"{attempt}\n{ENDED_BEFORE}".encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        self._send(self._states[site], TOPIC_ABORT, Message({}, payload))
 
     def _reported(self, site: str, function: Callable[..., None], *arguments: object) -> None:
         try:

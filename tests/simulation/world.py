@@ -385,7 +385,7 @@ class World:
         while True:
             is_new = lambda: job.tasks.get(site) is not done  # noqa: B023, E731
             self.scheduler.wait(lambda: is_new() or not job.is_controlled or SERVER in self.scheduler.dead)  # noqa: B023
-            if not is_new():
+            if not is_new() or not job.is_controlled:  # with the job the server's tasks are gone
                 break
             done = job.tasks[site]
             self._take(job, site, component, own, done, at_server)

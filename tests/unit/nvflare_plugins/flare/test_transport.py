@@ -276,6 +276,19 @@ def test_site_ignores_replies_and_aborts_of_other_cells() -> None:
     assert "no reply" in str(results["site-1"])
 
 
+def test_a_site_that_began_an_attempt_after_its_end_is_told_so_and_no_other_is() -> None:
+    federation = Federation(("site-1",))
+    cell = federation.cells["site-1"]
+    late = SiteTransport(cell, SERVER, "11" * 16, query_interval_s=0.05)
+    with pytest.raises(JobAborted, match="had ended before this site took part"):
+        late.exchange(b"frame", 60.0)
+    present = SiteTransport(cell, SERVER, ATTEMPT)  # to which the answers to late questions come
+    cell.fire_and_forget(CHANNEL, TOPIC_QUERY, SERVER, Label("11" * 16, 1, 5, 0).message())
+    federation.network.settle()
+    assert present.abort_reason is None and present.exchange(b"frame", 60.0) == b"frame"
+    assert not federation.violations and federation.sink.submissions == [("site-1", b"frame")]
+
+
 def test_messages_of_another_attempt_are_ignored() -> None:
     federation = Federation(("site-1",))
     for message in pieces("ff" * 16, 1, b"old"):
