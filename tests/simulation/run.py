@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import multiprocessing
@@ -57,7 +58,7 @@ def play(kind: str, plan: Plan, folder: Path) -> Story:
     fields = {**JOBS[kind].case.fields, "sites": list(parties.sites)}
     fields |= {"checkpoint_every": 1} if plan.comes_back and JOBS[kind].kind in _CHECKPOINTED else {}
     world = World(plan.seed, parties, plan.fate, plan.machines)
-    watch = Watch(lambda site: sum(sent.origin == site for sent in world.messages))
+    watch = Watch(lambda site: world.n_sent[site])
     with ExitStack() as stack:
         stack.enter_context(repeatable(plan.seed))
         stack.enter_context(watch.at_work())
@@ -180,6 +181,7 @@ def ends_at_once() -> None:
 def verdicts(cases: Sequence[tuple[str, int]], jobs: int) -> Iterator[Verdict]:
     """Run seeds in so many processes, as they end."""
     processes = multiprocessing.get_context("fork")
+    gc.freeze()  # modules: no collection of a process that runs seeds goes over them
     kinds = sorted({kind for kind, _ in cases} - _undisturbed.keys())
     with processes.Pool(jobs, ends_at_once) as pool:  # never in this one, which those that run seeds are copies of
         _undisturbed.update(zip(kinds, pool.map(_run_quietly, kinds, chunksize=1), strict=True))

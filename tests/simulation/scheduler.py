@@ -11,20 +11,12 @@ calls do, whose answers come from a thread of gRPC: the caller waits in native c
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import random
-import sys
 import threading as real_threading
 import time as real_time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta, tzinfo
-from types import ModuleType
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar
-
-from he_processors.elgamal.padding import STEP_S, draw_out
-from nvflare_plugins.vertical.protocol.conversation import PendingAnswer
 
 
 class Stopped(BaseException):
@@ -53,6 +45,7 @@ class Task:
         self.wakes: Callable[[], bool] | None = None
         self.turn = real_threading.Lock()  # held by nobody, and released by whoever hands over
         self.turn.acquire()
+        self.begins: Callable[[], _Next] | None = None  # what it will run, until its first turn
         self.ended = real_threading.Event()
 
 
@@ -81,22 +74,20 @@ class Scheduler:
         """Start a task; it begins when its turn comes."""
         task = Task(owner or self.current.owner, name)
 
-        def run() -> None:
+        def run() -> _Next:
             try:
-                self._await_turn(task)
                 function()
             except Stopped:
                 task.ended.set()
-                return
+                return None
             except BaseException as error:  # of a test: the run ends with it
                 self.failure = self.failure or error
             task.done = True
             task.ended.set()
-            if not self.stopped:
-                self._hand_over(task)
+            return None if self.stopped else self._go_on(self._choose())
 
+        task.begins = run
         self.tasks.append(task)
-        _Carrier.carry(run)
         return task
 
     def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -129,16 +120,35 @@ class Scheduler:
 
     def _hand_over(self, task: Task) -> bool:
         """Let the next task go on; return whether that is this one again."""
+        chosen = self._choose()
+        if chosen is task:
+            return True
+        begins = self._go_on(chosen)
+        if begins is not None:
+            _Carrier.carry(begins)
+        return False
+
+    def _choose(self) -> Task | None:
+        """Choose the next task; without any the run is over."""
         self.n_switches += 1
         chosen = self._next()
         if chosen is None:
             self.stop()
-            return False
-        self.current = chosen
-        if chosen is task:
-            return True
-        chosen.turn.release()
-        return False
+        else:
+            self.current = chosen
+        return chosen
+
+    @staticmethod
+    def _go_on(task: Task | None) -> _Next:
+        """Let a task go on, where it waits for its turn; return what is to be run if this is its first."""
+        if task is None:
+            return None
+        begins, task.begins = task.begins, None
+        if begins is None:
+            task.turn.release()
+        else:
+            task.ready, task.due, task.wakes = False, None, None
+        return begins
 
     def _await_turn(self, task: Task) -> None:
         task.turn.acquire()
@@ -148,24 +158,24 @@ class Scheduler:
 
     def _next(self) -> Task | None:
         while True:
-            able, dead, stalled, now = [], self.dead, self.stalled, self.now
+            able, dead, stalled, hung, now = [], self.dead, self.stalled, self.hung, self.now
+            all_live = not (dead or stalled or hung)
             for task in self.tasks:  # written out: this is where a run spends its time
                 if task.done or task.gone:
                     self._has_done = True
-                elif task.owner in dead or task.owner in stalled or (task.owner, task.name) in self.hung:
+                elif not all_live and (task.owner in dead or task.owner in stalled or (task.owner, task.name) in hung):
                     continue
                 elif (
                     task.ready
-                    or (task.due is not None and task.due <= now)
-                    or (task.wakes is not None and task.wakes())
+                    or ((due := task.due) is not None and due <= now)
+                    or ((wakes := task.wakes) is not None and wakes())
                 ):
                     able.append(task)
             if self._has_done:
                 self.tasks, self._has_done = [one for one in self.tasks if not (one.done or one.gone)], False
             if able:
                 return able[self.random.randrange(len(able))]
-            awake = [task for task in self.tasks if self._is_awake(task)]
-            times = [task.due for task in awake if task.due is not None]
+            times = [task.due for task in self.tasks if task.due is not None and self._is_awake(task)]
             times += [time for time, _, _ in self.events] + list(self.stalled.values())
             if not times:
                 waiting = ", ".join(f"{task.owner}/{task.name}" for task in self.tasks if task.owner not in self.dead)
@@ -203,6 +213,10 @@ class Scheduler:
         """End the run: what still waits is left where it waits."""
         self.stopped = True
         for task in [one for one in self.tasks if not one.gone]:
+            if task.begins is not None:
+                task.begins = None
+                task.ended.set()
+                continue
             with suppress(RuntimeError):  # it has its turn
                 task.turn.release()
 
@@ -215,6 +229,10 @@ def drain(scheduler: Scheduler, most_s: float = 2.0) -> None:
             task.ended.wait(max(0.0, until - real_time.monotonic()))
 
 
+_Next = Callable[[], Any] | None
+"""What a thread that is free runs next, if it is the one that has to: it returns such a thing itself."""
+
+
 class _Carrier:
     """A thread of the system that runs one task after the other: a job has hundreds of tasks."""
 
@@ -223,11 +241,11 @@ class _Carrier:
     def __init__(self) -> None:
         self._given = real_threading.Lock()
         self._given.acquire()
-        self._run: Callable[[], None] = lambda: None
+        self._run: _Next = None
         real_threading.Thread(target=self._go_on, name="simulated", daemon=True).start()
 
     @classmethod
-    def carry(cls, run: Callable[[], None]) -> None:
+    def carry(cls, run: Callable[[], _Next]) -> None:
         """Run something in a thread of its own."""
         try:
             carrier = cls.idle.pop()
@@ -239,260 +257,6 @@ class _Carrier:
     def _go_on(self) -> None:
         while True:
             self._given.acquire()
-            self._run()
-            self._run = lambda: None
+            while self._run is not None:
+                self._run = self._run()
             self.idle.append(self)
-
-
-# -- stand-ins for the modules ----------------------------------------------------------------------------------------
-
-
-class _Lock:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._holder: Task | None = None
-        self._depth = 0
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        task = self._scheduler.current
-        if self._holder is not task:
-            most_s = 0.0 if not blocking else None if timeout < 0 else timeout
-            if not self._scheduler.wait(lambda: self._holder is None, most_s):
-                return False
-            self._holder = task
-        self._depth += 1
-        return True
-
-    def release(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._holder = None
-
-    def locked(self) -> bool:
-        return self._holder is not None
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-
-class _Condition(_Lock):
-    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        due = None if timeout is None else self._scheduler.now + timeout
-        while not (found := predicate()):
-            if due is not None and self._scheduler.now >= due:
-                return found
-            self._pause(due)
-        return found
-
-    def wait(self, timeout: float | None = None) -> bool:
-        due = None if timeout is None else self._scheduler.now + timeout
-        self._pause(due)
-        return due is None or self._scheduler.now < due
-
-    def notify(self, n: int = 1) -> None:
-        self.notify_all()
-
-    def notify_all(self) -> None:
-        self._news += 1
-
-    def _pause(self, due: float | None) -> None:
-        task, depth, news = self._holder, self._depth, self._news
-        self._holder, self._depth = None, 0
-        self._scheduler.pause(lambda: self._news != news and self._holder is None, due)
-        self._scheduler.wait(lambda: self._holder is None)
-        self._holder, self._depth = task, depth
-
-    _news = 0
-
-
-class _Event:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._is_set = scheduler, False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._scheduler.wait(lambda: self._is_set, timeout)
-
-
-class _Thread:
-    def __init__(
-        self,
-        target: Callable[..., object] | None = None,
-        name: str = "thread",
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        daemon: bool | None = None,
-        *,
-        scheduler: Scheduler,
-    ) -> None:
-        self._scheduler, self.name, self.daemon = scheduler, name, daemon
-        self._run = lambda: target(*args, **(kwargs or {})) if target is not None else None
-        self._task: Task | None = None
-        self.ident: int | None = None
-
-    def start(self) -> None:
-        self._task = self._scheduler.spawn(self._run, self.name)
-
-    def join(self, timeout: float | None = None) -> None:
-        task = self._task
-        if task is not None:
-            self._scheduler.wait(lambda: task.done, timeout)
-
-    def is_alive(self) -> bool:
-        return self._task is not None and not self._task.done
-
-
-class _Pool:
-    """A pool of threads, in which every call is a task."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._is_open = scheduler, True
-
-    def submit(self, function: Callable[..., object], *arguments: object) -> None:
-        if not self._is_open:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        self._scheduler.spawn(lambda: function(*arguments) and None, "pool")
-
-    def shutdown(self, wait: bool = True) -> None:
-        self._is_open = False
-
-
-class _Module(ModuleType):
-    """A module of which some names are other things."""
-
-    def __init__(self, original: ModuleType, **names: object) -> None:
-        super().__init__(original.__name__)
-        self._original = original
-        self.__dict__.update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
-
-
-NOT_SIMULATED = ("nvflare_plugins.xgb.communicator", "nvflare_plugins.wire.mediator")
-"""They wait for XGBoost, not for another site."""
-
-
-SIMULATED = ("nvflare_plugins.", "dp_components.")
-EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
-"""The time by all clocks when virtual time begins."""
-
-
-def _clock_of(scheduler: Scheduler) -> type[datetime]:
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:
-            seconds = scheduler.now + scheduler.clock_is_off_s.get(scheduler.current.owner, 0.0)
-            return (EPOCH + timedelta(seconds=seconds)).astimezone(tz)
-
-    return Clock
-
-
-def _flock_of(scheduler: Scheduler) -> Callable[[Any, int], None]:
-    def flock(file: Any, operation: int) -> None:
-        if operation & fcntl.LOCK_NB or not operation & (fcntl.LOCK_EX | fcntl.LOCK_SH):
-            fcntl.flock(file, operation)
-            return
-        while True:
-            try:
-                fcntl.flock(file, operation | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                scheduler.wait(lambda: False, 0.01)
-
-    return flock
-
-
-@contextmanager
-def simulated(scheduler: Scheduler) -> Iterator[None]:
-    """Let all of nvflare_plugins wait through a scheduler."""
-    threads = _Module(
-        real_threading,
-        Lock=lambda: _Lock(scheduler),
-        RLock=lambda: _Lock(scheduler),
-        Condition=lambda lock=None: _Condition(scheduler),
-        Event=lambda: _Event(scheduler),
-        Thread=lambda *args, **kwargs: _Thread(*args, **kwargs, scheduler=scheduler),
-    )
-    clock = _Module(
-        real_time,
-        monotonic=lambda: scheduler.now,
-        perf_counter=lambda: scheduler.now,
-        sleep=lambda seconds: scheduler.wait(lambda: False, seconds) and None,
-    )
-    files = _Module(fcntl, flock=_flock_of(scheduler))
-    stand_ins = {
-        id(real_threading): threads,
-        id(real_time): clock,
-        id(fcntl): files,
-        id(real_threading.RLock): lambda: _Lock(scheduler),
-        id(datetime): _clock_of(scheduler),
-    }
-    names, functions = _places(tuple(name for name in sys.modules if name.startswith(SIMULATED)))
-    defaults: list[tuple[Any, str, Any]] = []
-    replaced: list[tuple[Any, str, object]] = []
-    for module, attribute in names:
-        found = getattr(module, attribute)
-        replaced.append((module, attribute, found))
-        setattr(module, attribute, stand_ins.get(id(found), lambda *args: _Pool(scheduler)))
-    for function, kind in functions:
-        defaults.append((function, kind, getattr(function, kind)))
-        setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
-    defaults.append((draw_out, "__defaults__", draw_out.__defaults__))
-    draw_out.__defaults__ = (STEP_S, clock.perf_counter, clock.sleep)
-    make_answer = PendingAnswer.__init__
-
-    def make(answer: PendingAnswer, *arguments: Any) -> None:
-        make_answer(answer, *arguments)
-        answer._condition = _Condition(scheduler)  # the one in which whoever waits for a future waits
-
-    replaced.append((PendingAnswer, "__init__", make_answer))
-    PendingAnswer.__init__ = make
-    try:
-        yield
-    finally:
-        for place, attribute, found in (*replaced, *defaults):
-            setattr(place, attribute, found)
-
-
-@functools.lru_cache(maxsize=1)
-def _places(modules: tuple[str, ...]) -> tuple[list[tuple[ModuleType, str]], list[tuple[Any, str]]]:
-    """Return what modules know of what is stood in for: their own names of it, and defaults of their functions."""
-    known = {id(one) for one in (real_threading, real_time, fcntl, real_threading.RLock, datetime)}
-    names, functions = [], []
-    for module in (sys.modules[name] for name in modules if name not in NOT_SIMULATED):
-        attributes = ("threading", "time", "fcntl", "RLock", "datetime")
-        names += [(module, one) for one in attributes if id(getattr(module, one, None)) in known]
-        names += [(module, "ThreadPoolExecutor")] if getattr(module, "ThreadPoolExecutor", None) is not None else []
-        for function in _functions(module):
-            for kind in ("__defaults__", "__kwdefaults__"):
-                found = getattr(function, kind)
-                if _with_clock(found, real_time.perf_counter) != found:
-                    functions.append((function, kind))
-    return names, functions
-
-
-def _functions(module: ModuleType) -> list[Any]:
-    """Return the constructors of a module's classes: they have the clock among their defaults."""
-    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    return [one.__init__ for one in own if "__init__" in vars(one) and hasattr(one.__init__, "__defaults__")]
-
-
-def _with_clock(defaults: Any, clock: Callable[[], float]) -> Any:
-    """Return default arguments with the virtual clock for the real one."""
-    if isinstance(defaults, tuple):
-        return tuple(clock if one is real_time.monotonic else one for one in defaults)
-    if isinstance(defaults, dict):
-        return {name: clock if one is real_time.monotonic else one for name, one in defaults.items()}
-    return defaults

@@ -27,7 +27,8 @@ from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.simulation.disk import Disks, Fault
 from tests.simulation.prepared import described
-from tests.simulation.scheduler import Scheduler, Stopped, drain, simulated
+from tests.simulation.scheduler import Scheduler, Stopped, drain
+from tests.simulation.stand_ins import simulated
 from tests.support.flare_job import Finished, _Context
 from tests.support.flare_network import FakeCell, Network
 from tests.support.parties import Parties
@@ -176,7 +177,7 @@ class World:
         self._wire = _Wire(self)
         self._dice = random.Random(f"power {seed}")
         self._n_between: dict[tuple[str, str], int] = {}
-        self._n_sent = dict.fromkeys(self.everybody, 0)
+        self.n_sent = dict.fromkeys(self.everybody, 0)
 
     @property
     def seconds(self) -> float:
@@ -242,9 +243,9 @@ class World:
 
     def _is_due(self, owner: str) -> Loss | None:
         """Return what befalls a machine now that it has sent another message."""
-        self._n_sent[owner] += 1
+        self.n_sent[owner] += 1
         for loss in self.machines.losses:
-            if loss.site == owner and self._n_sent[owner] >= loss.n_sent:
+            if loss.site == owner and self.n_sent[owner] >= loss.n_sent:
                 self.machines.losses.remove(loss)
                 return loss
         return None
@@ -312,10 +313,13 @@ class World:
         everybody, seconds = set(self.everybody), dict.fromkeys(range(len(jobs)), LONGEST_S)
 
         def over() -> bool:
+            are_over = True
             for number, job in enumerate(jobs):
-                if seconds[number] == LONGEST_S and everybody <= job.ended | job.gone:
+                if len(job.ended) + len(job.gone) < len(everybody) or not everybody <= job.ended | job.gone:
+                    are_over = False
+                elif seconds[number] == LONGEST_S:
                     seconds[number] = self.seconds - job.started
-            return all(everybody <= job.ended | job.gone for job in jobs)
+            return are_over
 
         try:
             is_over = scheduler.wait(over, LONGEST_S)
