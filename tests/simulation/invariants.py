@@ -228,7 +228,8 @@ def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
         return
     if plan.claim is not None and plan.claim.told and _verified(outcome.evidence.parent).sound:
         yield f"{plan.claim.liar} lied of who was lost, and the evidence verifies"
-    yield from _attempts_left_out(outcome)
+    if plan.liar is None:  # a log that somebody has changed is not read at all
+        yield from _attempts_left_out(outcome)
     if plan.hidden is None:
         return
     copy = Path(shutil.copytree(outcome.evidence.parent, outcome.parties.folder / f"hidden-{outcome.job_id}"))

@@ -165,6 +165,8 @@ def judged(case: tuple[str, int]) -> Verdict:
         end = ", ".join(ends)
     except AssertionError as error:  # the scheduler's
         plan, end, faults = drawn(kind, seed), "stood still", [str(error)]
+    except Exception as error:
+        plan, end, faults = drawn(kind, seed), "fell", [f"{type(error).__name__}: {error}"]
     return Verdict(seed, kind, end, [f"{plan}", *faults] if faults else [])
 
 
