@@ -87,7 +87,6 @@ bench-cuda: $(STAMP)
 bench-cluster: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[cluster]"
 	$(BIN)/python -m tests.bench.bench_cluster
-	$(BIN)/python -m tests.bench.bench_cluster --rows 20000 --scheme paillier
 
 bench-federboost: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_federboost_sweeps

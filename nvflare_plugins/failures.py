@@ -65,6 +65,10 @@ class WorkerFailure(VeilBoostError):
     """
 
 
+class WorkerLost(WorkerFailure):
+    """A worker or the scheduler is gone or silent, and may be there again: a job that waits for lost sites waits."""
+
+
 class Decider(Enum):
     """Whose doing it was, as this site sees it, that too few rows of all sites together carry weight.
 

@@ -21,7 +21,7 @@ from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity, is_on_loopback
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.failures import WorkerLost
 
 _log = logging.getLogger(__name__)
 FIND_S = 30.0
@@ -63,7 +63,7 @@ class _ActorLink:
             future = getattr(self._actor, function)(*args)
             while True:
                 if self._client.status != "running":
-                    raise WorkerFailure(
+                    raise WorkerLost(
                         f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log "
                         "says why"
                     )
@@ -71,13 +71,13 @@ class _ActorLink:
                     answer: tuple[str, Any, str] = future.result(_LOOK_S)
                     return answer
                 if time.monotonic() - started > self._deadline_s:
-                    raise WorkerFailure(
+                    raise WorkerLost(
                         f"worker {self._number} of this site's cluster did not answer within {self._deadline_s:g} s "
                         "(policy key: cluster.deadline_s)"
                     )
         except (OSError, RuntimeError, ValueError) as error:  # what Dask says where an actor's worker has gone
             _log.error("worker %d is lost: %s", self._number, type(error).__name__)
-            raise WorkerFailure(
+            raise WorkerLost(
                 f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
             ) from None
 
@@ -108,7 +108,7 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         return workers
     except TimeoutError:
         _close(client)
-        raise WorkerFailure(
+        raise WorkerLost(
             f"the workers of this site's cluster did not answer within {FIND_S:g} s. Remedy: see that this machine "
             "reaches them at the addresses that they tell the scheduler."
         ) from None
@@ -197,7 +197,7 @@ def _check(client: Any, addresses: list[str], find_s: float) -> None:
     for number, (thread, address) in enumerate(zip(asking, addresses, strict=True)):
         thread.join(max(until - time.monotonic(), 0.0))
         if thread.is_alive():
-            raise WorkerFailure(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
+            raise WorkerLost(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
         found = answers.get(address)
         if not isinstance(found, dict):
             raise ConfigurationError(

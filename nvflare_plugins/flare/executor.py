@@ -33,7 +33,7 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
-from nvflare_plugins.failures import machine_failure, reason_of
+from nvflare_plugins.failures import WorkerLost, machine_failure, reason_of
 from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
@@ -192,6 +192,8 @@ class JobExecutor(Executor):
             is_cut_off = isinstance(error, _DiedBefore) or (watch is not None and watch.is_cut_off)
             # Whether the job goes on after an attempt that others have ended, the server alone knows.
             is_own = not isinstance(error, JobAborted) or (watch is not None and watch.has_decided and not is_cut_off)
+            if self._waits and isinstance(error, WorkerLost):  # which may be there again by the next attempt
+                is_cut_off, is_own = True, False
             ends = isinstance(error, Stuck) or (watch is not None and watch.is_cut_off)
             self._stays_kept = self._waits and not is_own and ends
             if is_own:

@@ -1,8 +1,9 @@
 """A party on workers of its own: what two workers save, what one costs, what goes between the processes.
 
-Data: generated, 10 features at the active and 18 at the passive party, 32 bins, a full tree of depth 5; a scheduler and
-single-threaded workers on this machine's loopback. Each party in turn is in one process, on one worker and on two. The
-last line of the output is one JSON object:
+Vertical data: generated, 10 features at the active and 18 at the passive party, 32 bins, a full tree of depth 5; a
+scheduler and single-threaded workers on this machine's loopback. Each party in turn is in one process, on one worker
+and on two. The last line of the output is one JSON object: of ``elgamal`` and of ``paillier`` what follows, and of
+``horizontal`` what cluster_horizontal.py says.
 
     active, passive        encryption of a tree's pairs; the sums of all its levels, from the blocks of pairs on
         in_process, workers_1, workers_2
@@ -19,7 +20,7 @@ last line of the output is one JSON object:
                            10 Gbit/s, in seconds
     targets_met            speed_up_2 of the tree >= 1.7; overhead_1 <= 0.15
 
-Run: make bench-cluster, or python -m tests.bench.bench_cluster [--rows N] [--scheme paillier]
+Run: make bench-cluster, or python -m tests.bench.bench_cluster [--only elgamal] [--rows N]
 """
 
 from __future__ import annotations
@@ -52,12 +53,15 @@ from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, lay
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
 from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
+from tests.bench.cluster_horizontal import measure
 from tests.support.local_cluster import LocalDask, local_cluster
 
 N_FEATURES, N_BINS, DEPTH = 18, 32, 5
 LINE_BYTES_PER_S = 1.25e9
 CURVE = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
+ROWS = {"elgamal": 200_000, "paillier": 20_000, "horizontal": 2_000_000}
+"""Rows of each part."""
 TARGETS = {"tree_speed_up_2": 1.7, "overhead_1": 0.15}
 
 
@@ -100,20 +104,30 @@ class Cost:
 def main() -> None:
     """Measure; progress goes to stderr, the JSON object to stdout at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--scheme", choices=("elgamal", "paillier"), default="elgamal")
+    parser.add_argument("--rows", type=int, help="in the place of those of each part")
+    parser.add_argument("--only", choices=tuple(ROWS))
     options = parser.parse_args()
-    owner, secret = _owner(options.scheme, options.rows)
-    tree = make_tree(options.rows, owner.pair_format)
-    n_blocks = range(0, options.rows, GRADIENT_BLOCK_ROWS)
+    results = {}
+    for part, rows in ROWS.items():
+        if options.only in (None, part):
+            _say(part)
+            n_rows = options.rows or rows
+            results[part] = measure(n_rows, 28, 12) if part == "horizontal" else measure_vertical(part, n_rows)
+    print(json.dumps(results))
+
+
+def measure_vertical(scheme: str, n_rows: int) -> dict[str, Any]:
+    """Return the figures of a tree under a scheme."""
+    owner, secret = _owner(scheme, n_rows)
+    tree = make_tree(n_rows, owner.pair_format)
+    n_blocks = range(0, n_rows, GRADIENT_BLOCK_ROWS)
     cuts = [slice(start, start + GRADIENT_BLOCK_ROWS) for start in n_blocks]
     blocks = [owner.encrypt(tree.g[cut], tree.h[cut]) for cut in cuts]
     results: dict[str, Any] = {
-        "rows": options.rows,
+        "rows": n_rows,
         "features": N_FEATURES,
         "bins": N_BINS,
         "depth": DEPTH,
-        "scheme": options.scheme,
         "load_average": os.getloadavg()[0],
     }
     active, passive, sums = {}, {}, b""
@@ -122,7 +136,7 @@ def main() -> None:
         with local_cluster(max(n_workers, 1)) as cluster:
             active[n_workers] = _measure(cluster, n_workers, lambda at: _encrypting(owner, at, secret, tree, cuts))
             passive[n_workers] = _measure(cluster, n_workers, lambda at: _summing(owner, at, tree, blocks))
-    maker = histogram_maker(owner.setup(), options.rows)
+    maker = histogram_maker(owner.setup(), n_rows)
     sums = add_up(maker, tree, blocks)
     open_s = _opening(owner, tree, sums)
     results |= {"active": _of(active), "passive": _of(passive), "open_core_s": round(open_s, 3)}
@@ -135,7 +149,7 @@ def main() -> None:
         "tree_speed_up_2": path[1] / path[2] >= TARGETS["tree_speed_up_2"],
         "overhead_1": overhead <= TARGETS["overhead_1"],
     }
-    print(json.dumps(results))
+    return results
 
 
 def make_tree(n_rows: int, pairs: Any) -> Tree:

@@ -14,7 +14,7 @@ from nvflare_plugins.failures import WorkerFailure
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
-from tests.support.local_cluster import LocalDask, local_cluster
+from tests.support.local_cluster import LocalDask, local_cluster, worker_of
 from tests.support.private_federation import DATA, PrivateFederation, job_of
 from tests.support.shards import in_shards
 
@@ -115,3 +115,18 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_worker_was_lost(tmp_path: Pat
         federation.write_policy("site-2", cluster={"scheduler": cluster.address, "workers": 2})
         succeed(federation.run(job(6, checkpoint_every=1, resume_from="job"), "again"))
     assert federation.model("again") == whole.model()
+
+
+def test_a_job_that_waits_goes_on_once_a_killed_worker_is_back(tmp_path: Path) -> None:
+    """As the kernel kills one that takes too much memory: Dask starts it again, and its rows are handed out anew."""
+    with local_cluster(2, nanny=True) as cluster:
+        whole = federation_of(tmp_path / "whole", cluster)
+        succeed(whole.run(job(5)))
+        federation, waiting = federation_of(tmp_path / "sites", cluster), job(5, on_lost_site="wait")
+        kill = after_round(2, lambda: os.kill(worker_of(cluster.pids[1]), signal.SIGKILL))
+        lost = federation.run(waiting, on_progress=kill, notices_death=True)
+        with pytest.raises(WorkerFailure, match="worker 1 of this site's cluster was lost"):
+            succeed({"site-2": lost["site-2"]})
+        succeed(federation.run(waiting, number=2))
+    assert federation.model() == whole.model()
+    assert federation.record("site-2").rounds[0].round in (2, 3)  # not from the first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -20,7 +21,12 @@ _STARTED = re.compile(r"(?:Scheduler at|Start worker at):\s+((?:tcp|tls)://\S+)"
 
 @dataclass(slots=True)
 class LocalDask:
-    """A running cluster. Attributes: folder: where scheduler and workers write, logs included."""
+    """A running cluster.
+
+    Attributes:
+        folder: where scheduler and workers write, logs included.
+        pids: of the workers, or of what starts each of them again.
+    """
 
     address: str
     folder: Path
@@ -30,9 +36,20 @@ class LocalDask:
 
 @contextmanager
 def local_cluster(
-    n_workers: int, *, threads: int = 1, spills: bool = False, options: tuple[str, ...] = (), protocol: str = "tcp"
+    n_workers: int,
+    *,
+    threads: int = 1,
+    spills: bool = False,
+    options: tuple[str, ...] = (),
+    protocol: str = "tcp",
+    nanny: bool = False,
 ) -> Iterator[LocalDask]:
-    """Start a cluster, and end it whatever has become of it. Args: options: of both commands, such as of TLS."""
+    """Start a cluster, and end it whatever has become of it.
+
+    Args:
+        options: of both commands, such as of TLS.
+        nanny: workers that die are started again.
+    """
     memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
     environment |= {} if spills else {f"{memory}TARGET": "False", f"{memory}SPILL": "False"}
@@ -43,7 +60,9 @@ def local_cluster(
         def start(log: str, *command: str) -> subprocess.Popen[bytes]:
             whole = [sys.executable, "-m", "distributed.cli." + command[0], *command[1:], *options]
             with (folder / log).open("wb") as file:
-                process = subprocess.Popen(whole, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=folder)
+                process = subprocess.Popen(
+                    whole, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=folder, start_new_session=True
+                )
             running.append(process)
             return process
 
@@ -65,7 +84,8 @@ def local_cluster(
             workers = [
                 start(
                     f"worker{number}.log",
-                    *("dask_worker", address, "--host", "127.0.0.1", "--nthreads", str(threads), "--no-nanny"),
+                    *("dask_worker", address, "--host", "127.0.0.1", "--nthreads", str(threads)),
+                    "--nanny" if nanny else "--no-nanny",
                     *("--no-dashboard", "--name", f"{number}", "--local-directory", str(folder)),
                 )
                 for number in range(n_workers)
@@ -76,5 +96,15 @@ def local_cluster(
             yield cluster
         finally:
             for process in reversed(running):
-                process.send_signal(signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with the worker that a nanny has started
                 process.wait()
+
+
+def worker_of(pid: int) -> int:
+    """Return the worker that a nanny has started."""
+    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    for child in (one for of_thread in children for one in of_thread):
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    raise RuntimeError("the nanny has no worker")

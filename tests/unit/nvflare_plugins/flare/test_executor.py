@@ -19,6 +19,7 @@ from he_processors.errors import (
 )
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.evidence.ended import MAX_ATTEMPTS
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.attempt import FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -253,6 +254,22 @@ def test_a_site_that_fails_by_itself_is_not_started_again(tmp_path: Path, error:
     with executor_that(fails) as failing:
         assert failing.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())["status"] == FAILED
     assert not is_noted(run)
+
+
+@pytest.mark.parametrize(("waits", "error"), [(True, WorkerLost), (False, WorkerLost), (True, WorkerFailure)])
+def test_a_site_that_lost_a_worker_is_there_for_the_next_attempt(tmp_path: Path, waits: bool, error: type) -> None:
+    context, run = flare_context(tmp_path), tmp_path / "job"
+    run.mkdir()
+
+    def fails(*of):
+        raise error("worker 1 of this site's cluster was lost")
+
+    with executor_that(fails) as failing:
+        given = waiting_task("aa" * 16, 1) if waits else work_task()
+        reply = failing.execute(TRAIN_TASK, given, context, Signal())
+    goes_on = waits and error is WorkerLost
+    assert reply["status"] == (INTERRUPTED if goes_on else FAILED) and "worker 1" in reply["error"]
+    assert is_noted(run) == goes_on
 
 
 def test_what_flare_aborts_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
