@@ -378,8 +378,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
 }
 
 SURVIVORS = {
-    "terms are not bound to the handshake": "the sites compare their terms again, sealed: 60 seeds did not show it",
-    "answers of other exchanges are taken": "tags and MACs are made for one place; it was not measured",
+    "terms are not bound to the handshake": "the sites compare their terms again, sealed: 300 seeds did not show it",
+    "answers of other exchanges are taken": "tags and MACs are made for one place: 300 seeds did not show it",
 }
 """Planted defects that no seed has shown so far, and what else stands in their place."""
 
