@@ -132,7 +132,7 @@ def attack_generated(seed: int, epsilon: float, n_rows: int = 600) -> Attacked:
     features = rng.normal(size=(n_rows, 2 * N_FEATURES)).astype(np.float32)
     label = _labels(features, rng)
     view = View.of(features, label, N_FEATURES, epsilon, seed)
-    ghosts = view.party._cuts.codes(_ghosts(features, label, rng))
+    ghosts = view.party._cuts.codes(_ghosts(features, label, rng).T)
     return Attacked(
         view.attack(view.party._codes),
         view.attack(ghosts),
