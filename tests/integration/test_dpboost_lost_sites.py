@@ -49,7 +49,7 @@ def job(**changes: object) -> DpBoostJob:
 
 def shared(**changes: object) -> DpBoostJob:
     """Return a job whose trees share the rows, as the key says."""
-    return job(variant="dpboost", trees_per_ensemble=3, **changes)
+    return job(**{"variant": "dpboost", "trees_per_ensemble": 3, **changes})
 
 
 def rows() -> pd.DataFrame:
@@ -154,6 +154,18 @@ def test_a_death_in_every_attempt_at_another_site(tmp_path: Path) -> None:
     assert any("Attempt 6" in note for note in record.notes) and len(record.rounds) < 3
 
 
+@pytest.mark.parametrize("when", ["tamper", "tamper_reply"])
+def test_a_start_that_was_paid_for_is_released_once(tmp_path: Path, when: str) -> None:
+    lost = Job(tmp_path, shared(label_bounds=[0, 1], start_share=0.1, n_trees=4, trees_per_ensemble=2), seed=None)
+    for number, site in ((1, "site-1"), (2, "site-3")):
+        lost.lose(
+            number, **{when: {site: dies_at(Kind.STUMP_SUM)} if number == 1 else {site: dies_at(Kind.NODE_STATS)}}
+        )
+    succeed(lost.attempt(3))
+    lost.check_one_noise()
+    assert lost.spends[-1][2] == pytest.approx(EPSILON)
+
+
 def test_an_answer_that_a_site_has_got_is_asked_of_the_server_no_more(tmp_path: Path) -> None:
     """Only the exchange in which the site was lost is repeated; the sites give each other what one of them lacks."""
     lost = Job(tmp_path, shared())
@@ -178,19 +190,19 @@ def test_an_answer_that_nobody_has_got_is_given_again(tmp_path: Path) -> None:
 
 def test_without_a_server_that_remembers_there_would_be_two_noises(tmp_path: Path) -> None:
     """The control: a server of each attempt's own draws anew, and the two answers differ."""
-    lost = Job(tmp_path, shared(epsilon=0.01), seed=None)
+    lost = Job(tmp_path, job())
     lost.lose(1, tamper_reply=dict.fromkeys(lost.parties.sites, dies_at(Kind.NODE_STATS)))
     lost.server = _Forgetful(lost.job, lost.server)
     lost.attempt(2)
-    leaves = [answer for (kind, *_), _, answer in lost.sums if kind is Kind.NODE_STATS]
-    assert leaves[0] != leaves[1]
+    leaves = [(total, answer) for (kind, *_), total, answer in lost.sums if kind is Kind.NODE_STATS]
+    assert leaves[0][0] == leaves[1][0] and leaves[0][1] != leaves[1][1]
 
 
 class _Forgetful(DpBoostServer):
     """A server that goes on where another one was, but for its memory of the last answer."""
 
     def __init__(self, training: DpBoostJob, before: DpBoostServer) -> None:
-        super().__init__(training)
+        super().__init__(training, SeededRandomness(2))
         self._answered, self._attempts = before._answered[:-1], list(before._attempts)
 
 
