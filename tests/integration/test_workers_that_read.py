@@ -32,6 +32,7 @@ from tests.support.shards import in_shards
 COLORS = ["rot", "grün", "blau"]
 CLUSTER = {"scheduler": "tcp://127.0.0.1:8786", "workers": 2}
 LOGISTIC = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16}
+BY_XGBOOST = {"grower": "xgboost", "interactions": "alternating"}
 # So that a file with another value inside has the same length and footer.
 BARE = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 50}
 
@@ -162,8 +163,13 @@ def private_federation(folder: Path, name: str = "parts") -> PrivateFederation:
     return made
 
 
-def private_job(**changes: Any) -> PrivateTreesJob:
-    return job_of(trust="trusted_aggregator", structure_seed=5, components={"n_trees": 3}, **changes)
+def private_job(components: dict[str, Any] | None = None, **changes: Any) -> PrivateTreesJob:
+    given = {"n_trees": 3, **(components or {})}
+    return job_of(trust="trusted_aggregator", structure_seed=5, components=given, **changes)
+
+
+def no_noise(sums: Any, *_: Any) -> Release:
+    return Release(np.asarray(sums), GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW))
 
 
 @pytest.mark.parametrize(
@@ -172,9 +178,6 @@ def private_job(**changes: Any) -> PrivateTreesJob:
 def test_private_models_are_those_of_rows_that_are_handed_out(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_noise(sums: Any, *_: Any) -> Release:
-        return Release(np.asarray(sums), GaussianEvent(1.0, NeighbouringRelation.ADD_OR_REMOVE_ROW))
-
     models = set()
     for name, n_workers in (("file", 1), ("parts", 1), ("parts", 3)):
         made = private_federation(tmp_path / f"{name}{n_workers}", name)
@@ -295,3 +298,15 @@ def test_workers_of_dask_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read.model() == given.model()
     workers = [section for section in read.record("site-1").sections if section.title == "Workers"]
     assert len(workers[0].rows) == 2
+
+
+@pytest.mark.slow
+def test_private_workers_of_dask_read_for_xgboost_too(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
+    held = private_federation(tmp_path / "held", "file")
+    held.run_private(private_job(BY_XGBOOST), server_noise=no_noise).succeed()
+    with local_cluster(2) as cluster:
+        read = private_federation(tmp_path / "read")
+        read.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
+        read.run_private(private_job(BY_XGBOOST), server_noise=no_noise).succeed()
+    assert read.model() == held.model()
