@@ -229,7 +229,6 @@ class ServerAttempt:
 
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
-        self._aggregator.expire()
         self._note_metrics()
         silent = [site for site in self.missing if self._is_silent(site)]
         self._gone = frozenset(silent)
@@ -244,6 +243,7 @@ class ServerAttempt:
         elif silent:
             what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
             self.lose(silent, what)
+        self._aggregator.expire()  # last: a site that is not there is lost, and not late
 
     def _transfer(self, transfer: Transfer) -> None:
         self.has_trained = self.has_trained or transfer.frame.moment.phase is Phase.UPDATE

@@ -24,6 +24,7 @@ from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
 from nvflare_plugins.cli import verify as verifier
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, export_name
+from nvflare_plugins.evidence.gone_on import SITES_FACT
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
 from nvflare_plugins.flare.kept_jobs import is_noted
@@ -157,11 +158,15 @@ NOT_SURVIVED = (
 """What a job that waits may end with where nobody cheats and no disk forgets what it must not."""
 
 
+NAMED_BY_A_LIAR = ("there is no state to go on from", "an attempt has sites that the attempts before it had not")
+"""What it may end with as well where the server names the sites of its attempts as it likes."""
+
+
 def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A job that waits goes on when the lost sites are back; else it ends at its deadline, and names them."""
     if not plan.losses or outcome.reason is None or SERVER in outcome.dead:
         return
-    words = (*NOT_SURVIVED, *(() if plan.naming is None else ("there is no state to go on from",)))
+    words = (*NOT_SURVIVED, *(() if plan.naming is None else NAMED_BY_A_LIAR))
     if not any(one in outcome.reason for one in words):
         yield f"the job ended with other words than that it waited in vain: {outcome.reason}; {_errors(outcome)}"
     longest_s = 20 * (DEADLINE_S + SILENCE_LIMIT_S + START_SILENCE_S)
@@ -226,7 +231,12 @@ def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
     """Evidence of a job of several attempts does not verify where a site lies in it, or where a log is missing."""
     if SERVER in outcome.dead or outcome.reason is not None or not outcome.is_over:
         return
-    if plan.claim is not None and plan.claim.told and _verified(outcome.evidence.parent).sound:
+    if (
+        plan.claim is not None
+        and plan.claim.told
+        and _lies_in_the_end(outcome)
+        and _verified(outcome.evidence.parent).sound
+    ):
         yield f"{plan.claim.liar} lied of who was lost, and the evidence verifies"
     if plan.liar is None:  # a log that somebody has changed is not read at all
         yield from _attempts_left_out(outcome)
@@ -238,6 +248,12 @@ def _forgeries(plan: Plan, outcome: Outcome) -> Iterator[str]:
     is_excused = plan.hidden in left_out(outcome)
     if _verified(copy).sound is not is_excused:
         yield f"without the evidence of {plan.hidden} the rest verifies: {not is_excused}; it was lost: {is_excused}"
+
+
+def _lies_in_the_end(outcome: Outcome) -> bool:
+    """Whether sites name others in the attempt that completed the job; whom another one names excuses nobody."""
+    logs = map(_log_of, (path for path in outcome.evidence.iterdir() if path.name != export_name(SERVER)))
+    return len({log.session["protection"].get(SITES_FACT) for log in logs if log.session is not None}) > 1
 
 
 def _attempts_left_out(outcome: Outcome) -> Iterator[str]:

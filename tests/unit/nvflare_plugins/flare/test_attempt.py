@@ -298,6 +298,19 @@ def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
     assert str(federation.attempt.reason).startswith("site-3 did not begin within")
 
 
+def test_a_site_that_is_not_there_is_lost_and_not_late(federation: Federation, monkeypatch) -> None:
+    """An exchange may wait as long for it; a job that waits for lost sites goes on only where the site is lost."""
+    began = federation.clock.now
+
+    def expire() -> None:
+        if federation.clock.now > began + START_SILENCE_S:
+            federation.attempt.fail("no message from site-3")
+
+    monkeypatch.setattr(federation.attempt._aggregator, "expire", expire)
+    federation.pass_time(START_SILENCE_S + 10.0, alive=("site-1", "site-2"))
+    assert federation.attempt.lost == ["site-3"]
+
+
 def test_frames_that_break_the_protocol_name_their_sender(federation: Federation) -> None:
     federation.channels["site-2"].rank = 0
     results = federation.gather(*SITES)
