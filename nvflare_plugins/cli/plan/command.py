@@ -58,18 +58,27 @@ def _plan(arguments: argparse.Namespace) -> str:
     for name in ("rows", "features", "sites"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1")
-    if arguments.base_rate is not None and not 0 < arguments.base_rate < 1:
-        raise ConfigurationError("base-rate must be a share between 0 and 1")
     if arguments.job is None:
+        _check_base_rate(arguments, "")
         name = "horizontal" if arguments.foreign_features is None else "vertical"
         return PLANS[name](arguments, None)
     kind, job = find_job(arguments.job)
+    _check_base_rate(arguments, kind.name)
     if not has_budget(kind, job) and (arguments.budget or arguments.workspace or arguments.site):
         raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")
     if kind.name not in PLANS:
         why = UNPLANNED.get(kind.name, "none has been written")
         raise ConfigurationError(f"{arguments.job}: {kind.name} jobs have no plan: {why}")
     return PLANS[kind.name](arguments, job)
+
+
+def _check_base_rate(arguments: argparse.Namespace, kind: str) -> None:
+    if arguments.base_rate is None:
+        return
+    if not 0 < arguments.base_rate < 1:
+        raise ConfigurationError("base-rate must be a share between 0 and 1")
+    if kind != "private_trees":
+        raise ConfigurationError("--base-rate belongs to private trees: plans of other trainings do not use it")
 
 
 def has_budget(kind: JobKind, job: Job) -> bool:

@@ -132,6 +132,8 @@ def test_the_expected_loss_follows_from_public_numbers(capsys) -> None:
     said = text(capsys, DEFAULT, "--rows", 18_000)
     assert "was off by 9 points of a hundred on average" in said
     assert "base-rate must be a share" in refusal(capsys, DEFAULT, "--base-rate", 1)
+    for others in ([JOBS / "dpboost"], ["--rows", 1000, "--features", 3]):
+        assert "--base-rate belongs to private trees" in refusal(capsys, *others, "--base-rate", 0.2)
 
 
 @pytest.mark.parametrize(
