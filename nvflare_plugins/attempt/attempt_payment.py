@@ -66,7 +66,7 @@ class AttemptPayment:
         self._job_id, self._ledger = job_id or context.job_id, ledger
         begun = "\n".join((self._job_id, *sorted(context.sites)))
         self._rows = hashlib.sha256(rows + begun.encode()).hexdigest()[:32]
-        self._may_resume, self._is_kept, self._n_paid = may_replay, is_kept, 0
+        self._may_resume, self._is_kept, self._n_paid, self._n_begun = may_replay, is_kept, 0, 0
         self._was_known = ledger.is_known
         if self._was_known and not may_replay:
             ledger.close()
@@ -113,7 +113,12 @@ class AttemptPayment:
                     "one site and replayed, unpaid, at others. Nothing was released. Submit the job anew, to be "
                     "charged anew"
                 )
-        self._is_kept = True
+        self._is_kept, self._n_begun = True, _length(longest)
+
+    @property
+    def was_begun(self) -> bool:
+        """Whether any site says that it paid before this attempt for what this site has paid for last."""
+        return self._n_paid <= self._n_begun
 
     def pay(self, query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
         """Return a release, or the reply that the same query got before; it was charged durably before this returns.

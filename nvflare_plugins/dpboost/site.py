@@ -213,7 +213,7 @@ class _Training:
             return 0
         self._pay(payment, START)
         grad = self._loss.gradient(np.zeros(self._target.size), self._target)
-        start = self._answer(START, lambda: start_sums(grad))
+        start = self._answer(payment, START, lambda: start_sums(grad))
         self._check(np.abs(start) <= 1 << LEAF_BITS)
         return int(start[0])
 
@@ -230,7 +230,7 @@ class _Training:
                 chosen_trees = assign_records(self._kept.key, data.site, data.record_ids, ensemble, shares)
             self._pay(payment, first)
             n_asked = self._n_asked
-            tree = self._grow(exchanges, chosen_trees == first.tree, scores)
+            tree = self._grow(payment, exchanges, chosen_trees == first.tree, scores)
             scores = add_trees(scores, tree[np.newaxis], self._bins, self._table, self._plan.learning_rate)
             self._spent.append(payment.spent())
             if self._n_asked > n_asked:  # not a tree of an earlier attempt
@@ -246,24 +246,38 @@ class _Training:
         payment.pay(query, lambda: Release(_PAID, price(self._plan, step)))
 
     def _grow(
-        self, exchanges: list[TreeStep], is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]
+        self,
+        payment: AttemptPayment,
+        exchanges: list[TreeStep],
+        is_assigned: NDArray[np.bool_],
+        scores: NDArray[np.float64],
     ) -> NDArray[np.int64]:
         grad = self._loss.gradient(scores[is_assigned], self._target[is_assigned])
         rows = TreeRows(self._bins[:, is_assigned], grad, self._table)
         parts = []
         for step in exchanges:
             if step.kind is Kind.HISTOGRAM:
-                parts.append(self._answer(step, partial(_stacked, rows.bin_sums, step.n_nodes)))
+                parts.append(self._answer(payment, step, partial(_stacked, rows.bin_sums, step.n_nodes)))
                 self._check((parts[-1] >= 0) & (parts[-1] < self._table.feature.size))
                 rows.move_down(parts[-1])
             else:
-                parts.append(self._answer(step, partial(_stacked, rows.leaf_sums, step.n_nodes)))
+                parts.append(self._answer(payment, step, partial(_stacked, rows.leaf_sums, step.n_nodes)))
                 self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
         return np.concatenate(parts)
 
-    def _answer(self, step: TreeStep, sums: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the server's choice, leaves or start: of an earlier attempt, or asked and then kept."""
+    def _answer(
+        self, payment: AttemptPayment, step: TreeStep, sums: Callable[[], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """Return the server's choice, leaves or start: of an earlier attempt, or asked and then kept.
+
+        Raises:
+            ProtocolError: as ``_ask``, or a site has given an answer that the server cannot have given.
+        """
         answer = self._kept.take(step.n_nodes)
+        if answer is not None and not payment.was_begun:
+            raise ProtocolError(
+                "a site has given answers of an earlier attempt to what no site had paid for then: submit the job anew"
+            )
         if answer is None:
             answer = self._ask(step, sums())
             self._kept.add(answer)

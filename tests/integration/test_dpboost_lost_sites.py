@@ -280,6 +280,19 @@ def test_sites_that_were_told_different_answers_end_the_job(tmp_path: Path) -> N
     assert any(isinstance(one, ProtocolError) and "different answers" in str(one) for one in outcomes.values())
 
 
+def test_a_site_cannot_invent_what_the_server_has_answered(tmp_path: Path) -> None:
+    """Else it would choose a model that others take, and pay for, though no sum of their rows went into it."""
+    forged = Job(tmp_path, job())
+    answers = np.zeros(sum(step.n_nodes for step in steps(forged.job)), dtype="<i8")
+    kept = bytes(KEY_BYTES) + answers.tobytes()
+    forged.kept("site-2").parent.mkdir(parents=True)
+    forged.kept("site-2").write_bytes(hashlib.sha256(kept).digest() + kept)
+    outcomes = forged.attempt(1)
+    assert all(isinstance(one, VeilBoostError) for one in outcomes.values()), outcomes
+    assert any("no site had paid for" in str(one) for one in outcomes.values()), outcomes
+    assert not any((forged.parties.run_folder(site) / "model.json").exists() for site in forged.parties.sites)
+
+
 def test_no_attempt_goes_on_among_other_sites_or_with_another_job(tmp_path: Path) -> None:
     """The server names both: the difference of two choices of sites is what one site gave."""
     lost = Job(tmp_path, job(), n_sites=4)
