@@ -73,6 +73,7 @@ FOUND: tuple[tuple[str, int], ...] = (
     ("dpboost", 320002),
     ("horizontal_continue", 300183),
     ("horizontal_continue", 200154),
+    ("horizontal", 201062),
 )
 """Runs that found something once, beside those of the first seeds."""
 

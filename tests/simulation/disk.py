@@ -40,13 +40,14 @@ class Disk:
     _content: dict[int, bytes] = field(default_factory=dict)  # by inode, as synced
     _names: dict[Path, dict[str, int]] = field(default_factory=dict)  # by folder, as synced
     _before: dict[Path, bytes] = field(default_factory=dict)  # what a name stood for, while its folder is not synced
+    _moved: dict[Path, Path] = field(default_factory=dict)  # by the new name the old one, as long
 
     def __post_init__(self) -> None:
         self.all_is_synced()
 
     def all_is_synced(self) -> None:
         """Take everything that is there now as being on the disk for certain."""
-        self._content, self._names, self._before = {}, {}, {}
+        self._content, self._names, self._before, self._moved = {}, {}, {}, {}
         for folder, _, names in os.walk(self.root):
             self.sync_folder(Path(folder))
             for path in (Path(folder) / name for name in names if _is_tracked(name)):
@@ -63,6 +64,7 @@ class Disk:
         """Take note that a folder was synced."""
         self._names[folder] = {entry.name: entry.inode() for entry in os.scandir(folder) if entry.is_file()}
         self._before = {path: content for path, content in self._before.items() if path.parent != folder}
+        self._moved = {path: source for path, source in self._moved.items() if path.parent != folder}
 
     def sync_file(self, path: Path, inode: int) -> None:
         """Take note that a file was synced."""
@@ -76,6 +78,11 @@ class Disk:
             if known == path.stat().st_ino:
                 self._before[path] = self._content.get(known, b"")
 
+    def move_name(self, source: Path, target: Path) -> None:
+        """Take note that a file is about to get another name: until its folder is synced it has one or the other."""
+        if _is_tracked(target.name):
+            self._moved[target] = source
+
     def lose_power(self, copy: Path, dice: random.Random) -> None:
         """Take from a copy of the disk what a loss of power takes."""
         for folder, names in sorted((Path(folder), names) for folder, _, names in os.walk(self.root)):
@@ -83,6 +90,10 @@ class Disk:
             for name in sorted(filter(_is_tracked, names)):
                 inode = (folder / name).stat().st_ino
                 if synced.get(name) != inode and dice.random() < 0.5:
+                    source = self._moved.get(folder / name)
+                    if source is not None and not source.exists():
+                        old = copy / source.relative_to(self.root)
+                        old.write_bytes(self._left(inode, (folder / name).read_bytes(), dice))
                     self._undo(folder / name, target / name)
                 else:
                     (target / name).write_bytes(self._left(inode, (folder / name).read_bytes(), dice))
@@ -196,7 +207,14 @@ class Disks:
 
         def naming(name: str) -> Callable[..., None]:
             def renamed(source: Any, target: Any, **named: Any) -> None:
-                self._change(target, lambda: real[name](source, target, **named))
+                place = self._place(source)
+                moved = (lambda: place[1].move_name(place[2], Path(target))) if place is not None else lambda: None
+
+                def change() -> None:
+                    real[name](source, target, **named)
+                    moved()
+
+                self._change(target, change)
 
             return renamed
 
