@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,19 @@ OPTION: dict[str, Any] = {
 
 
 def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
-    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy."""
+    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy.
+
+    The policy is then what it was before: the next run would wait for a scheduler that has gone.
+
+    Raises:
+        ConfigurationError: Dask is not installed, or the workspace has no policy.
+    """
     if n_workers < 1:
         raise ConfigurationError("--workers must be at least 1")
+    path = workspace / POLICY_FILE
+    if not path.is_file():
+        raise ConfigurationError(f"{workspace} has no policy: run `veilboost site-setup` on it first")
+    before, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
     try:
         import dask
         from distributed import LocalCluster
@@ -41,8 +52,9 @@ def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
         silence_logs=logging.CRITICAL,  # of workers that end with this process
     )
     atexit.register(cluster.close)
-    policy = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
+    atexit.register(write_atomically, path, before, mode)
     # The simulator gives all sites one policy.
-    policy["cluster"] = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
-    write_atomically(workspace / POLICY_FILE, json.dumps(policy, indent=2).encode(), 0o600)
+    named = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
+    policy = {**json.loads(before), "cluster": named}
+    write_atomically(path, json.dumps(policy, indent=2).encode(), 0o600)
     sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")

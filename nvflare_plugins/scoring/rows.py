@@ -222,9 +222,15 @@ class _Columns:
             self.remedies,
             NumberFormat(spec.decimal, spec.thousands),
         )
-        # As Arrow holds them: whole numbers with gaps would become others in pandas.
-        ids = None if id_column is None else columns[id_column].to_pandas(types_mapper=pd.ArrowDtype)
+        ids = None if id_column is None else _ids(columns[id_column])
         return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
+
+
+def _ids(column: pa.ChunkedArray) -> pd.Series:
+    """Return them as Arrow holds them: whole numbers with gaps would become others in pandas."""
+    if pa.types.is_dictionary(column.type):  # which pandas would not read again from a file of Parquet
+        column = column.cast(column.type.value_type)
+    return column.to_pandas(types_mapper=pd.ArrowDtype)
 
 
 def _unknown(

@@ -59,25 +59,26 @@ def _plan(arguments: argparse.Namespace) -> str:
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1")
     if arguments.job is None:
-        _check_base_rate(arguments, "")
         name = "horizontal" if arguments.foreign_features is None else "vertical"
+        _check_options(arguments, name, False)
         return PLANS[name](arguments, None)
     kind, job = find_job(arguments.job)
-    _check_base_rate(arguments, kind.name)
-    if not has_budget(kind, job) and (arguments.budget or arguments.workspace or arguments.site):
-        raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")
+    _check_options(arguments, kind.name, has_budget(kind, job))
     if kind.name not in PLANS:
         why = UNPLANNED.get(kind.name, "none has been written")
         raise ConfigurationError(f"{arguments.job}: {kind.name} jobs have no plan: {why}")
     return PLANS[kind.name](arguments, job)
 
 
-def _check_base_rate(arguments: argparse.Namespace, kind: str) -> None:
-    if arguments.base_rate is None:
-        return
-    if not 0 < arguments.base_rate < 1:
+def _check_options(arguments: argparse.Namespace, kind: str, is_paid: bool) -> None:
+    """Refuse options that the plan of this kind of job does not use. Args: is_paid: from a privacy budget."""
+    if not is_paid and (arguments.budget or arguments.workspace or arguments.site):
+        raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")
+    if arguments.workers is not None and kind not in ("vertical", "vertical_tuning"):
+        raise ConfigurationError("--workers belongs to vertical training: workers of other kinds are not planned")
+    if arguments.base_rate is not None and not 0 < arguments.base_rate < 1:
         raise ConfigurationError("base-rate must be a share between 0 and 1")
-    if kind != "private_trees":
+    if arguments.base_rate is not None and kind != "private_trees":
         raise ConfigurationError("--base-rate belongs to private trees: plans of other trainings do not use it")
 
 

@@ -14,6 +14,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.bagging.trees import SharedTree
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
@@ -484,3 +485,15 @@ def test_the_plan_and_the_training_agree_on_the_largest_message(depth: int, leav
     shape = training_shape(check_parameters(params, ["a"]), 3, 1, 256, False, 0, False)
     planned = built_nodes(Workload(rows=1 << 20, features=1, depth=depth, max_leaves=leaves))
     assert max(planned) == shape.max_built_nodes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workers", "4"], "belongs to vertical training"),
+        (["--budget", "1,1e-6"], "belong to differentially private"),
+    ],
+)
+def test_options_of_another_kind_of_job_are_refused(options, words, capsys):
+    assert main(["plan", "--rows", "1000", "--features", "5", *options]) == 1
+    assert words in capsys.readouterr().err

@@ -117,6 +117,15 @@ def test_parquet_keeps_the_type_of_the_id(trained: Trained, tmp_path: Path) -> N
     assert written[ID].tolist() == list(ids)
 
 
+def test_ids_that_are_categories_can_be_read_again_from_parquet(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    rows = trained.rows.assign(**{ID: [f"{i:04d}" for i in range(300)]}).astype({ID: "category"})
+    for number, part in enumerate(np.array_split(np.arange(300), 2)):
+        rows.iloc[part].to_parquet(tmp_path / "parts" / f"{number}.parquet", index=False)
+    assert predict(tmp_path, "--id", ID, data="parts", out="out.parquet") == 0
+    assert pd.read_parquet(tmp_path / "out.parquet")[ID].tolist() == rows[ID].tolist()
+
+
 def test_a_threshold_moves_classes_and_not_probabilities(trained: Trained, tmp_path: Path) -> None:
     assert predict(tmp_path, "--ignore", ID, "--threshold", "0.8") == 0
     table = pd.read_csv(tmp_path / "out.csv")
