@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,8 @@ class Released:
         features together.
 
     Attributes:
-        told: keyed hashes of the answers on how splits divide rows, in the order in which they were given.
+        told: keyed hashes of the answers on how splits divide rows, in the order in which they were given. Shapes:
+            uint64[n_answers].
     """
 
     keys: NDArray[np.uint64]
@@ -61,7 +62,7 @@ class Released:
     split_bits: NDArray[np.int32]
     sizes: NDArray[np.int64]
     fingerprints: NDArray[np.int32]
-    told: dict[int, None] = field(default_factory=dict)
+    told: NDArray[np.uint64]
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], told: NDArray[np.uint64]) -> Released:
@@ -72,14 +73,15 @@ class Released:
         # A share that is no number is not at least 0 either.
         if not all((arrays[name] >= 0).all() for name in ("sums", "share", "split_bits", "sizes")):
             raise DamagedArray("its ledger of released sums holds counts that cannot be")
-        return cls(
-            **{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)},
-            told=dict.fromkeys(told.tolist()),
-        )
+        return cls(**{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)}, told=told)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays as they are stored: of one dimension."""
         return {name: getattr(self, name).ravel() for name in COUNTS[RELEASED_SUMS]}
+
+    def remember(self, answers: Sequence[int]) -> None:
+        """Add answers that are given now, at the end. Args: answers: ``ReleasedSums.answer_name`` of each."""
+        self.told = np.append(self.told, np.array(answers, dtype="<u8"))
 
     def enter(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the rows' places in the ledger, entering those that are new at the end. Shapes: int64[n_rows]."""
@@ -143,12 +145,11 @@ class ReleasedSums:
         """
         with self._memory.transaction() as db:
             released = self._load(db)
-            n_told = len(released.told)
+            n_told = released.told.size
             yield released
             save_counts(db, RELEASED_SUMS, self._data_set, released.arrays())
-            if len(released.told) > n_told:
-                answers = np.fromiter(released.told, dtype="<u8", count=len(released.told))
-                save_counts(db, TOLD_BITS, self._data_set, {"answers": answers})
+            if released.told.size > n_told:
+                save_counts(db, TOLD_BITS, self._data_set, {"answers": released.told})
 
     def answer_name(self, split: bytes, left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
         """Return what an answer is remembered by: how a split divides rows, in whatever order they come.

@@ -149,7 +149,7 @@ class Guard:
         self._everyone = fingerprint_of(self._keys)
         with ledger.charging() as released:
             self._places = released.enter(self._keys)
-            self._told = set(released.told)
+            self._told = set(released.told.tolist())
         self._sets = {0: (self._keys, self._places)}  # whose split bits are counted: keys and places of their rows
         self._this_tree: set[bytes] = set()
         self._n_sums = self._n_released = self._n_withheld = 0
@@ -293,7 +293,7 @@ class Guard:
                     "vertical.max_split_bits_per_row. Remedy: run one job at a time, with fewer or "
                     "shallower trees (num_rounds, max_depth)."
                 )
-            released.told.update(dict.fromkeys(names))
+            released.remember([name for name in dict.fromkeys(names) if name not in self._told])
         self._told.update(names)
 
     def _name_of(self, one: SplitBits) -> int:
