@@ -3,20 +3,23 @@
 Everything is the site's own: address, query and folder stand in its policy, and no job can name or change them. Nothing
 is sent. The password comes from the environment or a file that its owner alone can read; it stands in no file that is
 written, no log and no error. Errors of databases quote statements, values and addresses: of them only the kind is said.
+
+Some rows are held at a time. Only the last one tells which type a column has, so that rows first go into a file without
+a name in the same folder, of mode 0600, which is gone when the process ends, however it ends.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -25,9 +28,11 @@ import pyarrow.parquet as arrow_parquet
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import SnapshotSource
 from nvflare_plugins.data_sets.snapshot_files import snapshot_name, snapshots_in
-from nvflare_plugins.files import write_durably
+from nvflare_plugins.files import sync_folder, written_atomically
 
 _BATCH_ROWS = 10_000
+_GROUP_VALUES = 1 << 22
+"""Values of a row group of the file, or those of one batch where these are more."""
 _READ_ONLY = {
     "sqlite": "PRAGMA query_only = ON",
     "postgresql": "SET TRANSACTION READ ONLY",
@@ -62,16 +67,19 @@ def take_snapshot(
         ConfigurationError: the extra is not installed, the policy asks for what cannot be, the database refuses, the
             password is not there, or there are more rows than ``max_rows``; then nothing has been written.
     """
-    with _connected(source) as (connection, read_only):
-        table = _read(connection, source)
-    source.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = source.folder / snapshot_name(source.name, now())
-    if path.exists():
-        raise _error(source, "has a snapshot of this very second: take it again")
-    content = io.BytesIO()
-    arrow_parquet.write_table(table, content)
-    write_durably(path, content.getvalue(), mode=0o600)
-    return Taken(path, table.num_rows, table.num_columns, read_only, _prune(source, keep))
+    with ExitStack() as stack:
+        with _connected(source) as (connection, read_only):
+            rows = _read(connection, source, stack)
+        source.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = source.folder / snapshot_name(source.name, now())
+        if path.exists():
+            raise _error(source, "has a snapshot of this very second: take it again")
+        schema = rows.schema(source)
+        with written_atomically(path, 0o600) as file, arrow_parquet.ParquetWriter(file, schema) as writer:
+            for group in rows.groups(source, schema):
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+        sync_folder(path.parent)
+    return Taken(path, rows.n_rows, len(rows.names), read_only, _prune(source, keep))
 
 
 def _prune(source: SnapshotSource, keep: int | None) -> tuple[Path, ...]:
@@ -161,8 +169,64 @@ def _password(source: SnapshotSource) -> str | None:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _read(connection: Any, source: SnapshotSource) -> pa.Table:
-    """Read all rows as Arrow columns, batch by batch. Raises: ConfigurationError."""
+@dataclass(slots=True, eq=False)
+class _Rows:
+    """Rows as the database gave them, batch by batch, each in the types that its own values have.
+
+    Attributes:
+        opened: returns the file that holds them; asked where there are rows.
+        types: of each column, those of its batches in the order in which they came.
+        starts: where the batches begin in the file.
+    """
+
+    names: list[str]
+    types: list[dict[pa.DataType, None]]
+    opened: Callable[[], IO[bytes]]
+    file: IO[bytes] | None = None
+    starts: list[int] = field(default_factory=list)
+    n_rows: int = 0
+
+    def append(self, columns: Sequence[pa.Array]) -> None:
+        """Put a batch behind the others."""
+        for types, column in zip(self.types, columns, strict=True):
+            types[column.type] = None
+        file = self.file = self.file or self.opened()
+        self.starts.append(file.tell())
+        batch = pa.record_batch(list(columns), names=self.names)
+        with pa.ipc.new_stream(file, batch.schema) as stream:
+            stream.write_batch(batch)
+        self.n_rows += batch.num_rows
+
+    def schema(self, source: SnapshotSource) -> pa.Schema:
+        """Return the columns' types over all batches. Raises: ConfigurationError."""
+        return pa.schema(
+            [(name, _joined(source, name, types)) for name, types in zip(self.names, self.types, strict=True)]
+        )
+
+    def groups(self, source: SnapshotSource, schema: pa.Schema) -> Iterator[pa.Table]:
+        """Yield all rows, some at a time; one empty table where there are none. Raises: ConfigurationError."""
+        most_rows, n_kept = _GROUP_VALUES // max(1, len(self.names)), 0
+        kept: list[pa.RecordBatch] = []
+        for batch in self._batches():
+            columns = [_cast(source, column, of) for column, of in zip(batch.columns, schema, strict=True)]
+            if kept and n_kept + batch.num_rows > most_rows:
+                yield pa.Table.from_batches(kept)
+                kept, n_kept = [], 0
+            kept.append(pa.record_batch(columns, schema=schema))
+            n_kept += batch.num_rows
+        yield pa.Table.from_batches(kept, schema=schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if self.file is None:
+            return
+        for start in self.starts:
+            self.file.seek(start)
+            with pa.ipc.open_stream(self.file) as stream:
+                yield stream.read_next_batch()
+
+
+def _read(connection: Any, source: SnapshotSource, stack: ExitStack) -> _Rows:
+    """Read all rows, batch by batch. Args: stack: closes the file that holds them. Raises: ConfigurationError."""
     import sqlalchemy
 
     result = connection.execution_options(stream_results=True).execute(sqlalchemy.text(source.query))
@@ -170,15 +234,26 @@ def _read(connection: Any, source: SnapshotSource) -> pa.Table:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise _error(source, f"gives two columns the name {repeated[0]!r}: name them apart (AS)", "query")
-    columns: list[list[pa.Array]] = [[] for _ in names]
-    n_rows = 0
+    found = _Rows(names, [{} for _ in names], lambda: _file_without_name(source.folder, stack))
     for rows in result.partitions(_BATCH_ROWS):
-        n_rows += len(rows)
-        if n_rows > source.max_rows:
+        if found.n_rows + len(rows) > source.max_rows:
             raise _error(source, f"gives more than {source.max_rows} rows: limit the query, or raise it", "max_rows")
-        for column, name, values in zip(columns, names, zip(*rows, strict=True), strict=True):
-            column.append(_array(source, name, values))
-    return pa.table({name: _joined(source, name, column) for name, column in zip(names, columns, strict=True)})
+        columns = [_array(source, name, values) for name, values in zip(names, zip(*rows, strict=True), strict=True)]
+        found.append(columns)
+    return found
+
+
+def _file_without_name(folder: Path, stack: ExitStack) -> IO[bytes]:
+    """Open a file that no folder lists; a folder that is made for it goes if it stays empty."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stack.callback(_remove_empty, folder)
+    return stack.enter_context(tempfile.TemporaryFile(dir=folder))
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _array(source: SnapshotSource, name: str, values: Sequence[Any]) -> pa.Array:
@@ -200,20 +275,25 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _joined(source: SnapshotSource, name: str, batches: list[pa.Array]) -> pa.ChunkedArray:
-    """Put the batches of a column together: numbers become the widest of their types, other types have to agree."""
-    if not batches:
-        return pa.chunked_array([pa.nulls(0)])
+def _joined(source: SnapshotSource, name: str, types: Collection[pa.DataType]) -> pa.DataType:
+    """Return the type of a column: of numbers the widest of its batches', other types have to agree."""
+    if not types:
+        return pa.null()
     try:
-        kind = pa.unify_schemas(
-            [pa.schema([("column", batch.type)]) for batch in batches], promote_options="permissive"
-        )
-        wanted = kind.field(0).type
-        if any(_is_text(batch.type) != _is_text(wanted) for batch in batches if not pa.types.is_null(batch.type)):
-            raise _type_error(source, name)
-        return pa.chunked_array([batch.cast(wanted) for batch in batches], type=wanted)
+        schemas = [pa.schema([("column", one)]) for one in types]
+        wanted = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         raise _type_error(source, name) from None
+    if any(_is_text(one) != _is_text(wanted) for one in types if not pa.types.is_null(one)):
+        raise _type_error(source, name)
+    return wanted
+
+
+def _cast(source: SnapshotSource, column: pa.Array, wanted: pa.Field) -> pa.Array:
+    try:
+        return column.cast(wanted.type)
+    except pa.ArrowException:
+        raise _type_error(source, wanted.name) from None  # the reason could quote a value
 
 
 def _is_text(kind: pa.DataType) -> bool:

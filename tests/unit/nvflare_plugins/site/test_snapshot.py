@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.identity import identify
 from nvflare_plugins.data_sets.snapshot_files import newest_in, snapshot_name, snapshots_in
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.site import snapshot
@@ -138,7 +141,9 @@ def test_two_data_sets_must_not_share_a_snapshot(site):
 
 def read_column(batches: Sequence[Sequence[object]], site: Path) -> pa.ChunkedArray:
     source = source_of(site)
-    return snapshot._joined(source, "x", [snapshot._array(source, "x", batch) for batch in batches])
+    arrays = [snapshot._array(source, "x", batch) for batch in batches]
+    wanted = pa.field("x", snapshot._joined(source, "x", [array.type for array in arrays]))
+    return pa.chunked_array([snapshot._cast(source, array, wanted) for array in arrays], wanted.type)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +186,50 @@ def test_many_batches_are_one_table(site, monkeypatch):
     table = arrow_parquet.read_table(path)
     assert table.num_rows == 40 and table.column("age").null_count == 1 and table.schema.field("age").type == pa.int64()
     np.testing.assert_allclose(np.sort(table.column("amount").to_numpy()), np.arange(40) / 3)
+
+
+QUERIES = {
+    "gaps": "SELECT * FROM loans ORDER BY age",
+    "a column without a value": "SELECT *, NULL AS empty FROM loans ORDER BY who",
+    "whole numbers first, then others": "SELECT who, CASE WHEN bad THEN amount ELSE age END AS mixed, bad FROM loans",
+    "no rows": "SELECT * FROM loans WHERE age > 1000",
+}
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_some_rows_at_a_time_are_what_all_at_once_are(site, monkeypatch, query):
+    source = source_of(site, query=query)
+    whole = take_snapshot(source, now=lambda: NOON).path
+    monkeypatch.setattr(snapshot, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(snapshot, "_GROUP_VALUES", 60)
+    parts = take_snapshot(source, now=lambda: NOON + timedelta(seconds=1)).path
+    tables = [arrow_parquet.read_table(path) for path in (whole, parts)]
+    assert tables[0].schema == tables[1].schema and tables[0].to_pydict() == tables[1].to_pydict()
+    groups = [arrow_parquet.ParquetFile(path).metadata.num_row_groups for path in (whole, parts)]
+    assert groups[1] == 1 if not tables[0].num_rows else groups[1] > groups[0] == 1
+    assert stat.S_IMODE(parts.stat().st_mode) == 0o600 and len(list(parts.parent.iterdir())) == 2
+    with sqlite3.connect(site / "bank.db") as database:
+        cursor = database.execute(query)
+        names = [one[0] for one in cursor.description]
+        assert tables[1].to_pylist() == [dict(zip(names, row, strict=True)) for row in cursor]
+    if tables[0].num_rows:
+        features = [name for name in ("age", "amount", "mixed", "empty") if name in names]
+        spec = DataSet("loans", site / "shots", "parquet")
+        loaded = [load_table(replace(spec, path=path), label="bad", features=features) for path in (whole, parts)]
+        (one, hashes), (other, same) = (identify(table, spec, b"k" * 32) for table in loaded)
+        assert one == other and np.array_equal(hashes, same)
+
+
+def test_too_late_a_refusal_leaves_nothing(site, monkeypatch):
+    monkeypatch.setattr(snapshot, "_BATCH_ROWS", 3)
+    with pytest.raises(ConfigurationError, match="more than 39 rows"):
+        take_snapshot(source_of(site, max_rows=39))
+    assert not (site / "shots").exists()
+    (site / "shots").mkdir()
+    values = "SELECT CASE WHEN bad THEN 'x' ELSE age END AS mixed FROM loans ORDER BY bad"
+    with pytest.raises(ConfigurationError, match="several types"):
+        take_snapshot(source_of(site, query=values))
+    assert list((site / "shots").iterdir()) == []
 
 
 # -- what is refused, and what is never said --------------------------------------------------------------------------
