@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,10 +96,10 @@ def table_of(plain: dict[str, Any]) -> Table:
     return Table(**{**plain, "passes": None if reading is None else passes_of(reading)})
 
 
-def digest_of(tables: Iterable[Table | None]) -> bytes:
-    """Return a hash of the features of those tables that are read in passes."""
+def digest_of(tables: Iterable[Table | None], go_on: Callable[[], None] = lambda: None) -> bytes:
+    """Return a hash of the features of those tables that are read in passes. Args: go_on: of ``values_digest``."""
     read = [table for table in tables if table is not None and table.passes is not None]
-    return b"".join(map(values_digest, read))
+    return b"".join(values_digest(table, go_on) for table in read)
 
 
 def plain_message(message: Message) -> tuple[Any, ...]:

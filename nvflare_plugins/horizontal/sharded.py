@@ -68,14 +68,18 @@ class ShardedRows:
         """Whether shards read some of these rows themselves."""
         return any(one is not None and one.passes is not None for one in (self.table, *self.evaluated))
 
-    def digests(self, of_shards: Sequence[_PlainRows]) -> list[bytes]:
+    def digests(self, of_shards: Sequence[_PlainRows], go_on: Callable[[], None]) -> list[bytes]:
         """Return what each shard has to find in the files that it reads; see ``digest_of``.
+
+        Args:
+            go_on: of ``comparing``.
 
         Raises:
             DataRefusal: a file has changed since this process has looked at the rows.
         """
         found = [
-            digest_of(table_of(one) for one in (rows, *evaluated) if one is not None) for rows, evaluated in of_shards
+            digest_of([table_of(one) for one in (rows, *evaluated) if one is not None], go_on)
+            for rows, evaluated in of_shards
         ]
         for table in (self.table, *self.evaluated):
             if table is not None and table.passes is not None:
@@ -120,7 +124,7 @@ def train_sharded(
     of_shards = rows.of_shards(n_shards)
     arguments = [(number, plain, *own) for number, own in enumerate(of_shards)]
     try:
-        with comparing(leader.answer, lambda: rows.digests(of_shards)) as answer:
+        with comparing(leader.answer, lambda go_on: rows.digests(of_shards, go_on)) as answer:
             results = lead(workers, PATH, arguments, answer)
     finally:
         if trees is not None:

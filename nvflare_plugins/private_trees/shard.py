@@ -11,7 +11,7 @@ once. So the model is the same bytes for any number of shards, of all kinds of g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ def train_in_shards(
         return [noisy] * len(asked)
 
     plan.training.trust.check_sites(channel.world)
-    with comparing(answer, lambda: _digests(rows, [plain for *_, plain in arguments])) as answered:
+    with comparing(answer, lambda go_on: _digests(rows, [plain for *_, plain in arguments], go_on)) as answered:
         model = one_model(lead(workers, _PATH, arguments, answered))
     channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
     return model
@@ -100,14 +100,14 @@ def _rows_of(plain: dict[str, Any], bounds: Sequence[FeatureBounds]) -> OwnRows:
     return OwnRows(columns, plain["label"], plain["weights"])
 
 
-def _digest(plain: dict[str, Any]) -> bytes:
+def _digest(plain: dict[str, Any], go_on: Callable[[], None] = lambda: None) -> bytes:
     reading = plain["reading"]
-    return b"" if reading is None else values_digest(table_read_by(reading, plain["label"]))
+    return b"" if reading is None else values_digest(table_read_by(reading, plain["label"]), go_on)
 
 
-def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]]) -> list[bytes]:
+def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]], go_on: Callable[[], None]) -> list[bytes]:
     """Return what each shard has to find in the files that it reads. Raises: DataRefusal: a file has changed."""
-    found = [_digest(one) for one in plain]
+    found = [_digest(one, go_on) for one in plain]
     if isinstance(rows.columns, PassedColumns) and rows.columns.table.passes is not None:
         rows.columns.table.passes.file.check_unchanged()
     return found

@@ -5,6 +5,7 @@ read      digest              of the values that it has read     reply: nothing
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,19 +18,25 @@ READ = "read"
 
 
 @contextmanager
-def comparing(answer: Answer, digests: Callable[[], list[bytes]]) -> Iterator[Answer]:
+def comparing(answer: Answer, digests: Callable[[Callable[[], None]], list[bytes]]) -> Iterator[Answer]:
     """Answer ``READ`` besides.
 
     Args:
         answer: to all else.
-        digests: reads the rows of all shards here, while they read them there.
+        digests: reads the rows of all shards here, while they read them there; what it is given it calls as it reads,
+            which raises once nobody waits for the end: a process would not end before its pass.
 
     Raises (from the answer):
         WorkerFailure: a shard has read something else; the text has its number.
         VeilBoostError: what ``digests`` raised.
     """
-    reader = ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader")
-    here = reader.submit(digests)
+    reader, is_over = ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader"), threading.Event()
+
+    def go_on() -> None:
+        if is_over.is_set():
+            raise WorkerFailure("the work on this site's cluster has ended")
+
+    here = reader.submit(digests, go_on)
 
     def answered(word: str, asked: list[tuple[Any, ...]]) -> Any:
         if word != READ:
@@ -45,4 +52,5 @@ def comparing(answer: Answer, digests: Callable[[], list[bytes]]) -> Iterator[An
     try:
         yield answered
     finally:
+        is_over.set()
         reader.shutdown(wait=False)  # who has lost a worker does not wait for the end of a pass

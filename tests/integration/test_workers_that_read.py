@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from dp_components.neighbouring import NeighbouringRelation
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.horizontal import shard
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.sharded import ShardedRows
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.shards.hosting import reads_in_passes
+from nvflare_plugins.shards.reading import comparing
 from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
@@ -262,6 +264,21 @@ def test_a_file_that_is_replaced_before_bins_are_made_ends_the_job(
     in_shards(monkeypatch, {"site-1": 2})
     with pytest.raises(who, match=words):
         succeed({"site-1": made.run(job())["site-1"]})
+
+
+def test_the_sites_own_pass_ends_with_the_training() -> None:
+    ended = threading.Event()
+
+    def digests(go_on: Callable[[], None]) -> list[bytes]:
+        try:
+            while True:
+                go_on()
+        finally:
+            ended.set()
+
+    with pytest.raises(WorkerLost), comparing(lambda *_: [], digests):
+        raise WorkerLost("a worker, amid the pass")
+    assert ended.wait(60)
 
 
 def test_who_reads_is_the_policys_matter(tmp_path: Path) -> None:
