@@ -199,6 +199,8 @@ def _check(client: Any, addresses: list[str], find_s: float) -> None:
         if thread.is_alive():
             raise WorkerLost(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
         found = answers.get(address)
+        if isinstance(found, OSError):  # the scheduler has not noticed yet that it is gone
+            raise WorkerLost(f"worker {number} of this site's cluster was lost; its log, or its machine's, says why")
         if not isinstance(found, dict):
             raise ConfigurationError(
                 f"worker {number} of this site's cluster cannot say what is installed there "
