@@ -120,6 +120,10 @@ class TabularFile:
         """Number of rows of a Parquet data set, as its footers say; 0 for others."""
         return 0 if self._parts is None else self._parts.n_rows
 
+    def declared_type(self, name: str) -> pa.DataType:
+        """Return the type that the files of a Parquet data set declare for a column."""
+        return None if self._parts is None else self._parts.schema.field(self._in_file[name]).type
+
     def parts_of(self, first: int, end: int) -> list[tuple[bytes, int, int, int, bytes]]:
         """Return what tells the files of some rows of a Parquet data set; see ``ParquetParts``."""
         return [] if self._parts is None else self._parts.parts_of(first, end)

@@ -155,47 +155,69 @@ class Facts:
 # -- one format for the numbers of a file -----------------------------------------------------------------------------
 
 
-def number_format(spec: DataSet, columns: Sequence[Column], others: Sequence[pa.ChunkedArray]) -> Finding | None:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How the numbers of a column of text seem to be written.
+
+    Attributes:
+        forms: those that read all its texts; sampled: those that read the first ones.
+        strange: how many rows have texts that the policy's format does not read, and the first of them.
+    """
+
+    name: str
+    forms: frozenset[NumberFormat]
+    sampled: tuple[NumberFormat, ...]
+    strange: dict[str, Any]
+
+
+def number_format(
+    spec: DataSet, columns: Iterable[Column], others_follow: Callable[[NumberFormat], bool]
+) -> Finding | None:
     """Find that a file's numbers are written in another way than the policy says.
 
     Args:
-        columns: of text.
-        others: columns of text that are numbers already, as the policy has them.
+        columns: of text; each is looked at once.
+        others_follow: tells whether columns of text that are numbers already, as the policy has them, are numbers in
+            another format too; asked when ``columns`` have been seen.
     """
-    declared = NumberFormat(spec.decimal, spec.thousands)
-    votes: Counter[NumberFormat] = Counter()
-    read: list[tuple[Column, list[str], list[str]]] = []
-    unread: list[tuple[Column, list[str], list[str]]] = []
-    for column in columns:
-        present = [text for text in column.present(spec.missing) if not _stands_for_missing(text)]
-        if not present or fitting_dates(present[:_SAMPLE]):
-            continue
-        strange = [text for text in present if declared.number(text) is None]
-        (unread if strange else read).append((column, present, strange))
-        if strange:
-            votes.update(fitting_formats(present[:_SAMPLE]))
+    written = [one for column in columns if (one := _written(column, spec)) is not None]
+    unread = [one for one in written if one.strange["count"]]
+    votes = Counter(form for one in unread for form in one.sampled)
     # A format must read what the policy's does too; plain ones come first.
     for form in sorted(votes, key=lambda one: (-votes[one], one.thousands, one.decimal)):
-        fit = [(c, strange) for c, present, strange in unread if all(form.number(t) is not None for t in present)]
-        is_alike = all(form.number(text) is not None for _, present, _ in read for text in present)
-        if fit and is_alike and all(_follows(column, form, spec) for column in others):
-            tallies = [column.tally(strange) for column, strange in fit]
-            which = ", ".join(repr(column.name) for column, _ in fit[:5]) + (", ..." if len(fit) > 5 else "")
+        fit = [one for one in unread if form in one.forms]
+        is_alike = all(form in one.forms for one in written if not one.strange["count"])
+        if fit and is_alike and others_follow(form):
+            which = ", ".join(repr(one.name) for one in fit[:5]) + (", ..." if len(fit) > 5 else "")
             options = {"decimal": form.decimal, "thousands": form.thousands}
             options = {key: value for key, value in options.items() if getattr(spec, key) != value}
-            written = f"a decimal {'comma' if form.decimal == ',' else 'point'}"
-            written += f" and {form.thousands!r} between thousands" if form.thousands else ""
+            manner = f"a decimal {'comma' if form.decimal == ',' else 'point'}"
+            manner += f" and {form.thousands!r} between thousands" if form.thousands else ""
             return Finding(
                 "number_format",
-                f"numbers of {which} are written with {written}. Policy keys: {', '.join(options)}",
-                count=sum(tally["count"] for tally in tallies),
-                first_row=min(tally["first_row"] for tally in tallies),
+                f"numbers of {which} are written with {manner}. Policy keys: {', '.join(options)}",
+                count=sum(one.strange["count"] for one in fit),
+                first_row=min(one.strange["first_row"] for one in fit),
                 options=options,
             )
     return None
 
 
-def _follows(column: pa.ChunkedArray, form: NumberFormat, spec: DataSet) -> bool:
+def _written(column: Column, spec: DataSet) -> _Written | None:
+    """Return how the numbers of a column of text seem to be written; None if it holds dates, or nothing."""
+    declared = NumberFormat(spec.decimal, spec.thousands)
+    present = [text for text in column.present(spec.missing) if not _stands_for_missing(text)]
+    if not present or fitting_dates(present[:_SAMPLE]):
+        return None
+    strange = column.tally(text for text in present if declared.number(text) is None)
+    sampled = fitting_formats(present[:_SAMPLE])
+    return _Written(
+        column.name, frozenset(fitting_formats(present)) if sampled else frozenset(), tuple(sampled), strange
+    )
+
+
+def follows(column: pa.ChunkedArray, form: NumberFormat, spec: DataSet) -> bool:
+    """Tell whether all texts of a column are numbers of a format, or missing."""
     absent = {"", *spec.missing}
     texts = (text.strip() for text in distinct_texts(column)[0])
     return all(text in absent or form.number(text) is not None for text in texts)

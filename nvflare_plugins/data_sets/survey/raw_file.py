@@ -1,14 +1,15 @@
 """Reads a data set for a survey: whatever its encoding, its separator and its rows are like.
 
 Nothing is refused but what is no table at all. What the policy's options do not read is found, and the file is then
-read with the options that seem right, so that the rest can be looked at in the same go.
+read with the options that seem right, so that the rest can be looked at in the same go. What the policy wants read in
+passes is read again whenever a column is asked for, some columns at a time.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.parquet_parts import ParquetParts
 from nvflare_plugins.data_sets.survey.findings import Finding
 from nvflare_plugins.data_sets.tabular_files import UTF_16_MARKS, TabularFile, is_closed, utf8_chunks
 from nvflare_plugins.data_sets.text_values import NumberFormat, fitting_dates
@@ -29,6 +31,45 @@ _FOREIGN = {
     b"PAR1": "a Parquet file: say so. Policy key: format",
 }
 _NOT_IN_WINDOWS_1252 = frozenset(b"\x81\x8d\x8f\x90\x9d")
+_COLUMN_PASSES = 64
+"""As many columns are read at once as that makes: of few, one at a time."""
+
+
+class ColumnsInPasses:
+    """The columns of Parquet files that are never held together.
+
+    Attributes:
+        types: as the files declare them.
+        n_rows: of each column.
+    """
+
+    def __init__(
+        self, types: Sequence[pa.DataType], n_rows: int, read: Callable[[range], Sequence[pa.ChunkedArray]]
+    ) -> None:
+        """Take what reads columns. Args: read: returns the columns of these places."""
+        self.types, self.n_rows, self._read = types, n_rows, read
+        self._step = max(1, len(types) // _COLUMN_PASSES)
+        self._held: tuple[int, Sequence[pa.ChunkedArray]] = (-1, ())
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self.types)
+
+    def __getitem__(self, place: int) -> pa.ChunkedArray:
+        """Return a column, reading it and those beside it unless they were the last ones."""
+        first = place - place % self._step
+        if self._held[0] != first:
+            self._held = (-1, ())  # let go before others are read
+            self._held = (first, self._read(range(first, min(first + self._step, len(self)))))
+        return self._held[1][place - first]
+
+
+class UnreadableError(Exception):
+    """A file could be opened, and a column of it not be read. Attributes: raw: what is to be looked at in its place."""
+
+    def __init__(self, raw: RawFile) -> None:
+        super().__init__()
+        self.raw = raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +79,30 @@ class RawFile:
     Attributes:
         spec: the policy's, with the options that the file seems to need.
         names: of all columns, under their new names where the policy renames them; they may repeat or be empty.
-        columns: in the same order; those of a text file are text.
+        columns: in the same order; those of a text file are text. Reading them in passes may raise an
+            ``UnreadableError``.
         findings: what is the matter with the file as a whole.
         names_are_data: the first line holds no names, so that names must not be shown.
     """
 
     spec: DataSet
     names: tuple[str, ...]
-    columns: tuple[pa.ChunkedArray, ...]
+    columns: tuple[pa.ChunkedArray, ...] | ColumnsInPasses
     findings: tuple[Finding, ...]
     names_are_data: bool = False
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
+        if isinstance(self.columns, ColumnsInPasses):
+            return self.columns.n_rows
         return len(self.columns[0]) if self.columns else 0
+
+    def kind(self, place: int) -> pa.DataType:
+        """Return the declared type of a column."""
+        columns = self.columns
+        kind: pa.DataType = columns.types[place] if isinstance(columns, ColumnsInPasses) else columns[place].type
+        return kind
 
 
 def read_raw(spec: DataSet) -> RawFile:
@@ -70,8 +120,12 @@ def read_raw(spec: DataSet) -> RawFile:
     except FileNotFoundError:
         return _nothing(spec, "no_file", "there is no file at this path")
     except (pa.ArrowException, OSError) as error:
-        why = machine_failure(error) or type(error).__name__
-        return _nothing(spec, "unreadable", f"the file cannot be read as {spec.format} ({why})")
+        return _unreadable(spec, error)
+
+
+def _unreadable(spec: DataSet, error: Exception) -> RawFile:
+    why = machine_failure(error) or type(error).__name__
+    return _nothing(spec, "unreadable", f"the file cannot be read as {spec.format} ({why})")
 
 
 def _nothing(spec: DataSet, kind: str, text: str, found: Sequence[Finding] = ()) -> RawFile:
@@ -87,14 +141,50 @@ def _renamed(spec: DataSet, in_file: Sequence[str]) -> tuple[tuple[str, ...], li
 
 def _read_parquet(spec: DataSet) -> RawFile:
     if len(spec.files) > 1:
-        file = TabularFile(spec)
-        columns = file.read([], file.column_names, may_be_empty=True)
-        return RawFile(spec, tuple(columns), tuple(columns.values()), ())
+        return _read_files(spec)
+    if spec.in_passes:
+        parts = ParquetParts(spec, may_be_empty=True)
+        if len(set(parts.schema.names)) == len(parts.schema.names):  # columns are read again by name
+            return _read_passes(spec, parts)
     with arrow_parquet.ParquetFile(spec.files[0]) as one:
         table = one.read()
-    kept = [i for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")]
+    kept = _kept(table.column_names)
     names, found = _renamed(spec, [table.column_names[i] for i in kept])
     return RawFile(spec, names, tuple(table.column(i) for i in kept), tuple(found))
+
+
+def _kept(names: Sequence[str]) -> list[int]:
+    """Return the places of columns other than row numbers, which are no data."""
+    return [place for place, name in enumerate(names) if not name.startswith("__index_level_")]
+
+
+def _read_files(spec: DataSet) -> RawFile:
+    file = TabularFile(replace(spec, max_rows=0))  # too many rows are a finding
+    names = tuple(file.column_names)
+    if not spec.in_passes:
+        columns = file.read([], list(names), may_be_empty=True)
+        return RawFile(spec, names, tuple(columns.values()), ())
+
+    def read(places: range) -> Sequence[pa.ChunkedArray]:
+        return list(file.read([], [names[place] for place in places], may_be_empty=True).values())
+
+    types = [file.declared_type(name) for name in names]
+    return RawFile(spec, names, ColumnsInPasses(types, file.n_rows, read), ())
+
+
+def _read_passes(spec: DataSet, parts: ParquetParts) -> RawFile:
+    """Return what one file holds, to be read column by column."""
+    in_file = [parts.schema.names[place] for place in _kept(parts.schema.names)]
+    names, found = _renamed(spec, in_file)
+
+    def read(places: range) -> Sequence[pa.ChunkedArray]:
+        try:
+            return list(parts.read([in_file[place] for place in places]).columns)
+        except (pa.ArrowException, OSError) as error:
+            raise UnreadableError(_unreadable(spec, error)) from None
+
+    columns = ColumnsInPasses([parts.schema.field(name).type for name in in_file], parts.n_rows, read)
+    return RawFile(spec, names, columns, tuple(found))
 
 
 # -- text files -------------------------------------------------------------------------------------------------------

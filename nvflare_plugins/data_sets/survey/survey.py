@@ -3,14 +3,17 @@
 Privacy: for the terminal of the data's owner. It shows names of columns, counts, row numbers, words that are known to
 mean "missing", and texts that at least ``columns.SHOWN_FROM`` rows share; bounds of numbers are rounded outwards. No
 other value of a row is shown.
+
+Columns are looked at one after the other. Those of files that are read in passes are never held together: what is kept
+of each are its findings, its frequent texts and its bounds.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +26,17 @@ from nvflare_plugins.data_sets.survey.columns import (
     Column,
     Facts,
     Sort,
+    follows,
     look_at,
     number_format,
     rounded_bounds,
     rows_where,
 )
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
-from nvflare_plugins.data_sets.survey.raw_file import RawFile, read_raw
+from nvflare_plugins.data_sets.survey.raw_file import ColumnsInPasses, RawFile, UnreadableError, read_raw
 from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text
-from nvflare_plugins.data_sets.tabular_files import is_text
+from nvflare_plugins.data_sets.tabular_files import is_number, is_text
+from nvflare_plugins.data_sets.text_values import NumberFormat
 
 _MOST_CLASSES = 20
 
@@ -74,25 +79,85 @@ def survey(spec: DataSet, use: Use) -> Survey:
     Raises:
         ConfigurationError: the data set's own loader fails.
     """
-    raw = read_raw(spec)
+    try:
+        return _survey(read_raw(spec), use)
+    except UnreadableError as error:
+        return _survey(error.raw, use)
+
+
+_Made = TypeVar("_Made")
+
+
+class _Lazy(Mapping[str, _Made]):
+    """Something for each column, made when it is asked for: all are kept, or the last one alone."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], _Made], keeps_all: bool) -> None:
+        self._names, self._make, self._keeps_all = dict.fromkeys(names), make, keeps_all
+        self._made: dict[str, _Made] = {}
+
+    def __getitem__(self, name: str) -> _Made:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._made:
+            if not self._keeps_all:
+                self._made.clear()
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _survey(raw: RawFile, use: Use) -> Survey:
     found = [*raw.findings, *_names(raw)]
     options = _merged({}, found)
-    spec = replace(raw.spec, **{**options, "rename": {**spec.rename, **options.get("rename", {})}})
+    spec = replace(raw.spec, **{**options, "rename": {**raw.spec.rename, **options.get("rename", {})}})
     names = [f"column {i + 1}" for i in range(len(raw.names))] if raw.names_are_data else _new_names(raw, options)
     if raw.columns and not raw.n_rows:
         found.append(Finding("no_rows", "there are names of columns, and no rows", not use.may_lack_rows))
     if 0 < spec.max_rows < raw.n_rows:
         found.append(Finding("max_rows", "there are more rows than the policy's max_rows", count=raw.n_rows))
-    by_name = dict(zip(names, raw.columns, strict=True))
-    columns = {name: Column.of(name, data, spec) for name, data in by_name.items()}
+    places = {name: place for place, name in enumerate(names)}
+    is_held = not isinstance(raw.columns, ColumnsInPasses)
+    by_name = _Lazy(names, lambda name: raw.columns[places[name]], is_held)
+    columns = _columns(by_name, spec, is_held)
     chosen = [name for name in columns if _is_asked_for(name, spec, use)]
-    others = [by_name[name] for name in chosen if is_text(by_name[name].type) and not columns[name].is_text]
-    form = number_format(spec, [columns[name] for name in chosen if columns[name].is_text], others)
+    may_be_text = [name for name in chosen if not is_number(raw.kind(places[name]))]
+    form = _number_format(spec, columns, by_name, may_be_text)
     if form is not None:
         found.append(form)
         spec = replace(spec, **form.options)
-        columns = {name: Column.of(name, data, spec) for name, data in by_name.items()}
+        columns = _columns(by_name, spec, is_held)
     return _Look(spec, use, columns, by_name, raw.names_are_data).whole(chosen, found, raw.n_rows)
+
+
+def _columns(raw: Mapping[str, Any], spec: DataSet, is_held: bool) -> Mapping[str, Column]:
+    return _Lazy(list(raw), lambda name: Column.of(name, raw[name], spec), is_held)
+
+
+def _number_format(
+    spec: DataSet, columns: Mapping[str, Column], raw: Mapping[str, Any], names: Sequence[str]
+) -> Finding | None:
+    """Find another format of numbers among columns that may be text."""
+    others: list[str] = []
+
+    def texts() -> Iterator[Column]:
+        for name in names:
+            if columns[name].is_text:
+                yield columns[name]
+            elif is_text(raw[name].type):
+                others.append(name)
+
+    def others_follow(form: NumberFormat) -> bool:
+        return all(follows(raw[name], form, spec) for name in others)
+
+    return number_format(spec, texts(), others_follow)
 
 
 def _is_asked_for(name: str, spec: DataSet, use: Use) -> bool:
@@ -164,12 +229,17 @@ class _Look:
         """Return everything that was found, with the draft."""
         use, spec = self.use, self.spec
         facts: dict[str, Facts] = {}
+        bounds: dict[str, tuple[float, float]] = {}
         if self.columns and not self.names_are_data:
             found += self._absent()
         for name in chosen if n_rows else ():
             if name not in (use.label, use.weight):
-                facts[name] = self._feature(name)
-                found += facts[name].findings
+                seen = self._feature(name)
+                found += seen.findings
+                is_varied = seen.sort in (Sort.NUMBERS, Sort.DATES) and not seen.is_constant
+                if is_varied and seen.values is not None and (pair := rounded_bounds(seen.values)) is not None:
+                    bounds[name] = pair
+                facts[name] = replace(seen, values=None)  # of all rows, which are not held for all columns at once
         classes = None
         if use.label in self.columns and n_rows:
             classes, of_label = self._label(str(use.label))
@@ -179,7 +249,7 @@ class _Look:
         if spec.id in self.columns and n_rows:
             found += self._ids(str(spec.id))
         options = _merged({}, found)
-        draft = Draft(options=options) if self.names_are_data else self._draft(facts, classes, options)
+        draft = Draft(options=options) if self.names_are_data else self._draft(facts, bounds, classes, options)
         return Survey(n_rows, tuple(found), draft)
 
     def _absent(self) -> Iterator[Finding]:
@@ -293,7 +363,13 @@ class _Look:
             words = f"id {name!r} names a row again: alignment wants one row for each"
             yield Finding("id_repeated", words, True, name, **rows_where(again))
 
-    def _draft(self, facts: Mapping[str, Facts], classes: tuple[str, ...] | None, options: Mapping[str, Any]) -> Draft:
+    def _draft(
+        self,
+        facts: Mapping[str, Facts],
+        bounds: Mapping[str, tuple[float, float]],
+        classes: tuple[str, ...] | None,
+        options: Mapping[str, Any],
+    ) -> Draft:
         good = [
             one
             for one in facts.values()
@@ -301,13 +377,11 @@ class _Look:
             and not one.is_constant
             and self._has_good_name(one)
         ]
-        numbers = [one for one in good if one.values is not None]
-        bounds = {one.name: rounded_bounds(one.values) for one in numbers if one.values is not None}
         return Draft(
             tuple(one.name for one in good),
             {one.name: one.categories for one in good if one.categories},
             classes,
-            {name: pair for name, pair in bounds.items() if pair is not None},
+            {one.name: bounds[one.name] for one in good if one.name in bounds},
             options,
         )
 
