@@ -53,6 +53,8 @@ _REPEATS = 3
 _WORD_BITS = 52  # of a ciphertext in the fastest backend's memory form
 _GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, node, prediction
 _COPIES = 4  # of a block's sums while it is packed and hidden
+_HELD_TENTHS = 131  # of a byte for each value, while a passive party loads a table and makes its bins: measured
+_PASSED_TENTHS = 17  # beside the bins, where the table is read in passes meanwhile: measured
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
 
 
@@ -196,7 +198,11 @@ class CipherRates:
 
 @dataclass(frozen=True, slots=True)
 class PassivePlan:
-    """One passive party. Units: core-seconds and bytes per tree; bytes of memory."""
+    """One passive party. Units: core-seconds and bytes per tree; bytes of memory.
+
+    Attributes:
+        memory: of a party that holds its table; passes_memory: of one that reads it in passes.
+    """
 
     features: int
     receive_s: float
@@ -205,6 +211,7 @@ class PassivePlan:
     bytes_in: int
     bytes_out: int
     memory: int
+    passes_memory: int
 
     @property
     def core_s(self) -> float:
@@ -262,6 +269,10 @@ def _passive(
     in_memory = rates.in_memory
     widest = most_slots(bins, max(2 ** (workload.depth - 1) // 2, 1))
     bin_bytes = 1 if max(bins) < 256 else 2
+    cells, training = workload.rows * features, workload.rows * in_memory + _COPIES * widest * in_memory
+    # Bins are made before the first ciphertext comes: the larger of both counts.
+    held = max(cells * _HELD_TENTHS // 10, training + cells * (4 + bin_bytes))
+    passed = max(cells * (10 * bin_bytes + _PASSED_TENTHS) // 10, training + cells * bin_bytes)
     return PassivePlan(
         features=features,
         receive_s=workload.rows * rates.receive_s,
@@ -269,7 +280,8 @@ def _passive(
         pack_s=n_bins * rates.pack_s,
         bytes_in=upload,
         bytes_out=math.ceil(n_bins / rates.pairs_per_ciphertext) * rates.ciphertext_bytes,
-        memory=process_bytes + workload.rows * (in_memory + features * (4 + bin_bytes)) + _COPIES * widest * in_memory,
+        memory=process_bytes + held,
+        passes_memory=process_bytes + passed,
     )
 
 
@@ -382,6 +394,9 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
         "",
         *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table),
     ]
+    lines += ["", "Memory where a passive party's policy has its table read in passes (data_sets.<name>.memory):"]
+    for number, p in enumerate(estimate.passives, 1):
+        lines.append(f"  passive party {number}  {human_bytes(p.passes_memory)}")
     lines += [
         "",
         f"all parties: {estimate.core_s:.3g} core-seconds a tree, {estimate.core_s * workload.trees:,.0f} in all; with "
