@@ -28,6 +28,7 @@ def load_again(spec: DataSet, facts: DataFacts, record: RunRecord) -> Table:
             unknown_is_missing=bool(record.settings.get("unknown_category_is_missing")),
             may_lack_rows=True,
             repair=is_private(record.profile),
+            held_by="whoever trains, or attacks, again at the site holds all rows at once",
         )
     except DataRefusal as error:
         raise ConfigurationError(error.reason) from None

@@ -187,3 +187,17 @@ def test_rows_that_no_metric_takes_are_refused_in_words(
     assert main(["compare", str(run)]) == 1
     shown = capsys.readouterr().err
     assert said in shown and shown.startswith("veilboost compare: ") and not (run / "local.html").exists()
+
+
+def test_a_table_that_the_policy_wants_read_in_passes_is_refused_by_name(tmp_path: Path, capsys) -> None:
+    run, folder = workspace(tmp_path)
+    (folder / "parts").mkdir()
+    pd.read_csv(folder / "test.csv").to_parquet(folder / "parts" / "0.parquet", index=False)
+    policy = {"data_sets": {"train": {"path": "train.csv"}, "test": {"path": "parts"}}}
+    (folder / "local" / "veilboost.json").write_text(json.dumps(policy))
+    assert main(["compare", str(run)]) == 1
+    told = capsys.readouterr().err
+    assert "again at the site holds all rows" in told and 'data_sets.test.memory ("whole")' in told
+    policy["data_sets"]["test"]["memory"] = "whole"
+    (folder / "local" / "veilboost.json").write_text(json.dumps(policy))
+    assert main(["compare", str(run)]) == 0
