@@ -22,9 +22,11 @@ import numpy as np
 
 from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.alignment.blind_shard import LEAST_IDS
 from nvflare_plugins.alignment.intersection import intersect
 from nvflare_plugins.alignment.lists import Lists, PairSeal, RoutingChannel
 from nvflare_plugins.alignment.result import Alignment
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
@@ -73,6 +75,7 @@ def align(
     evidence: ContentLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
     standing: bool = False,
+    workers: Mapping[str, Workers] | None = None,
 ) -> Iterator[dict[str, Alignment]]:
     """Find the rows that all parties of the session have, data set by data set.
 
@@ -85,10 +88,12 @@ def align(
         say: writes a line for a person; nothing that is said holds an id or a number of rows.
         standing: it is for scoring, and may be refreshed where policies consent to that.
         evidence: takes note of what was sent to whom; sizes in it are those of padded blocks.
+        workers: of this party, by the name of the data set; they blind sets of at least ``LEAST_IDS`` ids.
 
     Raises:
         PolicyRefusal: the sets are too unequal, the intersection is too small, or ids were aligned before.
         ProtocolError, AuthenticationError: another party, or the server, did not keep to the protocol.
+        WorkerFailure: a worker of this party is lost; as after any failure, all may align again.
         VeilBoostError: some party may be left without the result that others keep; then all may align again.
     """
     if any(len(set(of_set)) != len(of_set) for of_set in ids.values()):
@@ -100,7 +105,7 @@ def align(
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
     runs = _reserve_together(channel, session, registry, ids, standing)
-    aligner = _Aligner(channel, session, registry, least, say, evidence, randomness)
+    aligner = _Aligner(channel, session, registry, least, say, evidence, randomness, workers or {})
     has_result = False
     try:
         yield {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
@@ -131,6 +136,7 @@ class _Aligner:
     say: Say
     evidence: ContentLog | None
     randomness: RandomSource
+    workers: Mapping[str, Workers]
 
     def run(self, name: str, ids: Sequence[bytes], sizes: Sequence[int]) -> Alignment:
         """Align one data set. ``sizes`` by rank."""
@@ -141,7 +147,8 @@ class _Aligner:
         domain = session.hmac("alignment domain", f"{channel.job_id}, {name}".encode())
         ticker = _Ticker(self.say, name, 3 * (channel.world - 1) + 1)
         lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
-        found = intersect(lists, items, sizes, self.least, domain, self.randomness)
+        workers = self.workers.get(name) if len(ids) >= LEAST_IDS else None
+        found = intersect(lists, items, sizes, self.least, domain, self.randomness, workers)
         found.sort(key=lambda place: ids[place])
         ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
         _compare_keyed(channel, session, f"aligned rows of {name}", ordered)

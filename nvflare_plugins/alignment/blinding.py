@@ -18,6 +18,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.curve.hashing import hash_to_ristretto
 from he_processors.curve.interface import GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Points
@@ -30,19 +31,36 @@ _NEUTRAL = bytes(POINT_BYTES)
 _SUITE = b"VeilBoost alignment, ristretto255_XMD:SHA-512_R255MAP_RO_, "
 
 
-class BlindingKey:
+class BlindingKey(StaysInProcess):
     """A fresh secret key of one party for one intersection.
 
     Args:
         domain: names the intersection, equal at all its parties: ids hash to other elements under another.
 
     Security: under the decisional Diffie-Hellman assumption in ristretto255, with the hash as a random oracle, blinded
-        ids of others look like random elements. The key never leaves the process and is used for one intersection only.
+        ids of others look like random elements. The key never leaves the party, which is its process and, where it has
+        workers, these (``blind_shard.py``), and is used for one intersection only.
     """
 
     def __init__(self, domain: bytes, randomness: RandomSource = OS_RANDOMNESS) -> None:
-        secret = 1 + random_below(GROUP_ORDER - 1, randomness)
-        self._tag = _SUITE + domain
+        self._hold(domain, 1 + random_below(GROUP_ORDER - 1, randomness))
+
+    @classmethod
+    def given(cls, domain: bytes, secret: bytes) -> BlindingKey:
+        """Return the key that a party gave its worker, see ``for_workers``. Raises: ProtocolError, if it is none."""
+        number = int.from_bytes(secret, "little")
+        if len(secret) != SCALAR_BYTES or not 0 < number < GROUP_ORDER:
+            raise ProtocolError("these bytes are no blinding key")
+        key = cls.__new__(cls)
+        key._hold(domain, number)
+        return key
+
+    def for_workers(self) -> tuple[bytes, bytes]:
+        """Return domain and secret, for the party's own workers and nobody else."""
+        return self._domain, self._secret.tobytes()
+
+    def _hold(self, domain: bytes, secret: int) -> None:
+        self._domain, self._tag = domain, _SUITE + domain
         self._curve = open_curve()
         self._secret = rows_from_ints([secret], SCALAR_BYTES)
         self._inverse = rows_from_ints([pow(secret, -1, GROUP_ORDER)], SCALAR_BYTES)

@@ -33,8 +33,10 @@ from collections.abc import Sequence
 
 from he_processors.errors import PolicyRefusal, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.alignment.blind_shard import SpreadKey, held_by
 from nvflare_plugins.alignment.blinding import BlindingKey
 from nvflare_plugins.alignment.lists import Lists, shuffled
+from nvflare_plugins.cluster.workers import Workers
 
 
 def intersect(
@@ -44,6 +46,7 @@ def intersect(
     least: int,
     domain: bytes,
     randomness: RandomSource = OS_RANDOMNESS,
+    workers: Workers | None = None,
 ) -> list[int]:
     """Return the positions of those items that every party has, in no particular order.
 
@@ -52,14 +55,17 @@ def intersect(
         sizes: number of items of each party, by rank.
         least: fewer common items end the job, and nobody learns which they are.
         domain: names this intersection, equal at all parties.
+        workers: of this party, which blind in the place of its process; the result is the same.
 
     Raises:
         PolicyRefusal: fewer than ``least``.
         ProtocolError: a party did not keep to the protocol.
+        WorkerFailure: a worker of this party is lost.
     """
     if len(items) != sizes[lists.channel.rank]:
         raise ValueError("sizes must give the number of this party's items")
-    return _Party(lists, items, sizes, least, BlindingKey(domain, randomness), randomness).run()
+    with held_by(BlindingKey(domain, randomness), workers) as key:
+        return _Party(lists, items, sizes, least, key, randomness).run()
 
 
 class _Party:
@@ -71,7 +77,7 @@ class _Party:
         items: Sequence[bytes],
         sizes: Sequence[int],
         least: int,
-        key: BlindingKey,
+        key: BlindingKey | SpreadKey,
         randomness: RandomSource,
     ) -> None:
         self._lists, self._items, self._sizes = lists, items, sizes

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.align import align
+from nvflare_plugins.alignment.blind_shard import LEAST_IDS
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.cluster.use import OnCluster
+from nvflare_plugins.cluster.dask_workers import open_workers
+from nvflare_plugins.cluster.use import OnCluster, in_own_process, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.row_ids import load_ids
 from nvflare_plugins.report.data_facts import ALIGNMENT, DataFacts
 from nvflare_plugins.report.run_record import ReportSection
+from nvflare_plugins.site.policy.policy import SitePolicy
 
 _PROTECTION = {"ids": "ECDH on ristretto255, commutative blinding", "false_positives": "none but collisions of SHA-256"}
 _TITLE = "Private alignment of rows"
@@ -30,14 +37,35 @@ def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
 
 def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
     context = attempt.context
-    with align(
-        attempt.channel, attempt.session, ids, context.policy, attempt.progress.say, attempt.evidence, standing=True
-    ) as found:
-        keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
-        path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(found.values()))
+    channel, session, policy, say = attempt.channel, attempt.session, context.policy, attempt.progress.say
+    for name in _small(ids):
+        attempt.notes += in_own_process(policy, name, f"aligning fewer than {LEAST_IDS:,} ids")
+    with _workers_of(policy, ids) as workers:  # before anything is reserved or leaves
+        with align(channel, session, ids, policy, say, attempt.evidence, standing=True, workers=workers) as found:
+            keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
+            results = list(found.values())
+            path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, results)
+        at_workers = [work_section(one.work) for one in {id(one): one for one in workers.values()}.values()]
     attempt.all_have_written()
-    attempt.write_record(_TITLE, {}, None, (_section(list(found.values())),), data=_data(attempt, ids))
+    attempt.write_record(_TITLE, {}, None, (_section(results), *at_workers), data=_data(attempt, ids))
     return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})
+
+
+def _small(ids: Mapping[str, Collection[bytes]]) -> list[str]:
+    return sorted(name for name, of_set in ids.items() if len(of_set) < LEAST_IDS)
+
+
+@contextmanager
+def _workers_of(policy: SitePolicy, ids: Mapping[str, Collection[bytes]]) -> Iterator[dict[str, Workers]]:
+    """Open the clusters that the policy names for large data sets, each once."""
+    found: dict[str, Workers] = {}
+    with ExitStack() as open_until_then:
+        for name in sorted(set(ids) - set(_small(ids))):
+            cluster = policy.cluster_for(name)
+            same = [workers for other, workers in found.items() if policy.cluster_for(other) == cluster]
+            if cluster is not None:
+                found[name] = same[0] if same else open_until_then.enter_context(open_workers(cluster))
+        yield found
 
 
 def _data(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> tuple[DataFacts, ...]:
@@ -52,7 +80,7 @@ def _section(found: list[Alignment]) -> ReportSection:
 
 
 align_site = SitePart(
-    _prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION, on_cluster=OnCluster.NOT_NEEDED
+    _prepare, _align, lambda job: job.data_sets, lambda job, ids: _PROTECTION, on_cluster=OnCluster.USED
 )
 """Takes part in one attempt of an alignment job.
 

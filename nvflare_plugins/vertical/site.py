@@ -98,7 +98,7 @@ class VerticalRun:
         """Align, agree, train, commit to the parts, write."""
         with self._paid() as pay:
             with connected(self._job, self._context) as workers:  # before anything is reserved or released
-                data, n_done = self.agreed()
+                data, n_done = self.agreed(workers)
                 start = replace(self._reserve_together(data, n_done, pay(data, n_done)), workers=workers)
                 try:
                     if workers is not None:
@@ -135,12 +135,12 @@ class VerticalRun:
 
     # -- before training ----------------------------------------------------------------------------------------------
 
-    def agreed(self) -> tuple[PartyData, int]:
+    def agreed(self, workers: Workers | None = None) -> tuple[PartyData, int]:
         """Align and agree; return the rows that all parties share, and the rounds that are done already."""
-        data = self._aligned()
+        data = self._aligned(workers)
         return data, self._agree(data)
 
-    def _aligned(self) -> PartyData:
+    def _aligned(self, workers: Workers | None) -> PartyData:
         job, attempt, data = self._job, self._attempt, self._prepared.data
         if job.alignment is None:
             return data
@@ -148,7 +148,9 @@ class VerticalRun:
         aligns = job.alignment == ALIGN_FIRST and job.resume_from is None
         if aligns and not self._all_have_aligned():
             ids = {one.data_set.name: one.ids or () for one in data.sets}
-            with align(channel, session, ids, context.policy, self._progress.say, attempt.evidence) as found:
+            on = {} if workers is None else dict.fromkeys(ids, workers)
+            say = self._progress.say
+            with align(channel, session, ids, context.policy, say, attempt.evidence, workers=on) as found:
                 self._keep_alignments(found)
         else:
             earlier = str(job.resume_from or context.job_id) if job.alignment == ALIGN_FIRST else job.alignment

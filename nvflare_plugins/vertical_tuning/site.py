@@ -110,7 +110,7 @@ class _Run:
 
     def _on_workers(self, first: VerticalJob) -> JobResult:
         agreeing = dataclasses.replace(self._attempt, job=first)
-        data, _ = vertical_site.VerticalRun(agreeing, self._prepared.base).agreed()
+        data, _ = vertical_site.VerticalRun(agreeing, self._prepared.base).agreed(self._workers)
         n_rows = data.train.table.n_rows
         if n_rows < LEAST_ROWS * self._job.folds:  # all parties know the number of common rows
             raise PolicyRefusal(_TOO_FEW)

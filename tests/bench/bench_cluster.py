@@ -3,7 +3,8 @@
 Vertical data: generated, 10 features at the active and 18 at the passive party, 32 bins, a full tree of depth 5; a
 scheduler and single-threaded workers on this machine's loopback. Each party in turn is in one process, on one worker
 and on two. The last line of the output is one JSON object: of ``elgamal`` and of ``paillier`` what follows, and of
-``horizontal`` what cluster_horizontal.py says.
+``horizontal`` what cluster_horizontal.py says; of ``alignment`` the same of a party's blindings in an alignment of two
+sets of so many ids, half of them common, and connect_s, what it takes to reach and look at so many workers.
 
     active, passive        encryption of a tree's pairs; the sums of all its levels, from the blocks of pairs on
         in_process, workers_1, workers_2
@@ -44,7 +45,11 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import NodeTotal
 from he_processors.paillier.keys import generate_paillier_key
 from he_processors.secret_key_bytes import secret_key_to_bytes
+from nvflare_plugins.alignment.blind_shard import PART, SpreadKey
+from nvflare_plugins.alignment.blinding import BlindingKey
+from nvflare_plugins.alignment.lists import BLOCK
 from nvflare_plugins.cluster.dask_workers import DaskWorkers, open_workers
+from nvflare_plugins.cluster.workers import begin
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
@@ -60,8 +65,8 @@ N_FEATURES, N_BINS, DEPTH = 18, 32, 5
 LINE_BYTES_PER_S = 1.25e9
 CURVE = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
-ROWS = {"elgamal": 200_000, "paillier": 20_000, "horizontal": 2_000_000}
-"""Rows of each part."""
+ROWS = {"elgamal": 200_000, "paillier": 20_000, "horizontal": 2_000_000, "alignment": 200_000}
+"""Rows of each part, or ids."""
 TARGETS = {"tree_speed_up_2": 1.7, "overhead_1": 0.15}
 
 
@@ -112,7 +117,10 @@ def main() -> None:
         if options.only in (None, part):
             _say(part)
             n_rows = options.rows or rows
-            results[part] = measure(n_rows, 28, 12) if part == "horizontal" else measure_vertical(part, n_rows)
+            if part == "horizontal":
+                results[part] = measure(n_rows, 28, 12)
+            else:
+                results[part] = measure_blinding(n_rows) if part == "alignment" else measure_vertical(part, n_rows)
     print(json.dumps(results))
 
 
@@ -150,6 +158,20 @@ def measure_vertical(scheme: str, n_rows: int) -> dict[str, Any]:
         "overhead_1": overhead <= TARGETS["overhead_1"],
     }
     return results
+
+
+def measure_blinding(n_ids: int) -> dict[str, Any]:
+    """Return the figures of one party's blindings of an alignment between two."""
+    costs, connecting = {}, {}
+    for n_workers in (0, 1, 2):
+        _say(f"{n_workers} workers")
+        with local_cluster(max(n_workers, 1)) as cluster:
+            if n_workers:
+                started = time.perf_counter()
+                with open_workers(Cluster(cluster.address, n_workers)):
+                    connecting[n_workers] = round(time.perf_counter() - started, 2)
+            costs[n_workers] = _measure(cluster, n_workers, lambda at: _blinding(at, n_ids))
+    return {"ids": n_ids, "load_average": os.getloadavg()[0], **_of(costs), "connect_s": connecting}
 
 
 def make_tree(n_rows: int, pairs: Any) -> Tree:
@@ -197,6 +219,24 @@ def _encrypting(
         half.begin_tree(tree.g, tree.h)
         for cut in cuts:
             half.encrypt(tree.g[cut], tree.h[cut])
+
+    return step
+
+
+def _blinding(workers: DaskWorkers | None, n_ids: int) -> Callable[[], None]:
+    items = [number.to_bytes(32, "little") for number in range(n_ids)]
+    points = BlindingKey(b"bench").blind_items(items)  # of the other party
+    own = BlindingKey(b"bench")
+    if workers is not None:
+        begin(workers, PART, [own.for_workers()] * len(workers))
+    key = own if workers is None else SpreadKey(own, workers)
+
+    def step() -> None:
+        for start in range(0, n_ids, BLOCK):
+            key.blind_items(items[start : start + BLOCK])
+            key.blind(points[start : start + BLOCK])
+        for start in range(0, n_ids // 2, BLOCK):
+            key.unblind(points[start : min(start + BLOCK, n_ids // 2)])
 
     return step
 

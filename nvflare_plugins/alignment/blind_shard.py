@@ -1,0 +1,106 @@
+"""Blinding on a party's own workers: each multiplies a run of a block's ids or points, and runs are joined in order.
+
+The result is that of ``BlindingKey`` in one process, byte for byte: each element is multiplied by itself, and has one
+encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
+from nvflare_plugins.cluster.desk import WorkerPart
+from nvflare_plugins.cluster.workers import TRIAL, Workers, begin, collect
+from nvflare_plugins.shards.place import runs_of
+
+PART = f"{__name__}:BlindShard"
+METHODS = ("blind_items", "blind", "unblind")
+LEAST_IDS = 50_000
+"""A party blinds a set of fewer ids in its own process: to reach its workers takes longer than they save."""
+LEAST_POINTS = 1_024
+"""So few at a time, such as the end of a list, are not sent to workers either."""
+
+
+class BlindShard(WorkerPart):
+    """Blinds what a party sends it.
+
+    Security: holds the party's blinding key of one intersection; sees keyed hashes of the party's ids (no id) and
+        points of other parties that these have blinded. A party's workers are that party.
+    """
+
+    def __init__(self, domain: bytes, secret: bytes) -> None:
+        """Args: of ``BlindingKey.for_workers``."""
+        self._key = BlindingKey.given(domain, secret)
+
+    def multiply(self, method: str, ends: NDArray[np.int64], joined: bytes) -> bytes:
+        """Do to a run what a method of ``BlindingKey`` does.
+
+        Args:
+            method: one of ``METHODS``.
+            ends: int64[n], where each of its values ends among the joined ones: Dask takes long over lists.
+
+        Returns:
+            The points, joined.
+
+        Raises:
+            ProtocolError: as that method.
+        """
+        if method not in METHODS:
+            raise ProtocolError("a blinding key has no such method")
+        stops = ends.tolist()
+        values = [joined[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+        return b"".join(getattr(self._key, method)(values))
+
+
+class SpreadKey:
+    """A blinding key whose multiplications the party's workers do; results and errors are those of ``BlindingKey``."""
+
+    def __init__(self, key: BlindingKey, workers: Workers) -> None:
+        self._key, self._workers = key, workers
+
+    def blind_items(self, items: Sequence[bytes]) -> list[bytes]:
+        """See ``BlindingKey``. Raises: WorkerFailure."""
+        return self._key.blind_items(items) if self._is_small(items) else self._spread("blind_items", items)
+
+    def blind(self, points: Sequence[bytes]) -> list[bytes]:
+        """See ``BlindingKey``. Raises: ProtocolError, WorkerFailure."""
+        return self._key.blind(points) if self._is_small(points) else self._spread("blind", points)
+
+    def unblind(self, points: Sequence[bytes]) -> list[bytes]:
+        """See ``BlindingKey``. Raises: ProtocolError, WorkerFailure."""
+        return self._key.unblind(points) if self._is_small(points) else self._spread("unblind", points)
+
+    def _is_small(self, values: Sequence[bytes]) -> bool:
+        return len(values) < LEAST_POINTS
+
+    def _spread(self, method: str, values: Sequence[bytes]) -> list[bytes]:
+        runs = runs_of(len(values), len(self._workers))
+        asked = []
+        for number, run in enumerate(runs):
+            own = values[run]
+            ends = np.cumsum([len(value) for value in own], dtype=np.int64)
+            asked.append(self._workers.call(number, "multiply", method, ends, b"".join(own)))
+        points = b"".join(collect(asked))
+        if len(points) != len(values) * POINT_BYTES:
+            raise ProtocolError("workers of this site have blinded another number of points than they were given")
+        return [points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES)]
+
+
+@contextmanager
+def held_by(key: BlindingKey, workers: Workers | None) -> Iterator[BlindingKey | SpreadKey]:
+    """Give workers the key while an intersection lasts; without any, the party's own process does all.
+
+    Raises:
+        WorkerFailure: a worker is lost; the text has its number.
+    """
+    if workers is None:
+        yield key
+        return
+    begin(workers, PART, [key.for_workers()] * len(workers))
+    yield SpreadKey(key, workers)
+    begin(workers, TRIAL, [()] * len(workers))  # in the place of the part, which lets the key go
