@@ -84,7 +84,12 @@ class Scheduler:
                 self.failure = self.failure or error
             task.done = True
             task.ended.set()
-            return None if self.stopped else self._go_on(self._choose())
+            try:
+                return None if self.stopped else self._go_on(self._choose())
+            except BaseException as error:  # of an event or a condition: without a word the run would wait for ever
+                self.failure = self.failure or error
+                self.stop()
+                return None
 
         task.begins = run
         self.tasks.append(task)
