@@ -14,7 +14,7 @@ from types import ModuleType
 
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 SITES = ("site-1", "site-2", "site-3")
 _FLAKE = ("Errno 104", "Communication error with client", "Could not connect to the server cell")
 
