@@ -37,8 +37,9 @@ from nvflare_plugins.vertical.model.model_files import (
     find_part,
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.vertical.protocol.conversation import Requester, Responder
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
+from nvflare_plugins.vertical.protocol.requester import Requester
+from nvflare_plugins.vertical.protocol.responder import Responder
 from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions, check_covers
 from nvflare_plugins.vertical_inference.files import MERGED_FILE, write_contributions, write_merged, write_predictions

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from he_processors.elgamal.padding import STEP_S, draw_out
-from nvflare_plugins.vertical.protocol.conversation import PendingAnswer
+from nvflare_plugins.vertical.protocol.requester import PendingAnswer
 from tests.simulation.scheduler import Scheduler, Task
 
 

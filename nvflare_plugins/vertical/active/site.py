@@ -26,11 +26,11 @@ from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES, check_gra
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.protocol.conversation import Requester
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, GradientOwner, StockedOwner
 from nvflare_plugins.vertical.protocol.links import Party, collect, place_parties
 from nvflare_plugins.vertical.protocol.messages import PartySchema, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import ConversationLink
+from nvflare_plugins.vertical.protocol.requester import Requester
 from nvflare_plugins.vertical.timing import TimedOwner
 from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.continuation import check_initial_model

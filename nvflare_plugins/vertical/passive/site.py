@@ -19,11 +19,11 @@ from nvflare_plugins.vertical.noised.guard import NoisedGuard
 from nvflare_plugins.vertical.noised.source import NoiseSource
 from nvflare_plugins.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.conversation import Responder
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker, unpack_public_key
 from nvflare_plugins.vertical.protocol.gradient_scheme import HistogramAggregator
 from nvflare_plugins.vertical.protocol.messages import Answer, DecisionRequest, Request, TrainingSetup
 from nvflare_plugins.vertical.protocol.party_client import answer_bytes
+from nvflare_plugins.vertical.protocol.responder import Responder
 from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
 from nvflare_plugins.vertical.vertical_context import PURPOSE, TrainedPart, VerticalContext
 from nvflare_plugins.xgb.parameters import TrainingParameters

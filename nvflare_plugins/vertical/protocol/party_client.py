@@ -9,7 +9,6 @@ from typing import Protocol
 from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.vertical.job import VerticalProfile
-from nvflare_plugins.vertical.protocol.conversation import Requester
 from nvflare_plugins.vertical.protocol.messages import (
     Answer,
     DecisionAnswer,
@@ -28,6 +27,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     from_bytes,
     to_bytes,
 )
+from nvflare_plugins.vertical.protocol.requester import Requester
 
 _CONTENT: dict[type[Message], Content] = {
     PartySchema: Content.SCHEMA,

@@ -27,7 +27,9 @@ from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
-from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.vertical.protocol.requester import Requester
+from nvflare_plugins.vertical.protocol.responder import Responder
 from nvflare_plugins.vertical_inference.row_budget import RowBudget, bits_of
 from nvflare_plugins.vertical_inference.rows import Rows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of

@@ -14,8 +14,8 @@ from he_processors.errors import PolicyRefusal, ProtocolError
 from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.vertical.model.model import FederatedModel
 from nvflare_plugins.vertical.model.model_files import ActivePart
-from nvflare_plugins.vertical.protocol.conversation import Requester
 from nvflare_plugins.vertical.protocol.messages import Answer, DecisionAnswer, Request, from_bytes, to_bytes
+from nvflare_plugins.vertical.protocol.requester import Requester
 from nvflare_plugins.vertical_inference.inference import class_names, classes_of, parties_of, rounds_of
 from nvflare_plugins.vertical_inference.run import ContentNotes
 from nvflare_plugins.vertical_inference.serving.desk import Score

@@ -9,8 +9,10 @@ import time
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.vertical.protocol.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Fragment
+from nvflare_plugins.vertical.protocol.requester import Requester
+from nvflare_plugins.vertical.protocol.responder import Responder
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
 from tests.support.conversations import Site, converse
