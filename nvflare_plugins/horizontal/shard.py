@@ -20,6 +20,7 @@ What a shard asks with goes to the process that speaks for its site (sharded.py)
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.shard_reader import reading_as_told
-from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.row_floors import leaf_counts
 from nvflare_plugins.horizontal.row_sampling import SampledWeights
@@ -68,73 +68,84 @@ class HorizontalShard(Conversation):
             rows: see ``plain_rows``.
             evaluated: rows of each evaluation set; None stands for the training rows.
         """
-        training = _ShardTraining(number, ShardTask.of_plain(task), rows, evaluated)
-        super().__init__(training.run)
+        told = ShardTask.of_plain(task)
+
+        def work(ask: Ask) -> tuple[bytes, bytes | None, int | None, float | None]:
+            weight, matrix, eval_sets = _bins(ask, told, rows, evaluated)
+            return train_shard(ask, number, told, weight, matrix, eval_sets)
+
+        super().__init__(work)
 
 
-class _ShardTraining:
-    def __init__(
-        self, number: int, task: ShardTask, rows: dict[str, Any], evaluated: list[dict[str, Any] | None]
-    ) -> None:
-        self._number, self._task, self._rows, self._evaluated = number, task, rows, evaluated
+def _bins(
+    ask: Ask, task: ShardTask, rows: dict[str, Any], evaluated: list[dict[str, Any] | None]
+) -> tuple[NDArray[np.float32] | None, xgb.DMatrix, list[xgb.DMatrix]]:
+    """Return the rows' weights, and their bins; what is read here is compared with what the site has read."""
+    with reading_as_told():
+        table = table_of(rows)
+        sets = [None if one is None else table_of(one) for one in evaluated]
+        if task.reads:
+            ask(READ, digest_of([table, *sets]))
+        table = as_weighed(table)
+        matrix = training_matrix(table, task.cuts, task.max_bin)
+        eval_sets = [
+            matrix if one is None else evaluation_matrix(as_weighed(one), matrix, task.max_bin) for one in sets
+        ]
+    return table.weight, matrix, eval_sets
 
-    def run(self, ask: Ask) -> tuple[bytes, bytes | None, int | None, float | None]:
-        """Train. Returns: digest and model, as asked with ``MODEL``; best round and score, where it may stop early."""
-        task = self._task
-        table, matrix, eval_sets = self._read(ask)
-        rows = SampledWeights(
-            matrix, table.weight, _AskedDraws(ask, table.n_rows) if task.is_sampled else None, task.estimates
-        )
 
-        initial = task.initial_model
-        start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
-        given = ShardRows(task, matrix, eval_sets, start if task.alpha is not None else None)
+def train_shard(
+    ask: Ask,
+    number: int,
+    task: ShardTask,
+    weight: NDArray[np.float32] | None,
+    matrix: xgb.DMatrix,
+    eval_sets: Sequence[xgb.DMatrix],
+) -> tuple[bytes, bytes | None, int | None, float | None]:
+    """Train over one shard.
 
-        def after_tree(booster: xgb.Booster, number: int) -> None:
-            if task.tells_trees:
-                last = booster.num_boosted_rounds() - 1
-                ask(TREE, bytes(booster[last : last + 1].save_raw("json")))
-            given.after_tree(booster)
-            if task.counts_leaves:
-                ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
+    Args:
+        number: of the shard; the first, 0, hands over the model.
+        weight: of the rows, float32[n_rows]; None for 1 each.
 
-        def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
-            if ask(ROUND, record.round, record.metrics):
-                ask(MODEL, *self._model(booster))
+    Returns:
+        Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
+    """
+    draws = _AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
+    rows = SampledWeights(matrix, weight, draws, task.estimates)
+    initial = task.initial_model
+    start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
+    given = ShardRows(task, matrix, eval_sets, start if task.alpha is not None else None)
 
-        result = train(
-            task.params,
-            task.shape,
-            ShardPlace(task.rank, task.world),
-            _AskedAnswers(ask, rows, given, task),
-            matrix,
-            list(zip(eval_sets, task.names, strict=True)),
-            task.settings,
-            task.initial_model,
-            after_round,
-            rows,
-            after_tree,
-        )
-        return *self._model(result.booster), result.best_round, result.best_score
+    def after_tree(booster: xgb.Booster, number: int) -> None:
+        if task.tells_trees:
+            last = booster.num_boosted_rounds() - 1
+            ask(TREE, bytes(booster[last : last + 1].save_raw("json")))
+        given.after_tree(booster)
+        if task.counts_leaves:
+            ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
 
-    def _read(self, ask: Ask) -> tuple[Table, xgb.DMatrix, list[xgb.DMatrix]]:
-        """Return the rows, and their bins; what is read here is compared with what the site has read."""
-        task = self._task
-        with reading_as_told():
-            table = table_of(self._rows)
-            evaluated = [None if one is None else table_of(one) for one in self._evaluated]
-            if task.reads:
-                ask(READ, digest_of([table, *evaluated]))
-            table = as_weighed(table)
-            matrix = training_matrix(table, task.cuts, task.max_bin)
-            eval_sets = [
-                matrix if rows is None else evaluation_matrix(as_weighed(rows), matrix, task.max_bin)
-                for rows in evaluated
-            ]
-        return table, matrix, eval_sets
+    def said(booster: xgb.Booster) -> tuple[bytes, bytes | None]:
+        return said_of_model(number, bytes(booster.save_raw("json")))
 
-    def _model(self, booster: xgb.Booster) -> tuple[bytes, bytes | None]:
-        return said_of_model(self._number, bytes(booster.save_raw("json")))
+    def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
+        if ask(ROUND, record.round, record.metrics):
+            ask(MODEL, *said(booster))
+
+    result = train(
+        task.params,
+        task.shape,
+        ShardPlace(task.rank, task.world),
+        _AskedAnswers(ask, rows, given, task),
+        matrix,
+        list(zip(eval_sets, task.names, strict=True)),
+        task.settings,
+        initial,
+        after_round,
+        rows,
+        after_tree,
+    )
+    return *said(result.booster), result.best_round, result.best_score
 
 
 class _AskedAnswers:

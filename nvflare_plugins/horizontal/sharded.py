@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import xgboost as xgb
+from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers
@@ -38,7 +39,7 @@ from nvflare_plugins.horizontal.shard_task import (
 )
 from nvflare_plugins.horizontal.site_level import SiteMessages, TreesAhead, is_beside_trees
 from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult
-from nvflare_plugins.shards.lockstep import lead
+from nvflare_plugins.shards.lockstep import Answer, lead
 from nvflare_plugins.shards.place import one_model, runs_of
 from nvflare_plugins.shards.reading import comparing
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
@@ -118,14 +119,42 @@ def train_sharded(
     Raises:
         VeilBoostError: what ended the training; what happened at a worker comes with its number.
     """
-    trees = None if task.alpha is None else TreesAhead(task, rows.table)
-    messages, n_shards, plain = SiteMessages(task.shape.base_score, task.alpha), len(workers), task.to_plain()
-    leader = _Leader(channel, sums, handler, rows, n_shards, messages, trees, rows_per_node, is_kept, on_round)
-    of_shards = rows.of_shards(n_shards)
+    of_shards, plain = rows.of_shards(len(workers)), task.to_plain()
     arguments = [(number, plain, *own) for number, own in enumerate(of_shards)]
+
+    def lead_shards(answer: Answer) -> list[Any]:
+        with comparing(answer, lambda go_on: rows.digests(of_shards, go_on)) as compared:
+            return lead(workers, PATH, arguments, compared)
+
+    runs = runs_of(rows.table.n_rows, len(workers))
+    drawing = None if rows.draws is None else ShardDraws(rows.draws, runs)
+    return train_led(lead_shards, task, rows.table, drawing, channel, sums, handler, rows_per_node, is_kept, on_round)
+
+
+def train_led(
+    lead_shards: Callable[[Answer], list[Any]],
+    task: ShardTask,
+    table: Table,
+    draws: ShardDraws | None,
+    channel: Channel,
+    sums: ProtectedSums,
+    handler: TrainingHandler,
+    rows_per_node: int,
+    is_kept: Callable[[int], bool],
+    on_round: Callable[[RoundRecord, bytes | None], None],
+) -> TrainingResult:
+    """Train over shards wherever they are; see ``train_sharded``.
+
+    Args:
+        lead_shards: has all shards train, answers what they ask, and returns what ``train_shard`` has returned at each.
+        table: of the site, for names and types of its columns.
+        draws: which rows take part in each round; None for all.
+    """
+    trees = None if task.alpha is None else TreesAhead(task, table)
+    messages = SiteMessages(task.shape.base_score, task.alpha)
+    leader = _Leader(channel, sums, handler, draws, messages, trees, rows_per_node, is_kept, on_round)
     try:
-        with comparing(leader.answer, lambda go_on: rows.digests(of_shards, go_on)) as answer:
-            results = lead(workers, PATH, arguments, answer)
+        results = lead_shards(leader.answer)
     finally:
         if trees is not None:
             trees.end()
@@ -136,6 +165,19 @@ def train_sharded(
     return TrainingResult(xgb.Booster(task.params, model_file=bytearray(model)), leader.rounds, best_round, best_score)
 
 
+@dataclass(frozen=True, slots=True)
+class ShardDraws:
+    """The rows of a round, cut into those of the shards. ``runs``: of the rows that are drawn from."""
+
+    draws: Draws
+    runs: Sequence[slice]
+
+    def of_round(self, number: int) -> list[NDArray[np.bool_]]:
+        """Return, for each shard, which of its rows take part in a round. Shapes: bool[n_rows of the shard]."""
+        drawn = self.draws.of_round(number)
+        return [drawn[run] for run in self.runs]
+
+
 class _Leader:
     """Answers what all shards ask."""
 
@@ -144,18 +186,16 @@ class _Leader:
         channel: Channel,
         sums: ProtectedSums,
         handler: TrainingHandler,
-        rows: ShardedRows,
-        n_shards: int,
+        draws: ShardDraws | None,
         messages: SiteMessages,
         trees: TreesAhead | None,
         rows_per_node: int,
         is_kept: Callable[[int], bool],
         on_round: Callable[[RoundRecord, bytes | None], None],
     ):
-        self._channel, self._sums, self._handler, self._draws = channel, sums, handler, rows.draws
+        self._channel, self._sums, self._handler, self._draws = channel, sums, handler, draws
         self._messages, self._trees = messages, trees
-        self._runs, self._rows_per_node = runs_of(rows.table.n_rows, n_shards), rows_per_node
-        self._is_kept, self._on_round = is_kept, on_round
+        self._rows_per_node, self._is_kept, self._on_round = rows_per_node, is_kept, on_round
         self._record: RoundRecord | None = None
         self._last = self._clocks()
         self.rounds: list[RoundRecord] = []
@@ -170,8 +210,7 @@ class _Leader:
         if word == TREE and self._trees is not None:
             return [self._trees.tree()] * n_shards
         if word == DRAW and self._draws is not None:
-            drawn = self._draws.of_round(first[0])
-            return [drawn[run] for run in self._runs]
+            return self._draws.of_round(first[0])
         if word == LEAVES:
             check_leaves(self._sums, np.sum([counts for (counts,) in asked], axis=0), self._rows_per_node)
             return [None] * n_shards

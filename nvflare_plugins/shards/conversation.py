@@ -33,6 +33,10 @@ class Conversation(WorkerPart):
 
     def __init__(self, work: Work):
         """Start the work."""
+        self._start(work)
+
+    def _start(self, work: Work) -> None:
+        """Start a work, also in the place of one that has ended; it must not know the conversation."""
         self._said: queue.SimpleQueue[tuple[str, Any] | VeilBoostError] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
         # A thread that hangs in XGBoost must not keep the process from ending, nor an idle one the conversation.

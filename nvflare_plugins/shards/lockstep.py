@@ -32,8 +32,13 @@ def lead(workers: Workers, path: str, arguments: Sequence[tuple[Any, ...]], answ
         ProtocolError: the shards are not in step.
         VeilBoostError: what ``answer`` raised.
     """
-    numbers = range(len(workers))
     begin(workers, path, arguments)
+    return lead_on(workers, answer)
+
+
+def lead_on(workers: Workers, answer: Answer) -> list[Any]:
+    """Answer what the works ask that workers hold a ``Conversation`` of already; see ``lead``."""
+    numbers = range(len(workers))
     try:
         said = _heard(workers, "listen", [()] * len(workers))
         while any(state != ENDS for state, _ in said):
