@@ -13,6 +13,7 @@ Reference: RFC 8032, section 5.1; RFC 9496, section 4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -128,6 +129,11 @@ class Curve(Protocol):
         Segment s is ``points[order[starts[s]:starts[s + 1]]]``; an empty segment gives the neutral point.
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
         """
+
+    def segment_sums(
+        self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
+    ) -> Callable[[Points], Points]:
+        """Prepare ``segsum`` for several batches of ``n_rows`` points that are added alike."""
 
     def fixed_base(self, base: Points) -> FixedBase:
         """Prepare multiples of one point. Shapes: base: Points[1]."""

@@ -183,18 +183,36 @@ class NativeCurve:
 
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
         """
-        rows = self._rows(points)
-        check_segments(order, starts, len(rows))
+        return self.segment_sums(order, starts, len(points))(points)
+
+    def segment_sums(
+        self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
+    ) -> Callable[[NativePoints], NativePoints]:
+        """Prepare ``segsum``: chunks are cut and dealt out once for all columns of a row.
+
+        Raises: as ``segsum``; from the result, ValueError for another number of points.
+        """
+        check_segments(order, starts, n_rows)
         order = np.ascontiguousarray(order, dtype=np.int32)
         starts = np.asarray(starts, dtype=np.int64)
         lanes = self.threads * _LANES * _CHUNKS_PER_LANE
         chunk = int(np.clip(int(starts[-1] - starts[0]) // lanes, _SHORTEST_CHUNK, _LONGEST_CHUNK))
+        passes = []
         while True:
             tasks, chunk_starts = cut_segments(starts, chunk)
-            rows = self._sums(rows, order, tasks)
+            passes.append((order, self._dealt(tasks), len(tasks)))
             if len(tasks) == len(starts) - 1:
-                return self._points(rows)
+                break
             order, starts = np.arange(len(tasks), dtype=np.int32), chunk_starts
+
+        def add(points: NativePoints) -> NativePoints:
+            check_lengths(points, range(n_rows))
+            rows = self._rows(points)
+            for of_pass, hands, n_tasks in passes:
+                rows = self._sums(rows, of_pass, hands, n_tasks)
+            return self._points(rows)
+
+        return add
 
     def fixed_base(self, base: NativePoints) -> NativeFixedBase:
         """Prepare multiples of one point. Shapes: base: Points[1]. Raises: ValueError for any other number."""
@@ -284,12 +302,14 @@ class NativeCurve:
         )
         return self._points(out)
 
-    def _sums(self, rows: Rows, order: NDArray[np.int32], tasks: NDArray[np.int64]) -> Rows:
-        """Sum up tasks, longest first, dealt out to the threads in turn: each gets as many long ones."""
+    def _dealt(self, tasks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Deal tasks out to the threads in turn, longest first: each gets as many long ones."""
         longest_first = np.argsort(-tasks[:, 1], kind="stable")
         n_hands = max(1, min(self.threads, len(tasks) // _LANES))
-        hands = [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
-        out = _empty(len(tasks), _POINT_WORDS)
+        return [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
+
+    def _sums(self, rows: Rows, order: NDArray[np.int32], hands: list[NDArray[np.int64]], n_tasks: int) -> Rows:
+        out = _empty(n_tasks, _POINT_WORDS)
         run_blocks(lambda hand: _curve.sums(self._set, rows, order, hand, out), hands, self.threads)
         return out
 

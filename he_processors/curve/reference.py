@@ -9,7 +9,7 @@ Reference: RFC 8032, 5.1.4 (addition); RFC 9496, 4 (ristretto255).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,18 @@ class ReferenceCurve:
                 total = _add(total, points[row])
             sums.append(total)
         return sums
+
+    def segment_sums(
+        self, order: NDArray[np.int32], starts: NDArray[np.int64], n_rows: int
+    ) -> Callable[[PointBatch], PointBatch]:
+        """Return ``segsum`` of this order. Raises: as ``segsum``; ValueError for another number of points."""
+        check_segments(order, starts, n_rows)
+
+        def add(points: PointBatch) -> PointBatch:
+            check_lengths(points, range(n_rows))
+            return self.segsum(points, order, starts)
+
+        return add
 
     def fixed_base(self, base: PointBatch) -> ReferenceFixedBase:
         """Prepare multiples of one point. Shapes: base: Points[1]. Raises: ValueError for any other number."""

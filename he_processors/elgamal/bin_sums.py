@@ -8,6 +8,8 @@ independent of the rows. What the C_k then hold is the sum of the messages and n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from he_processors.additive.randomiser_pool import BLOCK_ROWS, RandomiserPool
@@ -27,20 +29,25 @@ from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 CELL_COST = 10
 
 
-def sum_bins(curve: Curve, column: Points, plan: HistogramPlan) -> Points:
-    """Add one column of rows per bin.
+def bin_summer(curve: Curve, n_rows: int, plan: HistogramPlan) -> Callable[[Points], Points]:
+    """Prepare to add columns of rows per bin: what a plan asks for is worked out once for all columns.
 
-    Shapes:   column: Points[n_rows]; result: Points[plan.n_slots].
+    Shapes:   of the result: column: Points[n_rows]; sums: Points[plan.n_slots].
     Security: an empty bin is the neutral point, and every sum is one that the key owner could recompute: pass the
-        result through a ``Hider`` before it leaves.
+        sums through a ``Hider`` before they leave.
     """
     position = np.empty(plan.n_slots, dtype=np.int64)
     position[np.concatenate([block.slots for block in plan.blocks])] = np.arange(plan.n_slots, dtype=np.int64)
-    parts = []
+    steps = []
     for block in plan.blocks:
-        cells = curve.segsum(column, block.cells.order, block.cells.starts)
-        parts.append(curve.segsum(cells, block.bins.order, block.bins.starts))
-    return curve.take(curve.concat(parts), position)
+        cells = curve.segment_sums(block.cells.order, block.cells.starts, n_rows)
+        n_cells = block.cells.starts.size - 1
+        steps.append((cells, curve.segment_sums(block.bins.order, block.bins.starts, n_cells)))
+
+    def add(column: Points) -> Points:
+        return curve.take(curve.concat([into_bins(into_cells(column)) for into_cells, into_bins in steps]), position)
+
+    return add
 
 
 def noise_points(curve: Curve, digits: DigitFormat, noise: BinNoise, number: int, n_bins: int) -> Points:

@@ -81,8 +81,9 @@ class ElGamalDecryptor(StaysInProcess):
         order = np.arange(len(totals) * layout.n_slots, dtype=np.int32)
         starts = _feature_starts(layout, len(totals))
         node = np.repeat(np.arange(len(totals), dtype=np.int64), layout.n_features)
+        add = self._curve.segment_sums(order, starts, order.size)
         for points, expected in zip(opened, _digit_totals(digits, totals), strict=True):
-            sums = self._curve.segsum(points, order, starts)
+            sums = add(points)
             due = self._curve.take(self._logarithms.times(np.array(expected, dtype=np.int64)), node)
             if not self._curve.equal(sums, due).all():
                 raise ProtocolError(REFUSED)

@@ -177,6 +177,10 @@ def test_segment_sums(curve: Curve, form: int) -> None:
     flipped = REFERENCE.segsum(expected, np.arange(len(lengths), dtype=np.int32)[::-1], np.array([0, 5, 5, 13]))
     assert same(curve, again, flipped)
     assert np.array_equal(curve.to_affine(points), rows)
+    prepared = curve.segment_sums(order, starts, len(rows))
+    assert all(same(curve, prepared(column), expected) for column in both_forms(curve, rows))
+    with pytest.raises(ValueError, match="different length"):
+        prepared(curve.identity(len(rows) + 1))
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from he_processors.curve.interface import FIELD_PRIME, Curve, Points
 from he_processors.curve.registry import open_curve
-from he_processors.elgamal.bin_sums import Hider, sum_bins
+from he_processors.elgamal.bin_sums import Hider, bin_summer
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
@@ -97,7 +97,7 @@ class ToyLevel:
 
     def bins_of(self, rows: PointColumns, codes: NDArray[np.uint8]) -> PointColumns:
         plan = plan_level(codes, self.layout, self.nodes)
-        return PointColumns(tuple(sum_bins(self.curve, column, plan) for column in rows.columns))
+        return PointColumns(tuple(map(bin_summer(self.curve, len(rows), plan), rows.columns)))
 
     def answer(self, rows: PointColumns) -> PointColumns:
         return hide(Hider(self.key.public_key, self.curve), self.bins(rows))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from he_processors.curve.interface import Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
-from he_processors.elgamal.bin_sums import CELL_COST, Hider, noise_points, sum_bins
+from he_processors.elgamal.bin_sums import CELL_COST, Hider, bin_summer, noise_points
 from he_processors.elgamal.decryption import ElGamalDecryptor
 from he_processors.elgamal.digits import FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns
@@ -161,12 +161,13 @@ class ElGamalHistogramMaker:
             self._pairs = PointColumns(tuple(column.whole() for column in self._columns))
         with self._timer("histogram"):
             plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
+            add = bin_summer(self._curve, len(self._pairs), plan)
         self._stock.use(plan.n_slots)
         with self._timer("hide"):
             masks, hidden = self._hider.draw(plan.n_slots), []
         for number, column in enumerate(self._pairs.columns):
             with self._timer("histogram"):
-                bins = sum_bins(self._curve, column, plan)
+                bins = add(column)
                 if noise is not None and number > 0:
                     bins = self._curve.add(bins, noise_points(self._curve, self._digits, noise, number, len(bins)))
             with self._timer("hide"):

@@ -25,8 +25,7 @@ from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import CiphertextHeader, decode_ciphertexts
 from he_processors.ciphertext_wire import Content as CiphertextContent
 from he_processors.curve.interface import AFFINE_BYTES, PointColumn, Points
-from he_processors.elgamal.bin_sums import CELL_COST, Hider, noise_points
-from he_processors.elgamal.bin_sums import sum_bins as sum_points
+from he_processors.elgamal.bin_sums import CELL_COST, Hider, bin_summer, noise_points
 from he_processors.elgamal.wire import Content, PointHeader, open_message, read_rows
 from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
@@ -115,7 +114,8 @@ class PointPairs(StaysInProcess):
         if not self._pairs:
             self._pairs = [column.whole() for column in self._columns]
         plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
-        return [sum_points(self._curve, column, plan) for column in self._pairs]
+        add = bin_summer(self._curve, len(self._pairs[0]), plan)
+        return [add(column) for column in self._pairs]
 
     def part(self, sums: list[Points], slots: slice) -> list[bytes]:
         return [self._curve.to_affine(self._slots(column, slots)).tobytes() for column in sums]
