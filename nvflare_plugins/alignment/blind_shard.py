@@ -85,6 +85,7 @@ class SpreadKey:
             own = values[run]
             ends = np.cumsum([len(value) for value in own], dtype=np.int64)
             asked.append(self._workers.call(number, "multiply", method, ends, b"".join(own)))
+            asked[-1].add_done_callback(self._workers.work[number].counting("blinded", len(own)))
         points = b"".join(collect(asked))
         if len(points) != len(values) * POINT_BYTES:
             raise ProtocolError("workers of this site have blinded another number of points than they were given")

@@ -12,6 +12,7 @@ from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.result import Alignment, save_alignments
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.dask_workers import open_workers
 from nvflare_plugins.cluster.use import OnCluster, in_own_process, work_section
 from nvflare_plugins.cluster.workers import Workers
@@ -37,15 +38,19 @@ def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
 
 def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
     context = attempt.context
-    channel, session, policy, say = attempt.channel, attempt.session, context.policy, attempt.progress.say
+    channel, session, policy = attempt.channel, attempt.session, context.policy
     for name in _small(ids):
         attempt.notes += in_own_process(policy, name, f"aligning fewer than {LEAST_IDS:,} ids")
-    with _workers_of(policy, ids) as workers:  # before anything is reserved or leaves
+    with _workers_of(policy, ids) as workers, ExitStack() as told:  # before anything is reserved or leaves
+        of_clusters = list({id(one): one for one in workers.values()}.values())
+        for one in of_clusters:
+            attempt.progress = told.enter_context(watched(one, attempt.progress))
+        say = attempt.progress.say
         with align(channel, session, ids, policy, say, attempt.evidence, standing=True, workers=workers) as found:
             keyed = attempt.conclude(b"".join(found[name].proof for name in sorted(found)))
             results = list(found.values())
             path = save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, results)
-        at_workers = [work_section(one.work) for one in {id(one): one for one in workers.values()}.values()]
+        at_workers = [work_section(one.work) for one in of_clusters]
     attempt.all_have_written()
     attempt.write_record(_TITLE, {}, None, (_section(results), *at_workers), data=_data(attempt, ids))
     return JobResult(keyed.hex(), f"the positions of the common rows are in {path}", {"data_sets": sorted(found)})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from he_processors.errors import ConfigurationError, JobAborted
+from nvflare_plugins.cluster.workers import Work
 from nvflare_plugins.declared import Document
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -158,6 +159,9 @@ class Progress(Protocol):
     def say(self, text: str) -> None:
         """Write one line."""
 
+    def note_workers(self, work: Sequence[Work]) -> None:
+        """Take note of what this site's workers do from now on: the values change while they work."""
+
 
 class Silent:
     """Progress that nobody watches."""
@@ -167,6 +171,9 @@ class Silent:
 
     def say(self, text: str) -> None:
         """Write nothing."""
+
+    def note_workers(self, work: Sequence[Work]) -> None:
+        """Take no note."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,21 @@ def shards_line(n_rows: int, n_workers: int) -> str:
 
 def work_section(work: Sequence[Work]) -> ReportSection:
     """Return what each worker has done, for this site's own report."""
+    longest = max((one.seconds for one in work), default=0.0)
     rows = [
-        (str(number), str(one.calls), f"{one.seconds:.1f}", human_bytes(one.bytes_to), human_bytes(one.bytes_from))
+        (
+            str(number),
+            "; ".join(f"{n:,} {done}" for done, n in one.rows.items()),
+            str(one.calls),
+            f"{one.seconds:.1f}",
+            f"{100 * one.seconds / longest:.0f} %" if longest else "",
+            human_bytes(one.bytes_to),
+            human_bytes(one.bytes_from),
+        )
         for number, one in enumerate(work)
     ]
-    return ReportSection("Workers", columns=("worker", "calls", "seconds", "to it", "from it"), rows=tuple(rows))
+    columns = ("worker", "rows", "calls", "seconds busy", "of the slowest", "to it", "from it")
+    return ReportSection("Workers", columns=columns, rows=tuple(rows))
 
 
 def not_used(policy: SitePolicy, data_sets: Iterable[str | None]) -> tuple[str, ...]:

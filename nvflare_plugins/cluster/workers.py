@@ -21,9 +21,10 @@ from __future__ import annotations
 import itertools
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -37,12 +38,54 @@ TRIAL = "nvflare_plugins.cluster.desk:Trial"
 
 @dataclass(slots=True)
 class Work:
-    """What one worker has done so far. Units: calls; seconds of the site's clock; bytes there and back."""
+    """What one worker has done so far, and does. Written by the thread that asks it, read by any.
+
+    Attributes:
+        calls, bytes_to, bytes_from: that have been answered; bytes there and back.
+        rows: that it has been given, or has encrypted or blinded, by such a word.
+        told: of a call that goes on: what it does in words, and how many of how many rows it has come to.
+    """
 
     calls: int = 0
-    seconds: float = 0.0
     bytes_to: int = 0
     bytes_from: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    told: tuple[str, int, int] | None = None
+    _clock: tuple[float, str, float] = (0.0, "", 0.0)  # seconds of what is done, what goes on, since when: one value
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it took to answer, in seconds of the site's clock."""
+        return self._clock[0]
+
+    @property
+    def asked(self) -> str:
+        """Return the method whose answer is waited for; "" where none is."""
+        return self._clock[1]
+
+    def seconds_until(self, now: float) -> float:
+        """Return ``seconds``, with those of what goes on. Args: now: of ``time.perf_counter``."""
+        done, asked, since = self._clock
+        return done + max(now - since, 0.0) if asked else done
+
+    @contextmanager
+    def busy(self, method: str) -> Iterator[None]:
+        """Count the time of a block."""
+        done, since = self._clock[0], time.perf_counter()
+        self._clock = (done, method, since)
+        try:
+            yield
+        finally:
+            self._clock = (done + time.perf_counter() - since, "", 0.0)
+
+    def counting(self, done: str, n_rows: int) -> Callable[[Future[Any]], None]:
+        """Return what counts rows once a call is answered. Args: done: what has been done to them."""
+
+        def count(future: Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                self.rows[done] = self.rows.get(done, 0) + n_rows
+
+        return count
 
 
 class Workers(Protocol):
@@ -125,15 +168,15 @@ class LinkedWorkers:
     def _ask(self, worker: int, function: str, *args: Any) -> Any:
         if self._failure is not None:
             raise self._failure
-        n_bytes, started = require_plain(args), time.perf_counter()
+        n_bytes, done = require_plain(args), self.work[worker]
         try:
-            state, value, words = self._links[worker].ask(function, *args)
+            with done.busy(str(args[0]) if function == "call" else function):
+                state, value, words = self._links[worker].ask(function, *args)
         except WorkerFailure as failure:
             self._fail(failure)
             raise self._failure or failure from None
-        done = self.work[worker]
-        done.calls, done.seconds = done.calls + 1, done.seconds + time.perf_counter() - started
-        done.bytes_to, done.bytes_from = done.bytes_to + n_bytes, done.bytes_from + require_plain(value)
+        done.calls, done.bytes_to = done.calls + 1, done.bytes_to + n_bytes
+        done.bytes_from += require_plain(value)
         if state == DONE:
             return value
         if state == FAILED:
@@ -175,6 +218,12 @@ def collect(futures: Sequence[Future[Any]]) -> list[Any]:
 def begin(workers: Workers, path: str, args: Sequence[tuple[Any, ...]]) -> None:
     """Have every worker make a part of the same class. Args: args: of each worker's."""
     collect([workers.begin(number, path, *own) for number, own in enumerate(args)])
+
+
+def note_rows(workers: Workers, runs: Sequence[slice]) -> None:
+    """Take note of the rows that each worker holds from now on, in place of others."""
+    for work, run in zip(workers.work, runs, strict=True):
+        work.rows["held"] = run.stop - run.start
 
 
 def shard_rows(n_rows: int, n_workers: int) -> tuple[slice, ...]:

@@ -77,15 +77,15 @@ def table_read_by(plain: dict[str, Any], label: NDArray[np.float32]) -> Table:
     return Table(np.empty((0, len(types)), np.float32), passes.names, types, label, "", passes=passes)
 
 
-def values_digest(table: Table, go_on: Callable[[], None] = lambda: None) -> bytes:
+def values_digest(table: Table, go_on: Callable[[int], None] = lambda n_rows: None) -> bytes:
     """Return a hash of all features in the order of rows, as they are read now: a pass.
 
     Args:
-        go_on: called for each block; what it raises ends the pass.
+        go_on: called with the rows of each block; what it raises ends the pass.
     """
     digest = hashlib.blake2b(digest_size=16)
     for block in table.blocks():
-        go_on()
+        go_on(len(block))
         digest.update(np.ascontiguousarray(block).data)
     return digest.digest()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from he_processors.errors import (
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.cluster.workers import Work as WorkOfWorker
 from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
@@ -326,6 +327,9 @@ class ProgressLog:
         """Write one line."""
         self._last_line, self._patience_s = time.monotonic(), HEARTBEAT_S
         self._log(text)
+
+    def note_workers(self, work: Sequence[WorkOfWorker]) -> None:
+        """Take no note: lines on workers come as others do."""
 
 
 def _metrics(kind: str, task: JobTask, context: SiteContext) -> SiteMetrics:

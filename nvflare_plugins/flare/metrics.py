@@ -6,8 +6,9 @@ whoever may enter the folder; the files of jobs that have ended go after a day, 
 
 Privacy: nothing here travels. A site's file says what that site knows, what is left of its privacy budgets too; the
 server's says what the server sees anyway: sizes, order and timing, by site. Labels are names of jobs, sites, data sets,
-stages and kinds of message, never a column, an id or a value of data. The server's numbers, not the sites', are also
-published on FLARE's data bus, where FLARE's StatsD reporter takes them if a job has one and the server lets it.
+stages, workers and kinds of message, never a column, an id or a value of data. The server's numbers, not the sites',
+are also published on FLARE's data bus, where FLARE's StatsD reporter takes them if a job has one
+and the server lets it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
+from nvflare_plugins.cluster.workers import Work
 from nvflare_plugins.report.run_record import Spending
 from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.channel import Transport
@@ -185,6 +187,7 @@ class SiteMetrics:
         self._received: dict[Labels, float] = defaultdict(float)
         self._stages: dict[Labels, float] = defaultdict(float)
         self._waited_s = 0.0
+        self._workers: Sequence[Work] = ()
         self._waiting_s: Callable[[], float | None] = lambda: None
         self._spending: tuple[Spending, ...] = ()
 
@@ -217,7 +220,7 @@ class SiteMetrics:
 
     def watched(self, progress: Progress) -> Progress:
         """Return progress whose rounds are counted."""
-        return _Watched(progress, self._round_done) if self._file.is_on else progress
+        return _Watched(progress, self._round_done, self._note_workers) if self._file.is_on else progress
 
     def write(self) -> None:
         """Write the file now."""
@@ -236,6 +239,10 @@ class SiteMetrics:
             self._round, self._n_rounds = record.round + 1, n_rounds
             for stage, seconds in record.stages.items():
                 self._stages[(("stage", stage),)] += seconds
+
+    def _note_workers(self, work: Sequence[Work]) -> None:
+        with self._lock:
+            self._workers = work
 
     def _ask_budgets(self) -> None:
         try:
@@ -261,7 +268,24 @@ class SiteMetrics:
             Family("veilboost_site_waiting_seconds", "How long it waits now.", {(): self._waiting_s() or 0.0}),
             Family("veilboost_site_budget_epsilon", "The budget.", {label: one.epsilon for one, label in budgets}),
             Family("veilboost_site_budget_left_epsilon", "What is left of the budget, at its delta.", left),
+            *self._of_workers(),
         ]
+
+    def _of_workers(self) -> Iterator[Family]:
+        """Yield what the site's own workers have done and do, by their number; nothing where there are none."""
+        now = time.perf_counter()
+        work: list[tuple[Labels, Work]] = [((("worker", str(n)),), one) for n, one in enumerate(self._workers)]
+        busy = {own: one.seconds_until(now) for own, one in work}
+        rows = {(*own, ("done", word)): n for own, one in work for word, n in list(one.rows.items())}
+        told = {own: one.told[1] for own, one in work if one.told is not None}
+        sent, received = ({own: getattr(one, way) for own, one in work} for way in ("bytes_to", "bytes_from"))
+        asked = {own: float(bool(one.asked)) for own, one in work}
+        yield Family("veilboost_site_worker_busy", "1 while it works.", asked)
+        yield Family("veilboost_site_worker_busy_seconds_total", "How long it has worked.", busy)
+        yield Family("veilboost_site_worker_rows_total", "Rows that it was given, has encrypted or blinded.", rows)
+        yield Family("veilboost_site_worker_rows_read", "Rows of its own that it has read so far, while it does.", told)
+        yield Family("veilboost_site_worker_sent_bytes_total", "Bytes sent to it.", sent)
+        yield Family("veilboost_site_worker_received_bytes_total", "Bytes received from it.", received)
 
 
 class _Metered:
@@ -286,8 +310,13 @@ class _Metered:
 class _Watched:
     """Progress that counts."""
 
-    def __init__(self, inner: Progress, note: Callable[[RoundFacts, int], None]) -> None:
-        self._inner, self._note = inner, note
+    def __init__(
+        self,
+        inner: Progress,
+        note: Callable[[RoundFacts, int], None],
+        note_workers: Callable[[Sequence[Work]], None],
+    ) -> None:
+        self._inner, self._note, self._note_workers = inner, note, note_workers
 
     def __call__(self, record: RoundFacts, n_rounds: int) -> None:
         """Take note of a finished round."""
@@ -297,6 +326,11 @@ class _Watched:
     def say(self, text: str) -> None:
         """Write one line."""
         self._inner.say(text)
+
+    def note_workers(self, work: Sequence[Work]) -> None:
+        """Take note of what workers do."""
+        self._note_workers(work)
+        self._inner.note_workers(work)
 
 
 def _states(now: str) -> Samples:

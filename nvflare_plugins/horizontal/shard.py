@@ -45,9 +45,9 @@ from nvflare_plugins.horizontal.shard_task import (
     table_of,
 )
 from nvflare_plugins.horizontal.training import train
-from nvflare_plugins.shards.conversation import Ask, Conversation
+from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
 from nvflare_plugins.shards.place import ShardPlace, said_of_model
-from nvflare_plugins.shards.reading import READ
+from nvflare_plugins.shards.reading import READ, telling
 from nvflare_plugins.wire.catalogue import Kind, Message
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -85,7 +85,9 @@ def _bins(
         table = table_of(rows)
         sets = [None if one is None else table_of(one) for one in evaluated]
         if task.reads:
-            ask(READ, digest_of([table, *sets]))
+            read = [one for one in (table, *sets) if one is not None and one.passes is not None]
+            ask(READ, digest_of(read, telling(ask, sum(one.n_rows for one in read))))
+        ask(TELLS, BINS, 0, 0)
         table = as_weighed(table)
         matrix = training_matrix(table, task.cuts, task.max_bin)
         eval_sets = [

@@ -96,7 +96,7 @@ def table_of(plain: dict[str, Any]) -> Table:
     return Table(**{**plain, "passes": None if reading is None else passes_of(reading)})
 
 
-def digest_of(tables: Iterable[Table | None], go_on: Callable[[], None] = lambda: None) -> bytes:
+def digest_of(tables: Iterable[Table | None], go_on: Callable[[int], None] = lambda n_rows: None) -> bytes:
     """Return a hash of the features of those tables that are read in passes. Args: go_on: of ``values_digest``."""
     read = [table for table in tables if table is not None and table.passes is not None]
     return b"".join(values_digest(table, go_on) for table in read)

@@ -19,7 +19,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cluster.workers import Workers
+from nvflare_plugins.cluster.workers import Workers, note_rows
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.row_floors import check_leaves
 from nvflare_plugins.horizontal.row_sampling import Draws
@@ -69,7 +69,7 @@ class ShardedRows:
         """Whether shards read some of these rows themselves."""
         return any(one is not None and one.passes is not None for one in (self.table, *self.evaluated))
 
-    def digests(self, of_shards: Sequence[_PlainRows], go_on: Callable[[], None]) -> list[bytes]:
+    def digests(self, of_shards: Sequence[_PlainRows], go_on: Callable[[int], None]) -> list[bytes]:
         """Return what each shard has to find in the files that it reads; see ``digest_of``.
 
         Args:
@@ -127,6 +127,7 @@ def train_sharded(
             return lead(workers, PATH, arguments, compared)
 
     runs = runs_of(rows.table.n_rows, len(workers))
+    note_rows(workers, runs)
     drawing = None if rows.draws is None else ShardDraws(rows.draws, runs)
     return train_led(lead_shards, task, rows.table, drawing, channel, sums, handler, rows_per_node, is_kept, on_round)
 

@@ -25,6 +25,7 @@ from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.horizontal.shard import HorizontalShard
 from nvflare_plugins.horizontal.shard_rows import MEDIAN, is_of_all_rows
 from nvflare_plugins.horizontal.shard_task import DRAW, MESSAGE, ROUND, TREE, ShardTask, message_of, plain_rows
+from nvflare_plugins.shards.conversation import TELLS
 from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Message, Phase
 from nvflare_plugins.xgb.curves import curve_parts
 from nvflare_plugins.xgb.quantiles import leaf_quantiles, quantile
@@ -94,7 +95,9 @@ class TreesAhead:
             reads=False,
         )
         self._work = HorizontalShard(1, alone.to_plain(), plain_rows(table, slice(0, 0)), [])
-        _, self._question = self._work.listen()
+        state, self._question = self._work.listen()
+        while state == TELLS:
+            state, self._question = self._work.listen()
         self._tree: bytes | None = None
 
     def answered(self, fields: tuple[Any, ...], reply: bytes) -> None:

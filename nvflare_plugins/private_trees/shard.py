@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cluster.workers import Workers
+from nvflare_plugins.cluster.workers import Workers, note_rows
 from nvflare_plugins.data_sets.shard_reader import plain_reading, reading_as_told, table_read_by, values_digest
 from nvflare_plugins.private_trees.clipped_columns import PassedColumns, clipped
 from nvflare_plugins.private_trees.job import PrivateTreesJob
@@ -29,7 +29,7 @@ from nvflare_plugins.private_trees.training import AfterRound, OwnRows, SumsOver
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.lockstep import lead
 from nvflare_plugins.shards.place import ShardPlace, one_model, runs_of, said_of_model
-from nvflare_plugins.shards.reading import READ, comparing
+from nvflare_plugins.shards.reading import READ, comparing, telling
 from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 
@@ -54,6 +54,7 @@ def train_in_shards(
     public = (job.to_dict(), channel.rank, channel.world, plan.training.feature_names)
     runs = runs_of(rows.label.size, len(workers))
     arguments = [(number, *public, _plain(rows, run)) for number, run in enumerate(runs)]
+    note_rows(workers, runs)
 
     def answer(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
         if word == ROUND:
@@ -100,12 +101,12 @@ def _rows_of(plain: dict[str, Any], bounds: Sequence[FeatureBounds]) -> OwnRows:
     return OwnRows(columns, plain["label"], plain["weights"])
 
 
-def _digest(plain: dict[str, Any], go_on: Callable[[], None] = lambda: None) -> bytes:
+def _digest(plain: dict[str, Any], go_on: Callable[[int], None] = lambda n_rows: None) -> bytes:
     reading = plain["reading"]
     return b"" if reading is None else values_digest(table_read_by(reading, plain["label"]), go_on)
 
 
-def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]], go_on: Callable[[], None]) -> list[bytes]:
+def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]], go_on: Callable[[int], None]) -> list[bytes]:
     """Return what each shard has to find in the files that it reads. Raises: DataRefusal: a file has changed."""
     found = [_digest(one, go_on) for one in plain]
     if isinstance(rows.columns, PassedColumns) and rows.columns.table.passes is not None:
@@ -136,7 +137,7 @@ class PrivateShard(Conversation):
             with reading_as_told():
                 own = _rows_of(rows, plan.training.bounds)
                 if rows["reads"]:
-                    ask(READ, _digest(rows))
+                    ask(READ, _digest(rows, telling(ask, own.label.size)))
                 model = train(plan.training, place, sums, own, lambda n: ask(ROUND, n))
             return said_of_model(number, model)
 

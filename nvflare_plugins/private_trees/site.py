@@ -25,6 +25,7 @@ from nvflare_plugins.attempt.agreement import Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.use import OnCluster, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.column_values import log_count
@@ -292,7 +293,10 @@ class _Training:
 
 
 def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
-    with workers_of(attempt.context.policy, attempt.job.data_set) as workers:
+    with (
+        workers_of(attempt.context.policy, attempt.job.data_set) as workers,
+        watched(workers, attempt.progress) as attempt.progress,
+    ):
         return _Training(attempt, prepared, workers).run()
 
 

@@ -18,11 +18,16 @@ from nvflare_plugins.failures import reason_of
 
 PATIENCE_S = 86_400.0
 """How long a work waits for a reply: its leader may wait for other sites. Without a leader it ends at once."""
-ASKS, ENDS = "asks", "ends"
+ASKS, ENDS, TELLS = "asks", "ends", "tells"
+READS, BINS = "reads its rows", "bins its rows"
+"""What a shard may say that it does."""
 _log = logging.getLogger(__name__)
 
 Ask = Callable[..., Any]
-"""Asks the leader, by a word and plain values; returns its reply. Raises: JobAborted, where the leader has stopped."""
+"""Asks the leader, by a word and plain values; returns its reply. Raises: JobAborted, where the leader has stopped.
+
+``TELLS``, words and two numbers are for the site's own log: how far it is. They wait for no reply.
+"""
 
 Work = Callable[[Ask], Any]
 """What is done over a shard; returns plain values. Privacy: it says of rows only what it asks with."""
@@ -50,7 +55,7 @@ class Conversation(WorkerPart):
         """Return what the work says next.
 
         Returns:
-            ASKS and what it asks, a word and values; or ENDS and its result.
+            ASKS and what it asks, a word and values; TELLS and how far it is; or ENDS and its result.
 
         Raises:
             VeilBoostError: what ended the work.
@@ -79,6 +84,9 @@ def _run(
     work: Work, said: queue.SimpleQueue[tuple[str, Any] | VeilBoostError], replies: queue.SimpleQueue[_Reply]
 ) -> None:
     def ask(*question: Any) -> Any:
+        if question[0] == TELLS:
+            said.put((TELLS, question[1:]))
+            return None
         said.put((ASKS, question))
         try:
             reply = replies.get(timeout=PATIENCE_S)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.cluster.workers import Workers, begin, collect
+from nvflare_plugins.cluster.workers import Work, Workers, begin, collect
 from nvflare_plugins.failures import WorkerFailure
-from nvflare_plugins.shards.conversation import ASKS, ENDS
+from nvflare_plugins.shards.conversation import ASKS, BINS, ENDS, READS, TELLS
 
 _GRACE_S = 5.0
 
@@ -57,12 +57,31 @@ def lead_on(workers: Workers, answer: Answer) -> list[Any]:
 
 
 def _heard(workers: Workers, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
-    """Call a method of every worker's conversation; return what each says, in order."""
-    futures = [workers.call(number, method, *own) for number, own in enumerate(arguments)]
+    """Call a method of every worker's conversation; return what each says, in order, but for how far it is."""
+    said = _called(workers, method, dict(enumerate(arguments)))
+    while telling := [number for number, (state, _) in said.items() if state == TELLS]:
+        for number in telling:
+            _note(workers.work[number], said[number][1])
+        said |= _called(workers, "listen", dict.fromkeys(telling, ()))
+    for work in workers.work:
+        work.told = None
+    return list(said.values())
+
+
+def _note(work: Work, told: Any) -> None:
+    match told:
+        case (str(does), int(n_rows), int(of)) if does in (READS, BINS):
+            work.told = (does, n_rows, of)
+        case _:
+            raise ProtocolError("a shard of this site says how far it is in a form that is not known")
+
+
+def _called(workers: Workers, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, tuple[str, Any]]:
+    futures = {number: workers.call(number, method, *own) for number, own in arguments.items()}
     try:
-        return collect(futures)
+        return dict(zip(futures, collect(list(futures.values())), strict=True))
     except WorkerFailure:
         raise
     except VeilBoostError as error:
-        number = next(n for n, one in enumerate(futures) if one.done() and one.exception() is error)
+        number = next(n for n, one in futures.items() if one.done() and one.exception() is error)
         raise WorkerFailure(f"worker {number} of this site's cluster: {error}") from None

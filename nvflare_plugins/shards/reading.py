@@ -6,19 +6,40 @@ read      digest              of the values that it has read     reply: nothing
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.shards.conversation import READS, TELLS, Ask
 from nvflare_plugins.shards.lockstep import Answer
 
 READ = "read"
+_TELL_S = 2.0  # between two words on how far a shard is
+
+
+def telling(ask: Ask, of: int) -> Callable[[int], None]:
+    """Return what a shard calls with the rows of each block that it reads: it says now and then how far it is.
+
+    Args:
+        of: rows that it reads in all.
+    """
+    read, last = 0, time.monotonic()
+
+    def note(n_rows: int) -> None:
+        nonlocal read, last
+        read += n_rows
+        if time.monotonic() - last >= _TELL_S:
+            last = time.monotonic()
+            ask(TELLS, READS, read, of)
+
+    return note
 
 
 @contextmanager
-def comparing(answer: Answer, digests: Callable[[Callable[[], None]], list[bytes]]) -> Iterator[Answer]:
+def comparing(answer: Answer, digests: Callable[[Callable[[int], None]], list[bytes]]) -> Iterator[Answer]:
     """Answer ``READ`` besides.
 
     Args:
@@ -32,7 +53,7 @@ def comparing(answer: Answer, digests: Callable[[Callable[[], None]], list[bytes
     """
     reader, is_over = ThreadPoolExecutor(1, thread_name_prefix="veilboost_reader"), threading.Event()
 
-    def go_on() -> None:
+    def go_on(n_rows: int = 0) -> None:
         if is_over.is_set():
             raise WorkerFailure("the work on this site's cluster has ended")
 

@@ -22,6 +22,7 @@ from nvflare_plugins.attempt.earlier import Earlier
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.reservations import Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
+from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.dask_workers import open_workers
 from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
@@ -89,7 +90,6 @@ class VerticalRun:
 
     def __init__(self, attempt: SiteAttempt, prepared: Prepared):
         self._job, self._context = attempt.job, attempt.context
-        self._progress = attempt.progress
         self._prepared, self._attempt = prepared, attempt
         self._registry = Registry.open(attempt.context.policy)
         self._is_active = attempt.context.site == attempt.job.active
@@ -97,12 +97,15 @@ class VerticalRun:
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
         with self._paid() as pay:
-            with connected(self._job, self._context) as workers:  # before anything is reserved or released
+            with (
+                connected(self._job, self._context) as workers,  # before anything is reserved or released
+                watched(workers, self._attempt.progress) as self._attempt.progress,
+            ):
                 data, n_done = self.agreed(workers)
                 start = replace(self._reserve_together(data, n_done, pay(data, n_done)), workers=workers)
                 try:
                     if workers is not None:
-                        self._progress.say(shards_line(data.train.table.n_rows, len(workers)))
+                        self._attempt.progress.say(shards_line(data.train.table.n_rows, len(workers)))
                     finish = (ActiveSite(start) if self._is_active else PassiveSite(start)).run()
                 except (VeilBoostError, OSError):
                     if not start.notes.has_told:
@@ -149,7 +152,7 @@ class VerticalRun:
         if aligns and not self._all_have_aligned():
             ids = {one.data_set.name: one.ids or () for one in data.sets}
             on = {} if workers is None else dict.fromkeys(ids, workers)
-            say = self._progress.say
+            say = self._attempt.progress.say
             with align(channel, session, ids, context.policy, say, attempt.evidence, workers=on) as found:
                 self._keep_alignments(found)
         else:
@@ -190,14 +193,14 @@ class VerticalRun:
         )
         received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
         n_done = agree(terms, received, channel.sites, channel.rank, proof)
-        self._progress.say("agreed on job, parameters and rows with all parties")
+        self._attempt.progress.say("agreed on job, parameters and rows with all parties")
         if not all(proof.contents):
-            self._progress.say(_NO_IDS)
+            self._attempt.progress.say(_NO_IDS)
         resume = prepared.earlier.point(n_done)
         if resume is not None:
             if n_done > self._job.num_rounds:
                 raise ConfigurationError(f"{resume.job_id} has more rounds than this job: raise num_rounds")
-            self._progress.say(f"resuming {resume.job_id} after {n_done} rounds")
+            self._attempt.progress.say(f"resuming {resume.job_id} after {n_done} rounds")
         return n_done
 
     def _reserve_together(self, data: PartyData, n_done: int, payment: NoisePayment | None) -> VerticalContext:

@@ -28,6 +28,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostErr
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.use import OnCluster, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
@@ -105,7 +106,10 @@ class _Run:
     def run(self) -> JobResult:
         """Align, agree, train all trials, conclude; the active party writes the scores."""
         first = self._job.training_of(self._prepared.trials[0], is_scored=False)
-        with vertical_site.connected(first, self._attempt.context) as self._workers:
+        with (
+            vertical_site.connected(first, self._attempt.context) as self._workers,
+            watched(self._workers, self._attempt.progress) as self._attempt.progress,
+        ):
             return self._on_workers(first)
 
     def _on_workers(self, first: VerticalJob) -> JobResult:

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import xgboost as xgb
 
 from he_processors.errors import JobAborted
-from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult, Progress, RoundFacts, Silent, SiteContext
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.report.run_record import RunRecord
@@ -148,6 +149,21 @@ def expire_for_the_dead(
             aggregator.expire()
 
 
+class _Told(Silent):
+    """Progress that calls a function after each round."""
+
+    def __init__(self, on_round: Callable) -> None:
+        self._on_round = on_round
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        self._on_round(record, n_rounds)
+
+
+def told(progress: Any) -> Progress:
+    """Return progress, also where a test gives a function alone."""
+    return progress if hasattr(progress, "say") else _Told(progress)
+
+
 @dataclass
 class Federation:
     """Sites with their own workspaces under one folder."""
@@ -251,7 +267,7 @@ class Federation:
                     Identity.unsigned(site),
                     number,
                 )
-                progress = on_progress(site) if on_progress else Silent()
+                progress = told(on_progress(site)) if on_progress else Silent()
                 outcomes[site] = run_site(job, context, transport, timeout_s, progress)
             except Exception as error:  # the test decides what it expected
                 # XGBoost's thread turns what a hook raises into an error of its own.

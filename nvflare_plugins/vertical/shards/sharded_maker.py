@@ -21,7 +21,7 @@ from he_processors.elgamal.wire import Content, PointHeader
 from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.packing import PackingLayout
-from nvflare_plugins.cluster.workers import Workers, begin, collect, shard_rows
+from nvflare_plugins.cluster.workers import Workers, begin, collect, note_rows, shard_rows
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
 from nvflare_plugins.vertical.protocol.encrypted_scheme import (
     CLEAR_CODE,
@@ -81,6 +81,7 @@ class ShardedHistogramMaker:
             for number, rows in enumerate(self._shards)
         ]
         begin(self._workers, PART, args)
+        note_rows(self._workers, self._shards)
 
     def begin_tree(self, n_rows: int) -> None:
         """Forget the pairs of the tree before."""

@@ -102,5 +102,6 @@ class ShardedOwner:
             rows = slice(self._asked, min(self._asked + self._part_rows, self._g.size))
             worker = self._n_parts % n_workers
             future = self._workers.call(worker, "encrypt", self._g[rows].copy(), self._h[rows].copy())
+            future.add_done_callback(self._workers.work[worker].counting("encrypted", rows.stop - rows.start))
             self._parts.append((rows.stop - rows.start, future))
             self._asked, self._n_parts = rows.stop, self._n_parts + 1

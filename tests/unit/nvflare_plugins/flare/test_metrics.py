@@ -15,6 +15,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 
 from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import Silent
+from nvflare_plugins.cluster.workers import TRIAL, begin, workers_here
 from nvflare_plugins.flare.metrics import (
     KEPT_S,
     Family,
@@ -98,6 +99,23 @@ def test_a_site_writes_rounds_stages_bytes_and_budget(tmp_path: Path) -> None:
     assert found['veilboost_site_budget_epsilon data_set="unread"'] == 2.0
     assert 'veilboost_site_budget_left_epsilon data_set="unread"' not in found  # unknown is not "all of it"
     assert not any("auc" in name for name in found)
+
+
+def test_a_site_writes_what_its_workers_have_done_and_do(tmp_path: Path) -> None:
+    metrics = site_metrics(tmp_path)
+    with metrics.running(lambda: None), workers_here(2) as workers:
+        metrics.watched(Silent()).note_workers(workers.work)
+        begin(workers, TRIAL, [()] * 2)
+        workers.work[1].rows["held"] = 7
+        workers.work[1].told = ("reads its rows", 3, 7)
+        metrics.write()
+        found = values((tmp_path / "veilboost_site-1_j.prom").read_text())
+    joined()
+    assert found['veilboost_site_worker_rows_total worker="1" done="held"'] == 7
+    assert found['veilboost_site_worker_rows_read worker="1"'] == 3
+    assert found['veilboost_site_worker_busy worker="0"'] == 0
+    for name in ("busy_seconds", "sent_bytes", "received_bytes"):
+        assert found[f'veilboost_site_worker_{name}_total worker="0"'] > 0
 
 
 def test_a_job_that_ends_with_an_error_has_failed(tmp_path: Path) -> None:
