@@ -2,6 +2,7 @@
 
     python jobs/tuning.py --run --workspace DIR               eight trials on invented rows of the credit set
     python jobs/tuning.py --run --workspace DIR --file FILE   on rows of a file (.csv, .parquet) with a column label
+    python jobs/tuning.py --run --workspace DIR --workers 2   site-2 on so many Dask workers of this machine
     python jobs/tuning.py --write                             writes jobs/tuning/
 
 Then DIR/tuning/site-1/veilboost_runs/simulate_job holds tuning.html, tuning.csv, tuning.json and train_best.py.
@@ -18,6 +19,7 @@ import pandas as pd
 
 from nvflare_plugins.recipes.examples import LOANS, SITES, invented_credit, write_credit
 from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.recipes.tuning import TuningRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
@@ -70,9 +72,11 @@ def start(args: Namespace) -> tuple[TuningRecipe, int]:
     """Make the sites' data and policies in the simulator's workspace; return the job."""
     job = recipe()
     set_up(args.workspace / job.name, write_data(args.workspace / "data", read(args)))
+    if args.workers is not None:
+        put_on_cluster(args.workspace / job.name, "site-2", args.workers)
     return job, len(SITES)
 
 
 if __name__ == "__main__":
-    options = {"--file": {"type": Path, "metavar": "FILE", "help": "rows for all sites, with a column label"}}
-    run_script(__doc__, lambda args: [write(FOLDER)], start, options=options)
+    file = {"type": Path, "metavar": "FILE", "help": "rows for all sites, with a column label"}
+    run_script(__doc__, lambda args: [write(FOLDER)], start, options={"--file": file, "--workers": OPTION})

@@ -35,6 +35,7 @@ _DOES = {
     "finish": "hides sums",
     "prepare": "prepares to hide sums",
     "multiply": "blinds",
+    "train": "trains",
     "listen": "trains",
     "reply": "trains",
     "": "waits",

@@ -66,8 +66,9 @@ class Cluster(Document):
     deadline_s: _Deadline = 600.0
     """How long one step may take at a worker before the job is ended."""
     workers_read: Flag = False
-    """Workers of horizontal and private jobs read their rows themselves, where a data set is read in passes (`memory`);
-    they have to reach the same files at the same path. Else the site's process hands rows out, which it then holds.
+    """Workers of horizontal jobs, their tunings and private jobs read their rows themselves, where a data set is read
+    in passes (`memory`); they have to reach the same files at the same path. Else the site's process hands rows out,
+    which it then holds.
     """
     sites: tuple[Name, ...] = ()
     """Whose it is, where several sites read one policy, as in the simulator; the others train in their own process.

@@ -6,12 +6,11 @@ What the differences of these models show, and what the caps are for, stands in 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
@@ -19,38 +18,41 @@ from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.cluster.use import OnCluster
+from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
+from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.horizontal.matrices import bin_starts, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
     TOO_FEW,
     check_effective_rows,
-    check_leaves,
     counts_leaves,
-    leaf_counts,
     row_weights,
 )
-from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, check_sampling, row_fraction
-from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
+from nvflare_plugins.horizontal.row_sampling import RowDraws, check_sampling, row_fraction
+from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.report.tuning_page import PAGE, build_page
+from nvflare_plugins.shards.hosting import workers_of
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.tuning.fold_bins import Folds, FoldsHere, FoldTraining
 from nvflare_plugins.tuning.folds import FoldDraws, check_folds, fold_of_rows, rows_needed
 from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.limits import check_consent, in_trial
 from nvflare_plugins.tuning.page_facts import facts_of, section_of
 from nvflare_plugins.tuning.result import FILE_NAME, SCRIPT, TABLE, FoldScore, TrialResult, TuningResult, line_of
+from nvflare_plugins.tuning.sharded import FoldsOnWorkers
 from nvflare_plugins.tuning.space import Trial
-from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import CutMode, Cuts
 from nvflare_plugins.xgb.node_floor import with_floor
@@ -58,6 +60,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 
 TITLE = "Tuning and cross validation"
 _NOT_RELEASED = ("deadline_s",)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
             "trains on one sample of its rows: the difference of two shows rows that only one has",
             "give subsample once, in params",
         )
-    base = preparation.prepare(trainings[0], context, job.group, with_ids=job.group is None)
+    base = preparation.prepare(trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True)
     secret = Registry.open(policy).secret("folds", str(job.folds))
     return TuningPrepared(base, trials, tuple(parameters), fold_of_rows(base.table, base.data_set, secret, job.folds))
 
@@ -125,8 +128,9 @@ def check_trial(parameters: TrainingParameters) -> TrainingParameters:
 class _Run:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared) -> None:
+    def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared, workers: Workers | None) -> None:
         self._attempt, self._prepared, self._base = attempt, prepared, prepared.base
+        self._workers = workers
         self._job: TuningJob = attempt.job
         self._policy, self._world = attempt.context.policy, attempt.channel.world
         self._registry = Registry.open(self._policy)
@@ -188,40 +192,52 @@ class _Run:
 
     def _train_all(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> TuningResult:
         job, trials, done = self._job, self._prepared.trials, []
-        folds = [_Fold.of(self._base.table, cuts, self._prepared, n) for n in range(job.folds)]
+        table, max_bin = self._base.table, self._parameters[0].max_bin
+        starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
+        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
+        bins, n_bins = self._bins(cuts, max_bin), int(starts[-1])
+        folds = [_Fold.of(table, self._prepared.folds == number) for number in range(job.folds)]
         metric = self._parameters[0].metrics[-1]
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
             for f, fold in enumerate(folds):
                 with in_trial(t + 1, len(trials), f + 1, job.folds):
-                    scores.append(self._train(sums, t, f, fold, root_feature))
+                    training = self._training(sums, t, f, fold, root_bins, n_bins)
+                    scores.append(score_of(bins.train(f, training, self._attempt.channel, sums)))
+                    self._attempt.evidence.round(t * job.folds + f)
+                    self._attempt.heads.mark()
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
             best = TuningResult(metric, tuple(done)).best
             self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
         return TuningResult(metric, tuple(done))
 
-    def _train(self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_feature: int | None) -> FoldScore:
-        job, attempt, parameters = self._job, self._attempt, self._parameters[t]
-        number = t * job.folds + f
-        sums.agree_scales(value_bounds(parameters, [fold.table, fold.held_out]), coarsest_pairs(parameters, False))
-        n_features = len(fold.table.feature_names)
-        shape = training_shape(parameters, self._world, n_features, int(fold.starts[-1]), False, 1, False)
-        estimates = shape.base_score is not BaseScoreSource.GIVEN
-        rows = SampledWeights(fold.matrix, None, self._draws(parameters, fold), estimates)
-        result = train(
+    def _bins(self, cuts: Cuts, max_bin: int) -> Folds:
+        """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
+        table, folds, n_folds = self._base.table, self._prepared.folds, self._job.folds
+        if self._workers is None:
+            return FoldsHere(table, folds, n_folds, cuts, max_bin)
+        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+        return FoldsOnWorkers(self._workers, table, folds, n_folds, cuts, max_bin)
+
+    def _training(
+        self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_bins: slice | None, n_bins: int
+    ) -> FoldTraining:
+        """Agree on the scales of a training's sums, and return what it is."""
+        job, parameters, floor = self._job, self._parameters[t], self._floors.rows_per_node
+        sums.agree_scales(value_bounds(parameters, [fold.kept, fold.held_out]), coarsest_pairs(parameters, False))
+        n_features, before = len(self._base.table.feature_names), (t * job.folds + f) * job.num_rounds
+        shape = training_shape(parameters, self._world, n_features, n_bins, False, 1, False)
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = parameters.objective.gradient_bound is not None and is_mean
+        label = label_sum(fold.kept) if is_mean else None
+        return FoldTraining(
             {**parameters.for_booster(), "subsample": 1.0},
             shape,
-            attempt.channel,
-            self._handler(sums, shape, parameters, fold, root_feature, rows),
-            fold.matrix,
-            [(fold.evaluation, "eval")],
-            LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, number * job.num_rounds),
-            row_weights=rows,
-            on_tree=self._leaf_check(sums, parameters, fold, rows),
+            LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, before),
+            self._draws(parameters, fold),
+            floor if counts_leaves(parameters, floor) else None,
+            TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label),
         )
-        attempt.evidence.round(number)
-        attempt.heads.mark()
-        return score_of(result)
 
     def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
         fraction = row_fraction(parameters)
@@ -229,34 +245,6 @@ class _Run:
             return None
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._attempt.context.sites))
         return FoldDraws(RowDraws(secret, self._base.table, fraction), fold.chosen)
-
-    def _handler(
-        self,
-        sums: ProtectedSums,
-        shape: TrainingShape,
-        parameters: TrainingParameters,
-        fold: _Fold,
-        root_feature: int | None,
-        rows: SampledWeights,
-    ) -> TrainingHandler:
-        starts = fold.starts
-        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
-        is_mean = shape.base_score is BaseScoreSource.MEAN
-        is_logistic = parameters.objective.gradient_bound is not None and is_mean
-        label = label_sum(fold.table) if is_mean else None
-        return TrainingHandler(
-            sums, shape, root_bins, self._attempt.evidence, is_logistic, rows.base_score_known, label
-        )
-
-    def _leaf_check(
-        self, sums: ProtectedSums, parameters: TrainingParameters, fold: _Fold, rows: SampledWeights
-    ) -> Callable[[xgb.Booster, int], None] | None:
-        floor = self._floors.rows_per_node
-        if not counts_leaves(parameters, floor):
-            return None
-        return lambda booster, number: check_leaves(
-            sums, leaf_counts(booster, fold.matrix, rows.taking_part(number)), floor
-        )
 
     # -- after training -----------------------------------------------------------------------------------------------
 
@@ -272,11 +260,12 @@ class _Run:
         attempt.all_have_written()
         reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
         best = result.best
+        of_workers = () if self._workers is None else (work_section(self._workers.work),)
         attempt.write_record(
             TITLE,
             self._parameters[best.number - 1].agreed,
             None,
-            (section_of(facts), _notes()),
+            (section_of(facts), _notes(), *of_workers),
             registry=reservations.message,
             cuts={
                 "mode": CutMode.QUANTILE.value,
@@ -291,27 +280,22 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Fold:
-    """The rows of one fold's trainings, binned once for all trials, and those that are held out.
+    """What bounds of one fold's trainings follow from: labels of the rows that are trained on, and of those held out.
 
     Attributes:
         chosen: which rows of the site are trained on. Shapes: bool[n_rows].
     """
 
     chosen: NDArray[np.bool_]
-    table: Table
+    kept: Table
     held_out: Table
-    matrix: xgb.DMatrix
-    evaluation: xgb.DMatrix
-    starts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, table: Table, cuts: Cuts, prepared: TuningPrepared, number: int) -> _Fold:
-        """Bin the rows of all folds but one by the agreed cuts."""
-        chosen = prepared.folds != number
-        kept, held_out = table.part(chosen), table.part(~chosen)
-        matrix = training_matrix(kept, cuts, prepared.parameters[0].max_bin)
-        scored = evaluation_matrix(held_out, matrix, prepared.parameters[0].max_bin)
-        return cls(chosen, kept, held_out, matrix, scored, bin_starts(matrix, table))
+    def of(cls, table: Table, held_out: NDArray[np.bool_]) -> _Fold:
+        """Take the labels. Shapes: held_out: bool[n_rows]."""
+        bare = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
+        kept, others = (replace(bare, label=table.label[rows]) for rows in (~held_out, held_out))
+        return cls(~held_out, kept, others)
 
 
 def score_of(result: TrainingResult) -> FoldScore:
@@ -333,11 +317,19 @@ def _notes() -> ReportSection:
     )
 
 
+def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
+    with (
+        workers_of(attempt.context.policy, attempt.job.data_set) as workers,
+        watched(workers, attempt.progress) as attempt.progress,
+    ):
+        return _Run(attempt, prepared, workers).run()
+
+
 run_tuning_site = SitePart(
     prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    _take_part,
     protection=lambda job, prepared: prepared.base.chosen.facts,
-    on_cluster=OnCluster.NOT_NEEDED,
+    on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.
 

@@ -13,28 +13,17 @@ from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.profile.job import ProfileJob
 from nvflare_plugins.profile.site import run_profile_site
 from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.site import run_tuning_site
 from tests.support import bagging
 from tests.support.parties import Parties, succeed
 
 CLUSTER = {"scheduler": "tcp://127.0.0.1:9", "workers": 2}  # where nothing listens
 POLICY = {
     "cluster": {**CLUSTER, "sites": ["site-1"]},
-    "consents": {"share_own_trees": True, "tuning": 1000, "feature_profile": True},
+    "consents": {"share_own_trees": True, "feature_profile": True},
     "min_rows_per_node": 0,
-}
-TUNING = {
-    "data_set": "train",
-    "label": "y",
-    "params": {"objective": "binary:logistic", "max_bin": 16, "eval_metric": "auc"},
-    "trials": [{"max_depth": 2}],
-    "folds": 2,
-    "num_rounds": 1,
 }
 KINDS: list[tuple[SitePart[Any], Any]] = [
     (run_bagging_site, bagging.job(num_rounds=1)),
-    (run_tuning_site, TuningJob.from_dict(TUNING)),
     (run_profile_site, ProfileJob.from_dict({"data_set": "train", "label": "y"})),
 ]
 
@@ -46,7 +35,7 @@ def sites(folder: Path) -> Parties:
     return parties
 
 
-@pytest.mark.parametrize(("kind", "job"), KINDS, ids=["bagging", "tuning", "profile"])
+@pytest.mark.parametrize(("kind", "job"), KINDS, ids=["bagging", "profile"])
 def test_a_kind_without_use_for_a_cluster_runs_beside_it_and_says_so(
     tmp_path: Path, kind: SitePart[Any], job: Any
 ) -> None:
@@ -57,7 +46,7 @@ def test_a_kind_without_use_for_a_cluster_runs_beside_it_and_says_so(
     assert not any("cluster" in note for others in notes[1:] for note in others)
 
 
-@pytest.mark.parametrize(("kind", "job"), KINDS[1:], ids=["tuning", "profile"])
+@pytest.mark.parametrize(("kind", "job"), KINDS[1:], ids=["profile"])
 def test_files_that_are_read_in_passes_are_so_in_the_sites_own_process(
     tmp_path: Path, kind: SitePart[Any], job: Any
 ) -> None:

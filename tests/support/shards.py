@@ -10,7 +10,7 @@ import pytest
 from nvflare_plugins.cluster.workers import Workers, workers_here
 from nvflare_plugins.site.policy.policy import SitePolicy
 
-SITES = ("nvflare_plugins.horizontal.site", "nvflare_plugins.private_trees.site")
+SITES = ("nvflare_plugins.horizontal.site", "nvflare_plugins.private_trees.site", "nvflare_plugins.tuning.site")
 
 
 def in_shards(

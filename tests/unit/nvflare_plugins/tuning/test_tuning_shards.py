@@ -1,0 +1,274 @@
+"""Tunings over shards: folds, scores and models of sites that are one process each, and faults by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.cluster.desk import Desk
+from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.tuning import fold_bins, site
+from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.site import run_tuning_site
+from tests.support.parties import Parties, succeed
+from tests.support.shards import in_shards
+
+POLICY = {"consents": {"tuning": 1000}, "min_rows_per_node": 0}
+GIVEN = {"objective": "binary:logistic", "max_bin": 16}
+COLORS = ["rot", "grün"]
+
+
+def rows(seed: int, n_rows: int = 1500) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame(random.normal(size=(n_rows, 3)).astype(np.float32), columns=["a", "b", "größe"])
+    amount = frame.a + frame.b * frame["größe"] + random.normal(size=n_rows)
+    frame = frame.mask(random.random(frame.shape) < 0.05)
+    return frame.assign(
+        farbe=random.choice(COLORS, n_rows),
+        y=(amount > 0.3).astype(np.int64),
+        amount=amount,
+        level=np.digitize(amount, [-0.5, 0.5]),
+        # Those of the first half are in few groups: a shard may lack rows of a fold.
+        person=np.where(np.arange(n_rows) < n_rows // 2, 0, random.integers(1, n_rows // 3, n_rows)),
+        id=[f"id-{seed}-{row}" for row in range(n_rows)],
+    )
+
+
+def sites(folder: Path, memory: str | None = None) -> Parties:
+    """Three sites, with the same folds wherever they are made.
+
+    Args:
+        memory: of the first one's rows, which then lie in a folder of files.
+    """
+    parties = Parties(folder, 3, POLICY)
+    for number, name in enumerate(parties.sites):
+        parties.give(name, "train", rows(number), id="id")
+        registry = parties.workspace(name) / "veilboost_registry" / name
+        registry.mkdir(mode=0o700, parents=True)
+        (registry / "key").write_bytes(bytes([number]) * 32)
+    if memory is not None:
+        frame, parts = rows(0), parties.workspace("site-1") / "parts"
+        parts.mkdir()
+        for number, part in enumerate(np.array_split(np.arange(len(frame)), 3)):
+            frame.iloc[part].to_parquet(parts / f"{number}-März.parquet", index=False)
+        parties.set_policy("site-1", data_sets={"train": {"path": "parts", "id": "id", "memory": memory}})
+    return parties
+
+
+def job(**changes: Any) -> TuningJob:
+    fields = {
+        "data_set": "train",
+        "label": "y",
+        "features": ["a", "b", "größe", "farbe"],
+        "categories": {"farbe": COLORS},
+        "params": {**GIVEN, "eval_metric": ["logloss", "auc"]},
+        "trials": [{"max_depth": 2, "eta": 0.5}, {"max_depth": 3, "colsample_bytree": 0.7}],
+        "folds": 2,
+        "num_rounds": 3,
+        **changes,
+    }
+    return TuningJob.from_dict(fields)
+
+
+def result_of(parties: Parties) -> dict[str, Any]:
+    """Return ``tuning.json`` without what differs between two runs of one job."""
+    found = json.loads((parties.run_folder("site-1") / "tuning.json").read_text())
+    for trial in found["trials"]:
+        del trial["seconds"]
+    return found
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
+    """Return the models of all trainings as they come."""
+    made: set[bytes] = set()
+    score_of = site.score_of
+
+    def noting(result: Any) -> Any:
+        made.add(bytes(result.booster.save_raw("json")))
+        return score_of(result)
+
+    monkeypatch.setattr(site, "score_of", noting)
+    return made
+
+
+ONE = {"trials": [{"max_depth": 2, "eta": 0.5}], "num_rounds": 2}
+
+CASES: list[Any] = [
+    ONE,
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({"group": "person", "early_stopping_rounds": 1, "num_rounds": 6}, marks=pytest.mark.slow),
+    pytest.param({"params": {**GIVEN, "subsample": 0.5, "eval_metric": "aucpr"}}, marks=pytest.mark.slow),
+    pytest.param({"profile": "bfv"}, marks=pytest.mark.slow),
+    *(
+        pytest.param({"label": label, "params": {**GIVEN, "objective": objective, **more}}, marks=pytest.mark.slow)
+        for objective, label, more in (
+            ("reg:squarederror", "amount", {"eval_metric": ["mae", "rmse"]}),
+            ("multi:softprob", "level", {"num_class": 3, "eval_metric": ["mlogloss", "auc"]}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_scores_and_models_are_those_of_sites_in_one_process(
+    changes: dict[str, Any], models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, made = [], []
+    for number, shards in enumerate(({}, {"site-1": 3, "site-2": 1})):
+        models.clear()
+        parties = sites(tmp_path / f"{number}")
+        with monkeypatch.context() as patch:
+            in_shards(patch, shards)
+            succeed(parties.run(run_tuning_site, job(**changes)))
+        found.append(result_of(parties))
+        made.append(set(models))
+    assert found[0] == found[1] and made[0] == made[1] and len(made[0]) == 2 * len(found[0]["trials"])
+
+
+def test_workers_get_their_rows_and_make_their_bins_once_and_the_report_says_what_they_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    bind = fold_bins.training_matrix
+    monkeypatch.setattr(fold_bins, "training_matrix", lambda *args: made.append(args[0].n_rows) or bind(*args))
+    parties = sites(tmp_path)
+    in_shards(monkeypatch, {"site-1": 3, "site-2": 2})
+    succeed(parties.run(run_tuning_site, job(trials=[{"max_depth": 1}, {"max_depth": 2}], num_rounds=1)))
+    assert len(made) == 2 * (3 + 2 + 1), "once for each fold, whatever the trials"
+    record = RunRecord.read(parties.run_folder("site-1"))
+    assert [one.title for one in record.sections][-1] == "Workers" and len(record.sections[-1].rows) == 3
+    assert not any("not used" in note for note in record.notes)
+    assert RunRecord.read(parties.run_folder("site-3")).sections[-1].title != "Workers"
+
+
+# -- workers that read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "changes"),
+    [
+        (2, ONE),
+        pytest.param(3, {"params": {**GIVEN, "subsample": 0.5, "eval_metric": "auc"}}, marks=pytest.mark.slow),
+        pytest.param(40, {"group": "person", "folds": 2}, marks=pytest.mark.slow),  # some without rows of a fold
+    ],
+)
+def test_workers_that_read_find_what_is_handed_out(
+    n_workers: int, changes: dict[str, Any], models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, made = [], []
+    in_shards(monkeypatch, {"site-1": n_workers})
+    for memory in ("whole", "passes"):
+        models.clear()
+        parties = sites(tmp_path / memory, memory)
+        succeed(parties.run(run_tuning_site, job(**changes)))
+        found.append(result_of(parties))
+        made.append(set(models))
+    assert found[0] == found[1] and made[0] == made[1] and len(made[0]) == 2 * len(found[0]["trials"])
+
+
+class Elsewhere:
+    """A worker that finds another folder where the site's process has its own."""
+
+    def __init__(self) -> None:
+        self._desk = Desk()
+
+    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        answer: tuple[str, Any, str] = getattr(self._desk, function)(*_elsewhere(args))
+        return answer
+
+
+def _elsewhere(value: Any) -> Any:
+    if isinstance(value, bytes) and value.endswith(b".parquet"):
+        return value.replace(b"/parts/", b"/other/")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_elsewhere, value))
+    return {key: _elsewhere(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda frame: frame.head(100), "worker 1 of this site's cluster: file 3 by name of data set 'train' is ano"),
+        (None, "worker 1 of this site's cluster: file 2 by name of data set 'train' cannot be read"),
+    ],
+    ids=["another version", "none"],
+)
+def test_a_worker_that_sees_other_files_is_named_before_any_trial(
+    change: Callable[[pd.DataFrame], pd.DataFrame] | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties = sites(tmp_path, "passes")
+    other = parties.workspace("site-1") / "other"
+    if change is not None:
+        shutil.copytree(parties.workspace("site-1") / "parts", other)
+        change(pd.read_parquet(other / "2-März.parquet")).to_parquet(other / "2-März.parquet", index=False)
+
+    def second_elsewhere(n_workers: int) -> LinkedWorkers:
+        here = workers_here(n_workers)
+        here._links[1] = Elsewhere()  # type: ignore[index]
+        return here
+
+    in_shards(monkeypatch, {"site-1": 2}, second_elsewhere)
+    outcome = parties.run(run_tuning_site, job())["site-1"]
+    assert isinstance(outcome, WorkerFailure) and words in str(outcome)
+    assert "trial" not in str(outcome) and "März" not in str(outcome)
+
+
+def test_rows_in_passes_need_workers_that_read(tmp_path: Path) -> None:
+    parties = sites(tmp_path, "passes")
+    parties.set_policy("site-1", cluster={"scheduler": "tcp://127.0.0.1:9", "workers": 2})
+    outcome = parties.run(run_tuning_site, job())["site-1"]
+    assert isinstance(outcome, ConfigurationError) and "cluster.workers_read" in str(outcome)
+
+
+# -- workers that are lost --------------------------------------------------------------------------------------------
+
+
+class Dies:
+    """A worker that is gone at the n-th thing that it is asked in the work over its shard."""
+
+    def __init__(self, number: int, method: str) -> None:
+        self._desk, self._left, self._method = Desk(), number, method
+
+    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        self._left -= args[:1] == (self._method,)
+        if self._left == 0:
+            raise WorkerLost("worker 1 of this site's cluster was lost")
+        answer: tuple[str, Any, str] = getattr(self._desk, function)(*args)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("number", "method", "where"),
+    [
+        (2, "listen", ""),  # amid its bins
+        (1, "train", " (trial 1 of 2, fold 1 of 2)"),
+        pytest.param(4, "train", " (trial 2 of 2, fold 2 of 2)", marks=pytest.mark.slow),
+        (30, "reply", " (trial 1 of 2, fold 1 of 2)"),
+    ],
+)
+def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
+    number: int, method: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second_dies(n_workers: int) -> LinkedWorkers:
+        here = workers_here(n_workers)
+        here._links[1] = Dies(number, method)  # type: ignore[index]
+        return here
+
+    parties = sites(tmp_path)
+    in_shards(monkeypatch, {"site-1": 2}, second_dies)
+    outcomes = parties.run(run_tuning_site, job(num_rounds=6))
+    assert isinstance(outcomes["site-1"], WorkerLost)
+    assert str(outcomes["site-1"]) == f"worker 1 of this site's cluster was lost{where}"
+    assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
+    assert not list(tmp_path.rglob("tuning.json"))
