@@ -193,7 +193,8 @@ def _json(value: object) -> str:
 
 
 def _python(value: object) -> str:
-    return printable(repr(value), 100_000)
+    text = repr(value)
+    return printable(text, len(text))
 
 
 def _site_setup(one: DataSet, options: Any) -> str:
@@ -209,7 +210,8 @@ def _site_setup(one: DataSet, options: Any) -> str:
             words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{one.name}={text}")]
         else:
             words += [option, f"{one.name}={value}"]
-    return printable(shlex.join(words), 4000)
+    text = shlex.join(words)
+    return printable(text, len(text))
 
 
 def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str, Any]:

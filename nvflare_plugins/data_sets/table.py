@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -314,6 +315,15 @@ def _refuse_lists_of_dates(listed: Sequence[str], spec: DataSet) -> None:
             )
 
 
+def near_name(name: str, present: Sequence[str]) -> str:
+    """Return the end of a sentence that says a column is absent: which one may be meant, if any."""
+    close = difflib.get_close_matches(name, present, n=1)
+    for other in present:
+        if unicodedata.normalize("NFKC", other).split() == unicodedata.normalize("NFKC", name).split():
+            return f"; {other!r} looks alike and is written with other characters, {other!a} for {name!a}"
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def _feature_names(file: TabularFile, special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
     if len(set(special)) != len(special):
         raise ConfigurationError("label, weight and group must be different columns.")
@@ -322,9 +332,8 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
     names = [name for name in present if name not in no_features] if features is None else list(features)
     for name in (*special, *names):
         if name not in present:
-            close = difflib.get_close_matches(name, present, n=1)
             # A party without the label has aliases for its columns: a job must not find out their names by guessing.
-            hint = f"; did you mean {close[0]!r}?" if close and special else ""
+            hint = near_name(name, present) if special else ""
             if (mark := file.other_separator()) is not None:
                 hint = f", and only one: is {mark!r} its separator? Policy key: data_sets.{spec.name}.separator"
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")

@@ -26,6 +26,7 @@ from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
+from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Phase
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
@@ -42,7 +43,6 @@ MAX_ERROR_CHARS = 2000
 MAX_EVIDENCE_BYTES = 1 << 30
 MAX_SUMMARY_CHARS = 1 << 20
 _HMAC = re.compile(r"[0-9a-f]{64}")
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
 
 Spend = Callable[[str, str, float, float], None]
 """Records a private release in the evidence: (query, event, epsilon so far, delta)."""
@@ -106,7 +106,7 @@ class SiteReport:
         if not isinstance(summary, dict):
             raise ProtocolError("a result whose summary is not an object")
         earlier = _earlier(document.get("earlier", {}))
-        return cls(status, printable(texts[0]), texts[1], summary, bytes(evidence), earlier)
+        return cls(status, printable(texts[0].strip(), MAX_ERROR_CHARS), texts[1], summary, bytes(evidence), earlier)
 
 
 def _earlier(document: object) -> dict[int, bytes]:
@@ -271,7 +271,7 @@ class ServerAttempt:
         with self._lock:
             if self._reason is not None:
                 return
-            self._reason, self._lost = printable(reason), frozenset(sites)
+            self._reason, self._lost = printable(reason.strip(), MAX_ERROR_CHARS), frozenset(sites)
         self._aggregator.abort(self._reason)
         self._frames.abort_sites(self._reason)
 
@@ -383,11 +383,6 @@ class ServerAttempt:
 
     def _on_violation(self, site: str, text: str) -> None:
         self.fail(f"{site} sent {text}")
-
-
-def printable(text: str) -> str:
-    """Return text from a peer fit for logs: printable ASCII on one line, of limited length."""
-    return _UNPRINTABLE.sub(" ", text).strip()[:MAX_ERROR_CHARS]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -266,7 +266,8 @@ def _separator(spec: DataSet, header: str) -> Iterator[Finding]:
 def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, found: list[Finding]) -> RawFile:
     in_file = _fields(header.decode(), spec.separator)
     if not in_file or not is_closed(header, spec.separator):
-        return _nothing(spec, "header", "the first line is no line of names: a quotation mark stays open", found)
+        words = "the first line is no line of names: a quotation mark stays open. Close it; names have no line breaks"
+        return _nothing(spec, "header", words, found)
     are_data = _look_like_data(spec, in_file)
     if are_data:
         found.append(Finding("header", "the first line looks like data: put a line with the columns' names before it"))

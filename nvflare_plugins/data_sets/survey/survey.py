@@ -10,7 +10,6 @@ of each are its findings, its frequent texts and its bounds.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from nvflare_plugins.data_sets.survey.columns import (
 )
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
 from nvflare_plugins.data_sets.survey.raw_file import ColumnsInPasses, RawFile, UnreadableError, read_raw
-from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text
+from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text, near_name
 from nvflare_plugins.data_sets.tabular_files import is_number, is_text
 from nvflare_plugins.data_sets.text_values import NumberFormat
 
@@ -118,7 +117,8 @@ def _survey(raw: RawFile, use: Use) -> Survey:
     found = [*raw.findings, *_names(raw)]
     options = _merged({}, found)
     spec = replace(raw.spec, **{**options, "rename": {**raw.spec.rename, **options.get("rename", {})}})
-    names = [f"column {i + 1}" for i in range(len(raw.names))] if raw.names_are_data else _new_names(raw, options)
+    of_jobs = [options.get("rename", {}).get(name, name) for name in raw.names]
+    names = [f"column {i + 1}" for i in range(len(raw.names))] if raw.names_are_data else _told_apart(of_jobs)
     if raw.columns and not raw.n_rows:
         found.append(Finding("no_rows", "there are names of columns, and no rows", not use.may_lack_rows))
     if 0 < spec.max_rows < raw.n_rows:
@@ -134,7 +134,7 @@ def _survey(raw: RawFile, use: Use) -> Survey:
         found.append(form)
         spec = replace(spec, **form.options)
         columns = _columns(by_name, spec, is_held)
-    return _Look(spec, use, columns, by_name, raw.names_are_data).whole(chosen, found, raw.n_rows)
+    return _Look(spec, use, columns, by_name, raw.names_are_data, frozenset(of_jobs)).whole(chosen, found, raw.n_rows)
 
 
 def _columns(raw: Mapping[str, Any], spec: DataSet, is_held: bool) -> Mapping[str, Column]:
@@ -187,9 +187,10 @@ def _names(raw: RawFile) -> Iterator[Finding]:
     taken = {*raw.names, *raw.spec.rename.values()}
     unnamed = sum(not name.strip() for name in raw.names)
     if unnamed:
-        words = "columns have no name: jobs with features are not hindered. Policy key: rename"
-        options = {"rename": {"": "unnamed"}} if raw.names.count("") == 1 and "unnamed" not in taken else {}
-        yield Finding("no_name", words, bool(options) is False, count=unnamed, options=options)
+        options = {"rename": {"": "unnamed"}} if raw.names.count("") == unnamed == 1 and "unnamed" not in taken else {}
+        words = "columns have no name: jobs with features are not hindered"
+        words += ". Policy key: rename" if options else ", but only the file can name these columns"
+        yield Finding("no_name", words, not options, count=unnamed, options=options)
     for name in dict.fromkeys(raw.names):
         if raw.names.count(name) > 1 and name.strip():
             words = f"columns share the name {name!r}, which no job reads: name them apart in the file"
@@ -199,19 +200,18 @@ def _names(raw: RawFile) -> Iterator[Finding]:
             words = (
                 f"column name {name[:40]!r} cannot be that of a feature: it has marks such as [ ] < or invisible ones, "
             )
-            words += "or more than 256 characters. Policy key: rename"
-            is_in_file = name not in raw.spec.rename.values()
-            options = {"rename": {name: tidy}} if tidy and tidy not in taken and is_in_file else {}
+            words += "or more than 256 characters. "
+            words += "Policy key: rename" if name.isprintable() else "Name it otherwise in the file"
+            can_be_renamed = tidy and tidy not in taken and name not in raw.spec.rename.values() and name.isprintable()
+            options = {"rename": {name: tidy}} if can_be_renamed else {}
             taken.add(tidy)
             yield Finding("name", words, True, name, options=options)
 
 
-def _new_names(raw: RawFile, options: Mapping[str, Any]) -> list[str]:
-    """Return the names under which columns are looked at: different ones."""
-    renamed = [options.get("rename", {}).get(name, name) for name in raw.names]
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return the names under which columns are looked at: different ones. No job knows those that get a number."""
     return [
-        name if renamed.count(name) == 1 else f"{name} ({renamed[: i + 1].count(name)})"
-        for i, name in enumerate(renamed)
+        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
     ]
 
 
@@ -224,6 +224,7 @@ class _Look:
     columns: Mapping[str, Column]
     raw: Mapping[str, Any]
     names_are_data: bool
+    names_of_jobs: frozenset[str]
 
     def whole(self, chosen: Sequence[str], found: list[Finding], n_rows: int) -> Survey:
         """Return everything that was found, with the draft."""
@@ -257,8 +258,7 @@ class _Look:
         asked = [("label", use.label), ("weight", use.weight), ("id", self.spec.id)]
         for role, name in [*asked, *(("feature", feature) for feature in use.features or ())]:
             if name is not None and name not in self.columns:
-                close = difflib.get_close_matches(name, list(self.columns), n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = near_name(name, list(self.columns))
                 yield Finding("no_such_column", f"there is no column {name!r}, the {role}{hint}", column=name)
 
     def _feature(self, name: str) -> Facts:
@@ -387,5 +387,6 @@ class _Look:
 
     def _has_good_name(self, facts: Facts) -> bool:
         is_plain = is_plain_text(facts.name) and not set(facts.name) & NOT_IN_NAMES
+        is_plain = is_plain and facts.name in self.names_of_jobs
         is_listed = facts.sort is not Sort.CATEGORIES or facts.name in self.use.categories or bool(facts.categories)
         return is_plain and is_listed

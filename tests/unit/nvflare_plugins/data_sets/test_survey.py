@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import json
 import os
-import shlex
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,20 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvflare_plugins.cli.main import main
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.parquet_parts import ParquetParts
 from nvflare_plugins.data_sets.survey.columns import rounded_bounds
-from nvflare_plugins.data_sets.survey.findings import Finding, Use
-from nvflare_plugins.data_sets.survey.survey import Survey, survey
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.data_sets.survey.findings import Use
+from nvflare_plugins.data_sets.survey.survey import survey
+from nvflare_plugins.data_sets.table import load_table
+from tests.support.surveyed import ROWS, SECRET, as_drafted, finding, hospital, kinds, labels, lines, numbers, written
 
 REAL = Path(os.environ.get("VEILBOOST_DATA", Path(__file__).parents[5] / "shared" / "data"))
-ROWS = 60
-SECRET = "8675309"
 
 
 def test_numbers_of_any_length_are_looked_at(tmp_path: Path) -> None:
@@ -41,48 +34,6 @@ def test_numbers_of_any_length_are_looked_at(tmp_path: Path) -> None:
     assert str(2**53) not in finding.text and "999" not in finding.text
 
 
-def written(tmp_path: Path, data: bytes | str, name: str = "table.csv", **options: object) -> DataSet:
-    path = tmp_path / name
-    path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    return DataSet("table", path, "parquet" if name.endswith("parquet") else "csv", **options)  # type: ignore[arg-type]
-
-
-def lines(*columns: list[str], header: str, separator: str = ",", end: str = "\n") -> str:
-    return end.join([header, *(separator.join(row) for row in zip(*columns, strict=True)), ""])
-
-
-def numbers(seed: int = 0, digits: int = 2) -> list[str]:
-    return [f"{value:.{digits}f}" for value in np.random.default_rng(seed).normal(100, 20, ROWS)]
-
-
-def labels() -> list[str]:
-    return [str(row % 2) for row in range(ROWS)]
-
-
-def kinds(found: Survey, problems_only: bool = True) -> list[str]:
-    return [finding.kind for finding in found.findings if finding.is_problem or not problems_only]
-
-
-def finding(found: Survey, kind: str, column: str | None = None) -> Finding:
-    (one,) = [one for one in found.findings if one.kind == kind and column in (None, one.column)]
-    return one
-
-
-def as_drafted(spec: DataSet, found: Survey, label: str = "y") -> Table:
-    """Load the data set as the draft says, through a policy as it would be written."""
-    entry = {"path": str(spec.path), "format": spec.format, **json.loads(json.dumps(dict(found.draft.options)))}
-    policy = SitePolicy.from_dict({"data_sets": {"table": entry}}, workspace=spec.path.parent, site="a")
-    draft = found.draft
-    return load_table(
-        policy.data_set("table"),
-        label=label,
-        features=draft.features,
-        categories=draft.categories,
-        label_classes=draft.label_classes,
-        may_lack_rows=True,
-    )
-
-
 def test_a_good_file_is_fine(tmp_path: Path) -> None:
     text = lines(numbers(), ["red", "green"] * (ROWS // 2), labels(), header="x,c,y", end="\r\n")
     for data in (text, "\ufeff" + text):
@@ -92,21 +43,6 @@ def test_a_good_file_is_fine(tmp_path: Path) -> None:
         assert found.draft.features == ("x", "c") and set(found.draft.categories["c"]) == {"red", "green"}
         assert found.draft.label_classes is None and found.draft.options == {}
         assert as_drafted(spec, found).n_rows == ROWS
-
-
-def hospital() -> str:
-    """One problem of every kind that a reader's option mends."""
-    amounts = [f"{1 + row % 9}.{100 + row},{row:02d}" for row in range(ROWS)]
-    columns = [
-        [str(700_000 + 13 * row) for row in range(ROWS)],
-        [number.replace(".", ",") for number in numbers()],
-        amounts,
-        [f"{1 + row % 28:02d}.03.{1950 + row}" for row in range(ROWS)],
-        ["?" if row % 20 == 7 else number.replace(".", ",") for row, number in enumerate(numbers(1))],
-        ["männlich" if row % 3 else "weiblich" for row in range(ROWS)],
-        ["" if row == 4 else "krank" if row % 2 else "gesund" for row in range(ROWS)],
-    ]
-    return lines(*columns, header="Fall-Nr;Größe;Betrag;geb.;Wert [mg];Geschlecht;y", separator=";")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
@@ -183,6 +119,26 @@ def test_names_that_would_become_one_are_not_suggested(tmp_path: Path) -> None:
     text = lines(numbers(), numbers(1), numbers(2), labels(), header="a[,a],a<,y")
     found = survey(written(tmp_path, text), Use(label="y"))
     assert kinds(found) == ["name"] * 3 and found.draft.options == {"rename": {"a[": "a_"}}
+
+
+def test_columns_that_no_job_can_name_are_in_no_draft(tmp_path: Path) -> None:
+    text = lines(numbers(), numbers(1), numbers(2), numbers(3), numbers(4), labels(), header=",,a,a,b,y")
+    found = survey(written(tmp_path, text), Use(label="y"))
+    assert kinds(found) == ["no_name", "repeated_name"] and found.draft.features == ("b",)
+    assert "Policy key" not in finding(found, "no_name").text and found.draft.options == {}
+    one = survey(written(tmp_path, lines(numbers(), numbers(1), labels(), header=",b,y")), Use(label="y"))
+    assert one.is_fine and one.draft.features == ("unnamed", "b")
+
+
+def test_names_that_look_alike_are_told_apart(tmp_path: Path) -> None:
+    composed, decomposed = "Gr\u00f6\u00dfe", "Gro\u0308\u00dfe"
+    spec = written(tmp_path, lines(numbers(), labels(), header=f"{decomposed},y"))
+    absent = finding(survey(spec, Use(label="y", features=(composed,))), "no_such_column").text
+    assert "looks alike" in absent and ascii(composed) in absent and ascii(decomposed) in absent
+    with pytest.raises(ConfigurationError, match="looks alike"):
+        load_table(spec, label="y", features=[composed])
+    with pytest.raises(ConfigurationError, match="did you mean 'y'"):
+        load_table(spec, label="yy")
 
 
 def test_emoji_and_long_names_and_quoted_separators(tmp_path: Path) -> None:
@@ -338,198 +294,3 @@ def test_real_sets_written_by_a_spreadsheet(tmp_path: Path, name: str) -> None:
     table = as_drafted(spec, numbers_alone, "label")
     expected = frame[list(table.feature_names)].to_numpy(np.float32)
     np.testing.assert_array_equal(table.features, expected)
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_reports_and_drafts_and_its_own_line_sets_a_site_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec = written(tmp_path, hospital().encode("latin-1"))
-    assert main(["check", str(spec.path), "--label", "y"]) == 1
-    text = capsys.readouterr().out
-    assert "7 problems" in text and "first in row 8" in text and "NOT for private jobs" in text
-    (line,) = [line for line in text.splitlines() if line.startswith("or: veilboost ")]
-    words = shlex.split(line.removeprefix("or: veilboost "))
-    assert main([str(tmp_path / "ws") if word == "DIR" else word for word in words]) == 0
-    capsys.readouterr()
-    workspace = ["check", str(tmp_path / "ws"), "--site", "site-1", "--data-set", "table"]
-    assert main([*workspace, "--label", "y", "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)
-    assert (
-        document["is_fine"] and document["rows"] == ROWS and document["draft"]["label_classes"] == ["gesund", "krank"]
-    )
-    assert document["draft"]["feature_bounds"]["for_private_jobs"] is False
-    assert main([*workspace, "--label", "x"]) == 1
-
-
-def test_the_command_shows_no_value_of_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [f"{SECRET}{row}" if row % 2 else "9" * 40 for row in range(ROWS)]
-    values = [f"{SECRET}.{row}" for row in range(ROWS)]
-    odd = [SECRET if row == 3 else str(row / 7) for row in range(ROWS)]
-    text = lines(texts, values, odd, [SECRET, *labels()[1:]], header="t,v,o,y") + f'{SECRET},"{SECRET},1,1\n{SECRET}\n'
-    for options in (["--label", "y"], ["--label", "t", "--json"], []):
-        assert main(["check", str(written(tmp_path, text).path), *options]) == 1
-        assert SECRET not in capsys.readouterr().out
-
-
-def test_the_command_checks_a_job_and_the_floors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = written(
-        tmp_path, lines([str(row) for row in range(ROWS)], numbers(), [*labels()[:-1], "3"], header="nr,x,y")
-    )
-    assert main(["site-setup", str(tmp_path / "ws"), "--data-set", f"table={spec.path}"]) == 0
-    logistic = {"objective": "binary:logistic"}
-    for recipe, expected in (
-        (HorizontalXGBRecipe("h", data_set="table", label="y", params=logistic), ["id", "label_value"]),
-        (
-            BaggingXGBRecipe("b", data_set="table", label="y", params=logistic, features=["x"]),
-            ["label_value", "few_rows"],
-        ),
-    ):
-        recipe.export(str(tmp_path / "jobs"))
-        capsys.readouterr()
-        arguments = ["check", str(tmp_path / "ws"), "--site", "site-1", "--job", str(tmp_path / "jobs" / recipe.name)]
-        assert main([*arguments, "--json"]) == 1
-        (document,) = json.loads(capsys.readouterr().out)
-        assert [one["kind"] for one in document["findings"] if one["is_problem"]] == expected
-        assert any(one["kind"] == "few_rows" for one in document["findings"])
-
-
-def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "ws").mkdir()
-    for arguments, said in (
-        ([str(tmp_path / "ws")], "--site NAME"),
-        ([str(tmp_path / "none.csv"), "--site", "a"], "belong to a workspace"),
-        ([str(tmp_path / "ws"), "--site", "site-1"], "no site policy"),
-    ):
-        assert main(["check", *arguments]) == 1
-        assert said in capsys.readouterr().err
-
-
-def test_site_setup_refuses_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "site-1.csv").touch()
-    for path, code in (("none.csv", 1), ("site-1.csv", 0), ("{site}.csv", 0), ("{site}.parquet", 1)):
-        assert main(["site-setup", str(tmp_path / "ws"), "--data-set", f"a={tmp_path / path}"]) == code
-        assert ("there is no file" in capsys.readouterr().err) == bool(code)
-
-
-def test_site_setup_adds_the_readers_options_to_what_is_there(tmp_path: Path) -> None:
-    spec = written(tmp_path, "a\n1\n")
-    base = ["site-setup", str(tmp_path / "ws"), "--data-set", f"t={spec.path}"]
-    assert main([*base, "--date", "t=a=YYYY-MM-DD", "--missing", "t=?", "--rename", "t=x=y=z"]) == 0
-    assert main([*base, "--date", "t=b=DD.MM.YYYY", "--missing", "t=-", "--drop-unlabelled", "t"]) == 0
-    found = SitePolicy.load(tmp_path / "ws", "site-1").data_set("t")
-    assert found.dates == {"a": "YYYY-MM-DD", "b": "DD.MM.YYYY"} and found.rename == {"x=y": "z"}
-    assert found.missing == (*DataSet("a", spec.path, "csv").missing, "?", "-") and found.drop_unlabelled
-    assert main([*base, "--decimal", "t=;"]) == 1
-
-
-# -- read in passes ---------------------------------------------------------------------------------------------------
-
-
-def of_every_kind(n_rows: int) -> pa.Table:
-    """Return columns with something to find in nearly each."""
-    rng, rows = np.random.default_rng(3), np.arange(n_rows)
-    towns = np.array(["Köln", "Gänserndorf", "Zürich ", "unbekannt", ""])[rng.integers(0, 5, n_rows)]
-    gaps = [None if row % 7 == 0 else float(row) / 3 for row in rows]
-    moments = pa.array((rows * 86_400_000_000).tolist(), pa.timestamp("us"))
-    return pa.table(
-        {
-            "Größe": pa.array(gaps, pa.float64()),
-            "town": pa.array(towns.tolist(), pa.string()),
-            "coded": pa.array(towns.tolist(), pa.string()).dictionary_encode(),
-            "admitted": pa.array([f"{row % 28 + 1:02}.03.2026" for row in rows], pa.string()),
-            "moment": moments,
-            "comma": pa.array([f"{row},5" for row in rows], pa.string()),
-            "thousands": pa.array([f"{row + 1000:,}".replace(",", ".") + ",25" for row in rows], pa.string()),
-            "mostly": pa.array(["n/a" if row % 9 == 0 else "12" for row in rows], pa.string()),
-            "broken": pa.array(["oops" if row == 20 else str(row) for row in rows], pa.string()),
-            "large": pa.array([1e39 if row == 40 else 1.0 * row for row in rows], pa.float64()),
-            "nothing": pa.nulls(n_rows),
-            "emptied": pa.array([None] * n_rows, pa.string()),
-            "constant": pa.array([2] * n_rows, pa.int32()),
-            "patient_id": pa.array((rows * 17).tolist(), pa.int64()),
-            "flag": pa.array([row % 2 == 0 for row in rows], pa.bool_()),
-            "list": pa.array([[1.0]] * n_rows, pa.list_(pa.float64())),
-            "key": pa.array([None if row == 5 else f"k{row // 2}" for row in rows], pa.string()),
-            "y": pa.array(["" if row == 30 else "ja" if row % 2 else "nein" for row in rows], pa.string()),
-            "w": pa.array([-1.0 if row == 11 else 1.0 for row in rows], pa.float64()),
-        }
-    )
-
-
-USES = {
-    "nothing said": Use(),
-    "label and weight": Use(label="y", weight="w"),
-    "a job's": Use(
-        label="y",
-        label_classes=("ja",),
-        features=("town", "Größe", "gone", "admitted", "comma"),
-        categories={"town": ("Köln", "Zürich")},
-        is_settled=True,
-    ),
-}
-
-
-def both_surveys(spec: DataSet, use: Use, monkeypatch: pytest.MonkeyPatch) -> tuple[Survey, Survey, int]:
-    """Return what is found of held rows and in passes, and how many columns a pass has read at most."""
-    whole, widths, read = survey(dataclasses.replace(spec, memory="whole"), use), [0], ParquetParts.read
-
-    def counted(self: ParquetParts, columns: list[str], *rows: int) -> pa.Table:
-        widths.append(len(columns))
-        return read(self, columns, *rows)
-
-    with monkeypatch.context() as context:
-        context.setattr(ParquetParts, "read", counted)
-        context.setattr("nvflare_plugins.data_sets.survey.raw_file.arrow_parquet", None)  # reads all columns
-        return whole, survey(dataclasses.replace(spec, memory="passes"), use), max(widths)
-
-
-@pytest.mark.parametrize(
-    ("n_rows", "use"),
-    [*((400, one) for one in USES), *((0, one) for one in USES), (5200, "label and weight")],
-)
-def test_columns_one_by_one_are_found_to_be_what_they_are_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_rows: int, use: str
-) -> None:
-    table = of_every_kind(n_rows)
-    pq.write_table(table, tmp_path / "one.parquet")
-    options = {"id": "key", "rename": {"w": "weight", "gone": "away"}, "missing": ("",)}
-    one = DataSet("t", tmp_path / "one.parquet", "parquet", **options)  # type: ignore[arg-type]
-    whole, passes, n_columns = both_surveys(one, USES[use], monkeypatch)
-    assert whole == passes and (n_columns == 1 or not n_rows) and whole.n_rows == n_rows
-    assert len(whole.findings) > (8 if n_rows else 1)
-    if n_rows:
-        (tmp_path / "parts").mkdir()
-        for number, first in enumerate(range(0, n_rows, n_rows // 4)):
-            part = table.slice(first, n_rows // 4)
-            pq.write_table(part, tmp_path / "parts" / f"{number}.parquet", row_group_size=37)
-        parts = dataclasses.replace(one, path=tmp_path / "parts", rename={"w": "weight"})
-        of_parts, in_passes, n_columns = both_surveys(parts, USES[use], monkeypatch)
-        assert of_parts == in_passes and n_columns == 1
-        assert of_parts.findings == survey(dataclasses.replace(one, rename={"w": "weight"}), USES[use]).findings
-
-
-def test_wide_tables_names_that_repeat_and_damage_are_found_in_passes_too(tmp_path: Path, monkeypatch) -> None:
-    wide = pa.table({f"f{place}": np.arange(60.0) % (place + 2) for place in range(200)})
-    pq.write_table(wide, tmp_path / "wide.parquet")
-    whole, passes, n_columns = both_surveys(DataSet("t", tmp_path / "wide.parquet", "parquet"), Use(), monkeypatch)
-    assert whole == passes and n_columns == 3
-    pq.write_table(pa.Table.from_arrays([pa.array([1.0]), pa.array([2.0])], ["a", "a"]), tmp_path / "twice.parquet")
-    twice = DataSet("t", tmp_path / "twice.parquet", "parquet", memory="passes")
-    assert survey(twice, Use()) == survey(dataclasses.replace(twice, memory=None), Use())
-    content = bytearray((tmp_path / "wide.parquet").read_bytes())
-    content[4:2000] = b"\xff" * 1996
-    (tmp_path / "torn.parquet").write_bytes(content)
-    torn = DataSet("t", tmp_path / "torn.parquet", "parquet", memory="passes")
-    assert kinds(survey(torn, Use())) == kinds(survey(dataclasses.replace(torn, memory=None), Use())) == ["unreadable"]
-
-
-@pytest.mark.parametrize("memory", ["whole", "passes"])
-def test_more_rows_than_allowed_in_many_files_are_found(tmp_path: Path, memory: str) -> None:
-    (tmp_path / "parts").mkdir()
-    for number in range(2):
-        pq.write_table(pa.table({"a": [1.0, 2.0]}), tmp_path / "parts" / f"{number}.parquet")
-    found = survey(DataSet("t", tmp_path / "parts", "parquet", max_rows=3, memory=memory), Use())
-    assert [(one.kind, one.count) for one in found.findings if one.is_problem] == [("max_rows", 4)]

@@ -24,7 +24,6 @@ from nvflare_plugins.flare.attempt import (
     FAILED,
     ServerAttempt,
     SiteReport,
-    printable,
 )
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import START_SILENCE_S
@@ -386,5 +385,8 @@ def test_report_survives_the_way() -> None:
 
 
 def test_text_of_peers_is_tamed() -> None:
-    assert printable("a\nb\x1b[31m\u202ec") == "a b [31m c"
-    assert len(printable("x" * 10_000)) == 2000
+    def read(text: str) -> str:
+        return SiteReport.from_dict({**GOOD.to_dict(), "error": text}).error
+
+    assert read("no column 'Größe'\nb\x1b[31m\u202ec ") == "no column 'Größe'?b?[31m?c"
+    assert len(read("x" * 10_000)) == 2000
