@@ -11,6 +11,7 @@ import pytest
 from he_processors.errors import PolicyRefusal
 from nvflare_plugins.private_trees import site as site_module
 from nvflare_plugins.private_trees.training import OwnRows
+from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED
 from nvflare_plugins.site.memory.store import Memory
@@ -166,3 +167,23 @@ def test_a_budget_under_a_name_that_no_ledger_can_have_is_said_at_once(tmp_path:
     data_sets = {"Größe": {"path": "a.csv", "privacy": BUDGET}, "plain": {"path": "b.csv"}}
     policy = SitePolicy.from_dict({"data_sets": data_sets}, workspace=tmp_path, site="site-1")
     assert [line for line in budget_gaps(policy) if "'Größe' has a budget" in line]
+
+
+def test_no_ledger_is_read_while_the_memory_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job holds a ledger as long as its disk takes: all jobs of the site would wait for it with this one."""
+    federation = two_months(tmp_path, returning=0)
+    federation.run_private(job_of(**features()), "august").succeed()
+    policy, asked = policy_of(federation), []
+    with Memory.open(policy).transaction() as db:
+        db.execute("DELETE FROM row_counts WHERE purpose IN (?, ?)", (PERSONS, UNNAMED))
+    monkeypatch.setattr(store, "_WAIT_S", 0.1)
+    has_spent = PersonsOfBudgets._has_spent
+
+    def read(persons: PersonsOfBudgets, name: str) -> bool:
+        with Memory.open(policy).transaction():
+            asked.append(name)
+        return has_spent(persons, name)
+
+    monkeypatch.setattr(PersonsOfBudgets, "_has_spent", read)
+    PersonsOfBudgets(policy, policy.data_set(DATA)).note(["1"])
+    assert DATA in asked

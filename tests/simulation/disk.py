@@ -4,8 +4,9 @@ What a program writes is on the disk for certain when the file was synced, and i
 of power everything younger is there or not, file by file, as the dice fall: an unsynced file may be whole, cut or
 empty, a renaming may have happened or not.
 
-Not modelled: SQLite's own files, whose writes pass Python by (``tests/support/crashes.py`` ends processes in them), and
-folders, which are there once they were made.
+Not modelled: SQLite's own files, whose writes pass Python by (``tests/support/crashes.py`` ends processes in them), how
+long it takes to remove the marks beside them, which is done under their locks like those writes, and folders, which are
+there once they were made.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_BY_THEMSELVES = (".sqlite", ".sqlite-journal", ".parquet", ".lock", ".alive")
+_MARK = ".alive"
+_BY_THEMSELVES = (".sqlite", ".sqlite-journal", ".parquet", ".lock", _MARK)
 
 Fault = Callable[[str, int], str | float | None]
 """Called before each change of a disk, with the machine and how many there were before: "die", "full", seconds that it
@@ -250,7 +252,7 @@ class Disks:
         place = self._place(path)
         if place is not None:
             owner, disk, named = place
-            if self._befalls(owner, may_wait=True) == "die":
+            if self._befalls(owner, may_wait=not named.name.endswith(_MARK)) == "die":
                 self._die(owner)
             disk.forget_name(named)
         change()

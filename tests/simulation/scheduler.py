@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import threading as real_threading
 import time as real_time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -27,6 +28,10 @@ class Deadlock(AssertionError):
     """Every task waits, and nothing is due."""
 
 
+class WaitsWithMemory(AssertionError):
+    """A task waits within a transaction of its site's memory: all other jobs of the site would wait with it."""
+
+
 class Task:
     """A chain of calls of one owner.
 
@@ -36,6 +41,7 @@ class Task:
         wakes: goes on when this holds.
         due: virtual time at which it goes on by itself.
         gone: its machine has died; it waits for ever.
+        holds: (what, whether it is held now) of what nobody may hold while he waits.
     """
 
     def __init__(self, owner: str, name: str) -> None:
@@ -47,6 +53,7 @@ class Task:
         self.turn.acquire()
         self.begins: Callable[[], _Next] | None = None  # what it will run, until its first turn
         self.ended = real_threading.Event()
+        self.holds: list[tuple[str, Callable[[], bool]]] = []
 
 
 class Scheduler:
@@ -109,12 +116,20 @@ class Scheduler:
         if self.stopped:
             raise Stopped
         task = self.current
+        if task.holds and not task.gone:
+            self._require_nothing_held(task)
         task.ready, task.due = until is None and due is None, due
         task.wakes = until
         if self._hand_over(task):
             task.ready, task.due, task.wakes = False, None, None
         else:
             self._await_turn(task)
+
+    def _require_nothing_held(self, task: Task) -> None:
+        for what, is_held in task.holds:
+            if is_held():
+                where = " < ".join(f"{one.name} ({one.lineno})" for one in reversed(traceback.extract_stack(limit=12)))
+                self.failure = self.failure or WaitsWithMemory(f"{task.owner} waits while it holds {what}: {where}")
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
         """Have something happen after a time; what happens may not wait."""

@@ -1,9 +1,13 @@
-"""Stand-ins for ``threading``, ``time``, ``datetime`` and ``fcntl`` in simulated modules: they wait at a scheduler."""
+"""Stand-ins for ``threading``, ``time``, ``datetime``, ``fcntl`` and ``sqlite3`` in simulated modules.
+
+They wait at a scheduler.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import functools
+import sqlite3
 import sys
 import threading as real_threading
 import time as real_time
@@ -185,6 +189,37 @@ def _flock_of(scheduler: Scheduler) -> Callable[[Any, int], None]:
     return flock
 
 
+def _connect_of(scheduler: Scheduler) -> Callable[..., sqlite3.Connection]:
+    """Return what opens databases whose locks are waited for in virtual time, and held by nobody who waits."""
+
+    class Connection(sqlite3.Connection):
+        waits_s: float
+        task: Task
+        entry: tuple[str, Callable[[], bool]]
+
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            due = scheduler.now + self.waits_s
+            while True:
+                try:
+                    return super().execute(*arguments)
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or scheduler.now >= due:
+                        raise
+                scheduler.wait(lambda: False, 0.05)
+
+        def close(self) -> None:
+            self.task.holds.remove(self.entry)
+            super().close()
+
+    def connect(name: str, timeout: float = 5.0, **options: Any) -> sqlite3.Connection:
+        db = sqlite3.connect(name, timeout=0.0, factory=Connection, **options)
+        db.waits_s, db.task, db.entry = timeout, scheduler.current, ("its memory", lambda: db.in_transaction)
+        db.task.holds.append(db.entry)
+        return db
+
+    return connect
+
+
 @contextmanager
 def simulated(scheduler: Scheduler) -> Iterator[None]:
     """Let all of nvflare_plugins wait through a scheduler."""
@@ -203,7 +238,9 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
         sleep=lambda seconds: scheduler.wait(lambda: False, seconds) and None,
     )
     files = _Module(fcntl, flock=_flock_of(scheduler))
+    databases = _Module(sqlite3, connect=_connect_of(scheduler))
     stand_ins = {
+        id(sqlite3): databases,
         id(real_threading): threads,
         id(real_time): clock,
         id(fcntl): files,
@@ -240,10 +277,10 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
 @functools.lru_cache(maxsize=1)
 def _places(modules: tuple[str, ...]) -> tuple[list[tuple[ModuleType, str]], list[tuple[Any, str]]]:
     """Return what modules know of what is stood in for: their own names of it, and defaults of their functions."""
-    known = {id(one) for one in (real_threading, real_time, fcntl, real_threading.RLock, datetime)}
+    known = {id(one) for one in (real_threading, real_time, fcntl, sqlite3, real_threading.RLock, datetime)}
     names, functions = [], []
     for module in (sys.modules[name] for name in modules if name not in NOT_SIMULATED):
-        attributes = ("threading", "time", "fcntl", "RLock", "datetime")
+        attributes = ("threading", "time", "fcntl", "sqlite3", "RLock", "datetime")
         names += [(module, one) for one in attributes if id(getattr(module, one, None)) in known]
         names += [(module, "ThreadPoolExecutor")] if getattr(module, "ThreadPoolExecutor", None) is not None else []
         for function in _functions(module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from tests.simulation.cases import FOUND, JOBS, job_of
 from tests.simulation.mutants import MUTANTS, SURVIVORS, survived
 from tests.simulation.run import drawn, play, simulate
-from tests.simulation.scheduler import Deadlock, Scheduler, Stopped
+from tests.simulation.scheduler import Deadlock, Scheduler, Stopped, WaitsWithMemory
+from tests.simulation.stand_ins import _connect_of
+from tests.simulation.watchdog import StandsStill, guarded
 
 SEEDS = 300
 
@@ -86,3 +90,33 @@ def test_a_wait_without_end_is_a_deadlock() -> None:
     with pytest.raises(Stopped):
         scheduler.wait(lambda: False)
     assert isinstance(scheduler.failure, Deadlock) and "observer" in str(scheduler.failure)
+
+
+def test_a_wait_in_real_time_ends_the_run_and_is_named() -> None:
+    scheduler, released = Scheduler(1), threading.Event()
+
+    def waits_for_the_system() -> None:
+        released.wait(600.0)
+
+    scheduler.spawn(waits_for_the_system, "hasty", "site-1")
+    try:
+        with pytest.raises(Stopped), guarded(scheduler, most_s=1, tick_s=0.05):
+            scheduler.wait(lambda: False, 10.0)
+    finally:
+        released.set()
+    assert isinstance(scheduler.failure, StandsStill) and "waits_for_the_system" in str(scheduler.failure)
+
+
+def test_a_database_that_another_holds_is_waited_for_in_virtual_time(tmp_path: Path) -> None:
+    scheduler, path = Scheduler(1), tmp_path / "memory.sqlite"
+    began = scheduler.now
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    mine = _connect_of(scheduler)(str(path), timeout=120.0, isolation_level=None)
+    scheduler.at(100.0, lambda: holder.execute("COMMIT") and None)
+    mine.execute("BEGIN IMMEDIATE")
+    assert 100.0 <= scheduler.now - began < 101.0 and scheduler.failure is None
+    scheduler.wait(lambda: False, 1.0)
+    assert isinstance(scheduler.failure, WaitsWithMemory), "nobody may wait while he holds it"
+    mine.close()
+    scheduler.stop()

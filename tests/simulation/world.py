@@ -29,6 +29,7 @@ from tests.simulation.disk import Disks, Fault
 from tests.simulation.prepared import described
 from tests.simulation.scheduler import Scheduler, Stopped, drain
 from tests.simulation.stand_ins import simulated
+from tests.simulation.watchdog import guarded
 from tests.support.flare_job import Finished, _Context
 from tests.support.flare_network import FakeCell, Network
 from tests.support.parties import Parties
@@ -194,7 +195,12 @@ class World:
         set_up(self.root(SERVER))  # the sites are
         for owner in self.everybody:
             self.disks.begin(owner)
-        with simulated(self.scheduler), self.disks.at_work(), patch.object(work, "ABORT_POLL_S", POLL_S):
+        with (
+            guarded(self.scheduler),
+            simulated(self.scheduler),
+            self.disks.at_work(),
+            patch.object(work, "ABORT_POLL_S", POLL_S),
+        ):
             for moment, event in self.machines.events:
                 self.scheduler.at(moment, lambda event=event: event(self))
             try:

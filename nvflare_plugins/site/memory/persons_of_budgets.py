@@ -10,6 +10,10 @@ stay). A data set without one might hold anybody. So it is refused once another 
 on itself all others are, whatever they name; unless the site vouches for one of both that nobody of it is in the other
 (``PrivacyBudget.own_persons``). A ledger of an earlier version, whose persons nobody noted, counts as without names.
 
+Concurrency: ledgers are read before the memory is held, never within: another job may hold a ledger for as long as a
+    slow disk takes, and all jobs of the site would wait with this one. Nothing is missed: what is spent after that
+    was noted in the memory before it was spent.
+
 Privacy: purely local; keyed hashes of ids.
 """
 
@@ -48,9 +52,10 @@ class PersonsOfBudgets:
         """
         self._memory, self._policy, self._spec = Memory.open(policy), policy, spec
         self._key = self._memory.secret("persons of budgets", randomness.bytes(KEY_BYTES))
+        earlier = self._spent_before()
         with self._memory.reading() as db:
             self._others = _of_others(db, spec.name)
-            refusal = self._refusal(db)
+            refusal = self._refusal(db, earlier)
         if refusal is not None:
             raise PolicyRefusal(refusal)
 
@@ -74,26 +79,31 @@ class PersonsOfBudgets:
             PolicyRefusal: so was another data set that names nobody.
         """
         keys = np.unique(self._hashes([one for one in ids if one is not None]))
+        earlier = self._spent_before()
         with self._memory.transaction() as db:
-            refusal = self._refusal(db)
+            refusal = self._refusal(db, earlier)
             if refusal is not None:
                 raise PolicyRefusal(refusal)
             if np.isin(keys, _of_others(db, self._spec.name), kind="sort").any():
                 raise DataRefusal("another job has begun to spend on persons of this one meanwhile: submit it again")
             mine = counted(self._spec.name)
-            if not self.needs_ids or (mine not in _noted(db) and self._has_spent(self._spec.name)):
+            if not self.needs_ids or mine in earlier - _noted(db):
                 save_counts(db, UNNAMED, mine, {"is_spent": np.ones(1, dtype="<i8")})
             known = load_counts(db, PERSONS, mine)["keys"]
             save_counts(db, PERSONS, mine, {"keys": np.union1d(known, keys).astype("<u8")})
 
-    def _refusal(self, db: sqlite3.Connection) -> str | None:
-        """Return why nobody could tell who is counted twice; None where that can be told, or the site vouches."""
+    def _refusal(self, db: sqlite3.Connection, earlier: set[str]) -> str | None:
+        """Return why nobody could tell who is counted twice; None where that can be told, or the site vouches.
+
+        Args:
+            earlier: see ``_spent_before``.
+        """
         site, name = self._policy.site, self._spec.name
         vouched = {one for one, spec in self._policy.data_sets.items() if spec.privacy and spec.privacy.own_persons}
         if name in vouched:
             return None
         apart = {counted(one) for one in (name, *vouched)}
-        if self._unnamed(db) - apart:
+        if (earlier - _known(db) | _counted_under(db, UNNAMED)) - apart:
             return (
                 f"{site} has spent the budget of another data set and does not know on whom: persons of {name!r} might "
                 f"be counted twice. Policy key: data_sets.{name}.privacy.own_persons. Remedy: add the rows to that "
@@ -107,14 +117,12 @@ class PersonsOfBudgets:
             )
         return None
 
-    def _unnamed(self, db: sqlite3.Connection) -> set[str]:
-        """Return what stands for the data sets that were spent on without noting on whom, as ``counted`` says."""
-        known = _noted(db) | {
-            counted(name) for (name,) in db.execute("SELECT DISTINCT data_set FROM sent_rows") if name
-        }
-        before = [path.name.removesuffix(".ledger") for path in ledger_files(self._policy.ledgers)]
-        earlier = {counted(name) for name in before if counted(name) not in known and self._has_spent(name)}
-        return earlier | _counted_under(db, UNNAMED)
+    def _spent_before(self) -> set[str]:
+        """Return the data sets that were spent on without a note of it, as ``counted`` says; holds no transaction."""
+        with self._memory.reading() as db:
+            noted = _noted(db)
+        names = (path.name.removesuffix(".ledger") for path in ledger_files(self._policy.ledgers))
+        return {counted(name) for name in names if counted(name) not in noted and self._has_spent(name)}
 
     def _has_spent(self, data_set: str) -> bool:
         """Return whether a ledger has released anything; one that cannot be read may have."""
@@ -140,6 +148,11 @@ def _of_others(db: sqlite3.Connection, data_set: str) -> NDArray[np.uint64]:
 
 def _noted(db: sqlite3.Connection) -> set[str]:
     return _counted_under(db, PERSONS)
+
+
+def _known(db: sqlite3.Connection) -> set[str]:
+    """Return the data sets of which the memory knows whom they were spent on, or whose rows were sent."""
+    return _noted(db) | {counted(name) for (name,) in db.execute("SELECT DISTINCT data_set FROM sent_rows") if name}
 
 
 def _counted_under(db: sqlite3.Connection, purpose: str) -> set[str]:
