@@ -112,6 +112,6 @@ def read_rows(body: NDArray[np.uint8], curve: Curve, rows: slice) -> PointColumn
     return PointColumns(tuple(curve.from_affine(column[rows]) for column in body))
 
 
-def join_message(header: PointHeader, columns: Sequence[bytes]) -> bytes:
-    """Make a message of columns in affine form."""
+def join_message(header: PointHeader, columns: Sequence[bytes | memoryview]) -> bytes:
+    """Make a message of columns in affine form, or of their pieces in order."""
     return b"".join([header.to_bytes(), *columns])

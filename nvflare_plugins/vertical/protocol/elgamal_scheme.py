@@ -10,7 +10,7 @@ Security: the secret scalars stay with ``ElGamalGradientOwner``. Passive parties
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,7 @@ from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 REFERENCE = "reference"
 _BLOCK_BINS = 1 << 16
 _MOST_MASKS = 1 << 16  # some 50 MB
+OpenRows = Callable[[NDArray[np.uint8], BinLayout, Sequence[NodeTotal]], list[BinSums]]
 _MASKS_AT_ONCE = 1 << 12  # a hundredth of a second: a question waits so long at most
 
 
@@ -67,6 +68,7 @@ class ElGamalGradientOwner:
         self._private_key = private_key
         self._encryptor = ElGamalEncryptor(private_key, curve)
         self._decryptor = ElGamalDecryptor(private_key, curve)
+        self._open: OpenRows = self.open_rows
 
     def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
         """Do nothing ahead."""
@@ -84,9 +86,17 @@ class ElGamalGradientOwner:
         for first in range(0, len(totals), n_nodes):
             of_block = totals[first : first + n_nodes]
             rows = slice(first * layout.n_slots, (first + len(of_block)) * layout.n_slots)
-            columns = read_rows(body, self._curve, rows)
-            opened += self._decryptor.open_level(columns, self._digits, layout, of_block, lambda: self._timer("search"))
+            opened += self._open(body[:, rows], layout, of_block)
         return opened
+
+    def open_rows(self, body: NDArray[np.uint8], layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt and check sums in this process. Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]."""
+        columns = read_rows(body, self._curve, slice(None))
+        return self._decryptor.open_level(columns, self._digits, layout, totals, lambda: self._timer("search"))
+
+    def open_with(self, opener: OpenRows) -> None:
+        """Have sums opened elsewhere from now on, by what does as ``open_rows``."""
+        self._open = opener
 
     def finish_sums(self, since_s: float) -> None:
         """Wait for a public number of steps of time, because the passive party sees when its next question comes."""
@@ -106,9 +116,9 @@ class ElGamalGradientOwner:
         """Return the key for the owner's own workers. Secret."""
         return secret_key_to_bytes(self._private_key)
 
-    def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
-        """Put the header before columns of pairs that were encrypted elsewhere, in affine form."""
-        return join_message(self._header(Content.PAIRS, n_rows), columns)
+    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """Put the header before pieces of columns of pairs that were encrypted elsewhere, in affine form, in order."""
+        return join_message(self._header(Content.PAIRS, n_rows), pieces)
 
     def _header(self, content: Content, count: int) -> PointHeader:
         return PointHeader(self._encryptor.public_key, content, self._digits, count)

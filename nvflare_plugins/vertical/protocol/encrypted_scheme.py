@@ -10,7 +10,7 @@ Reference: SecureBoost (Cheng et al., 2021), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +101,13 @@ class EncryptedGradientOwner:
             key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
         )
 
-    def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
-        """Put the header before pairs that were encrypted elsewhere, in wire form."""
-        return self._header(Content.PAIRS, n_rows).to_bytes() + b"".join(columns)
+    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """Put the header before pieces of pairs that were encrypted elsewhere, in wire form, in order."""
+        return b"".join([self._header(Content.PAIRS, n_rows).to_bytes(), *pieces])
+
+    def open_with(self, wrap: Callable[[Decryptor], Decryptor]) -> None:
+        """Have sums decrypted elsewhere from now on. Args: wrap: takes what decrypts in this process."""
+        self._decryptor = wrap(self._decryptor)
 
     def _header(self, content: Content, count: int) -> CiphertextHeader:
         return CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
@@ -182,14 +186,19 @@ def gradient_owner(
     backend: str = registry.AUTO,
 ) -> EncryptedGradientOwner:
     """Open the key owner's half."""
+    encryptor: Encryptor
     if isinstance(private_key, PaillierPrivateKey):
         encryptor = encryption.owner_encryptor(private_key, backend)
-        return EncryptedGradientOwner(encryptor, decryption.PaillierDecryptor(private_key, backend), pair_format)
-    return EncryptedGradientOwner(
-        ou_encryption.owner_encryptor(private_key, backend),
-        ou_decryption.OkamotoUchiyamaDecryptor(private_key, backend),
-        pair_format,
-    )
+    else:
+        encryptor = ou_encryption.owner_encryptor(private_key, backend)
+    return EncryptedGradientOwner(encryptor, open_decryptor(private_key, backend), pair_format)
+
+
+def open_decryptor(private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey, backend: str) -> Decryptor:
+    """Open decryption by the key owner."""
+    if isinstance(private_key, PaillierPrivateKey):
+        return decryption.PaillierDecryptor(private_key, backend)
+    return ou_decryption.OkamotoUchiyamaDecryptor(private_key, backend)
 
 
 def histogram_maker(

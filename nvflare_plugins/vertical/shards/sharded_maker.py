@@ -39,7 +39,8 @@ from nvflare_plugins.vertical.protocol.gradient_scheme import (
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.vertical.shards.sum_shard import PART
 
-_MOST_WAITING = 8  # blocks of gradients on their way to the workers
+_BLOCKS_AT_ONCE = 3  # blocks of gradients go to a worker together: fewer calls cost less
+_MOST_WAITING = 4  # calls under way to each worker
 
 
 class ShardedHistogramMaker:
@@ -71,6 +72,8 @@ class ShardedHistogramMaker:
         self._shards = shard_rows(n_rows, len(workers))
         self._n_rows = n_rows
         self._n_blocks = 0
+        self._due: list[list[_Rows]] = []  # rows that each worker gets next
+        self._n_sent = [0] * len(self._shards)  # calls with rows of this tree
         self._waiting: deque[Future[Any]] = deque()
         self._node_rows: Sequence[NDArray[np.int32]] | None = None
 
@@ -87,8 +90,8 @@ class ShardedHistogramMaker:
         """Forget the pairs of the tree before."""
         self._n_blocks, self._node_rows = 0, None
         self._waiting.clear()
-        for number in range(len(self._workers)):
-            self._ask(number, "begin_tree")
+        self._due = [[] for _ in self._shards]
+        self._n_sent = [0] * len(self._shards)
 
     def add_gradients(self, gradients: bytes) -> None:
         """Give the next block of pairs to the workers whose rows are in it."""
@@ -100,7 +103,9 @@ class ShardedHistogramMaker:
             for number, rows in enumerate(self._shards):
                 start, stop = max(rows.start, first) - first, min(rows.stop, first + n_block) - first
                 if start < stop:
-                    self._ask(number, "add_gradients", block, n_block, start, stop)
+                    self._due[number].append((block, n_block, start, stop))
+                if len(self._due[number]) >= _BLOCKS_AT_ONCE or first + n_block >= rows.stop:
+                    self._send_rows(number)
 
     def sum_bins(
         self,
@@ -116,13 +121,12 @@ class ShardedHistogramMaker:
             raise ValueError("sums of shards need the numbers of the features")
         with self._timer("histogram"):
             self._settle()  # gradients that are none are refused as such, before sums fail for want of them
-            if node_rows is not self._node_rows:  # the blocks of a level are of the same nodes
-                self._send_nodes(node_rows)
             n_slots = len(node_rows) * layout.n_slots
             bounds = self._bounds(n_slots)
             alone = _slots_of(noise, 0, n_slots) if len(self._workers) == 1 else None
             args = (features.astype(np.int64), layout.n_bins, tuple(bounds), alone)
-            sums = [self._workers.call(number, "sum_bins", *args) for number in range(len(self._workers))]
+            nodes = self._nodes(node_rows)
+            sums = [self._workers.call(number, "sum_bins", *args, own) for number, own in enumerate(nodes)]
             self._settle()
             parts = collect(sums)
             found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts, noise)
@@ -143,15 +147,24 @@ class ShardedHistogramMaker:
         finished = [columns for columns in collect(futures) if columns]
         return [b"".join(column) for column in zip(*finished, strict=True)]
 
-    def _send_nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> None:
-        for number, shard in enumerate(self._shards):
-            cuts = [np.searchsorted(rows, [shard.start, shard.stop]) for rows in node_rows]  # rows are in order
-            own = [
-                (rows[start:stop] - shard.start).astype(np.int32)
-                for rows, (start, stop) in zip(node_rows, cuts, strict=True)
-            ]
-            self._ask(number, "take_nodes", own)
+    def _nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> list[list[NDArray[np.int32]] | None]:
+        """Return for each worker its rows of the nodes; None where it has them: blocks of a level are of the same."""
+        if node_rows is self._node_rows:
+            return [None] * len(self._shards)
         self._node_rows = node_rows
+        found: list[list[NDArray[np.int32]] | None] = []
+        for shard in self._shards:
+            cuts = [np.searchsorted(rows, [shard.start, shard.stop]) for rows in node_rows]  # rows are in order
+            own = zip(node_rows, cuts, strict=True)
+            found.append([(rows[start:stop] - shard.start).astype(np.int32) for rows, (start, stop) in own])
+        return found
+
+    def _send_rows(self, number: int) -> None:
+        """Give a worker the rows that are due, if any are."""
+        due, self._due[number] = self._due[number], []
+        if due:
+            self._ask(number, "add_gradients", self._n_sent[number] == 0, due)
+            self._n_sent[number] += 1
 
     def _bounds(self, n_slots: int) -> list[int]:
         """Divide slots among the workers, each range of whole ciphertexts."""
@@ -168,6 +181,9 @@ class ShardedHistogramMaker:
         while len(self._waiting) >= _MOST_WAITING * len(self._workers):
             self._waiting.popleft().result()
         self._waiting.append(self._workers.call(number, method, *args))
+
+
+_Rows = tuple[NDArray[np.uint8], int, int, int]  # a block, how many rows it has, the first and the last of a worker's
 
 
 def _slots_of(noise: BinNoise | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:

@@ -1,7 +1,8 @@
-"""The active party's half of the additive scheme with encryption at workers; sums are opened in its own process."""
+"""The active party's half of the additive scheme with encryption at workers, and the opening of sums at several."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -17,16 +18,22 @@ from nvflare_plugins.cluster.workers import Workers, begin, collect
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, StockedOwner
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.vertical.shards.encrypt_shard import PART
+from nvflare_plugins.vertical.shards.spread_opening import spread_opening
 
 LEAST_ROWS = 1 << 10  # encrypted at a time by one worker: fewer make slow batches
+_MOST_BLOCKS = 3  # of rows, the same: fewer calls cost less, and Dask copies larger messages once more
+_BLOCKS_UNDER_WAY = 64
 
 
-def part_rows(n_rows: int, n_workers: int) -> int:
-    """Return how many rows a worker encrypts at a time: a block or an even part of it, and four for each worker."""
-    parts = 1
-    while n_rows < 4 * n_workers * (GRADIENT_BLOCK_ROWS // parts) and GRADIENT_BLOCK_ROWS // parts > LEAST_ROWS:
-        parts *= 2
-    return GRADIENT_BLOCK_ROWS // parts
+def part_bounds(n_rows: int, n_workers: int) -> list[int]:
+    """Return where parts of the rows begin, and where the last ends: even ones, and as many for each worker.
+
+    Each worker has four or more, so that the first rows leave while the last are encrypted.
+    """
+    largest = GRADIENT_BLOCK_ROWS * max(1, min(_MOST_BLOCKS, _BLOCKS_UNDER_WAY // n_workers))
+    per_worker = max(min(4, n_rows // (n_workers * LEAST_ROWS)), -(-n_rows // (n_workers * largest)), 1)
+    n_parts = min(per_worker * n_workers, n_rows)
+    return [n_rows * number // n_parts for number in range(n_parts)] + [n_rows]
 
 
 class EncryptingOwner(StockedOwner, Protocol):
@@ -35,14 +42,14 @@ class EncryptingOwner(StockedOwner, Protocol):
     def setup(self) -> TrainingSetup:
         """Return what passive parties need."""
 
-    def pairs_message(self, n_rows: int, columns: Sequence[bytes]) -> bytes:
-        """Put the header before columns of encrypted pairs."""
+    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """Put the header before pieces of columns of encrypted pairs, in order."""
 
 
 class ShardedOwner:
     """Has workers encrypt, some parts ahead of the block that is asked for.
 
-    Security: sums are opened here. See ``EncryptShard`` for what workers see.
+    Security: see ``EncryptShard`` for what workers see.
     """
 
     def __init__(self, owner: EncryptingOwner, workers: Workers, backend: str, secret: bytes) -> None:
@@ -52,20 +59,21 @@ class ShardedOwner:
         self._owner, self._workers = owner, workers
         setup = owner.setup()
         fields = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
-        begin(workers, PART, [(fields, backend, secret, owner.pair_format.tails)] * len(workers))
+        opens = spread_opening(owner, workers)
+        begin(workers, PART, [(fields, backend, secret, owner.pair_format.tails, opens)] * len(workers))
         self._g = self._h = np.empty(0, dtype=np.int64)
-        self._asked = self._given = 0  # rows of the tree
-        self._n_parts = 0
-        self._part_rows = GRADIENT_BLOCK_ROWS
-        self._parts: deque[tuple[int, Future[Any]]] = deque()
+        self._given = self._n_asked = 0  # rows and parts of the tree
+        self._bounds = [0]
+        self._parts: deque[Future[Any]] = deque()
+        self._columns: list[NDArray[np.uint8]] = []  # what is left of a part that has come
 
     def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
         """Begin to encrypt the pairs of a tree, which are asked for block by block in their order."""
-        for _, future in self._parts:
+        for future in self._parts:
             future.cancel()
         self._parts.clear()
-        self._g, self._h, self._asked, self._given = g, h, 0, 0
-        self._part_rows = part_rows(g.size, len(self._workers))
+        self._g, self._h, self._given, self._n_asked, self._columns = g, h, 0, 0, []
+        self._bounds = part_bounds(g.size, len(self._workers))
         self._look_ahead()
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
@@ -73,14 +81,16 @@ class ShardedOwner:
         ahead = slice(self._given, self._given + g.size)
         if not (np.array_equal(self._g[ahead], g) and np.array_equal(self._h[ahead], h)):
             self.begin_tree(g, h)
-        end, columns = self._given + g.size, []
+        end, pieces = self._given + g.size, []
         while self._given < end:
-            self._look_ahead()
-            n_rows, future = self._parts.popleft()
-            columns.append(future.result())
+            if not self._columns or not len(self._columns[0]):
+                self._look_ahead()
+                self._columns = self._parts.popleft().result()
+            n_rows = min(end - self._given, len(self._columns[0]))
+            pieces.append([column[:n_rows].data for column in self._columns])
+            self._columns = [column[n_rows:] for column in self._columns]
             self._given += n_rows
-        joined = [b"".join(map(memoryview, parts)) for parts in zip(*columns, strict=True)]
-        return self._owner.pairs_message(g.size, joined)
+        return self._owner.pairs_message(g.size, list(itertools.chain(*zip(*pieces, strict=True))))
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node."""
@@ -98,10 +108,10 @@ class ShardedOwner:
     def _look_ahead(self) -> None:
         """Keep every worker busy, and no more in memory than that takes."""
         n_workers = len(self._workers)
-        while self._asked < self._g.size and len(self._parts) < 4 * n_workers + 4:
-            rows = slice(self._asked, min(self._asked + self._part_rows, self._g.size))
-            worker = self._n_parts % n_workers
+        while self._n_asked < len(self._bounds) - 1 and len(self._parts) < 2 * n_workers + 2:
+            rows = slice(*self._bounds[self._n_asked : self._n_asked + 2])
+            worker = self._n_asked % n_workers
             future = self._workers.call(worker, "encrypt", self._g[rows].copy(), self._h[rows].copy())
             future.add_done_callback(self._workers.work[worker].counting("encrypted", rows.stop - rows.start))
-            self._parts.append((rows.stop - rows.start, future))
-            self._asked, self._n_parts = rows.stop, self._n_parts + 1
+            self._parts.append(future)
+            self._n_asked += 1

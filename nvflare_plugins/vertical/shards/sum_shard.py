@@ -43,18 +43,18 @@ class SumShard(WorkerPart):
         self._node_rows: Sequence[NDArray[np.int32]] = ()
         self._sums: Any = None
 
-    def begin_tree(self) -> None:
-        """Forget the pairs of the tree before."""
-        self._pairs.begin(self._codes.shape[1])
-        self._node_rows = ()
+    def add_gradients(self, is_first: bool, blocks: list[tuple[NDArray[np.uint8], int, int, int]]) -> None:
+        """Take rows of some blocks.
 
-    def add_gradients(self, block: NDArray[np.uint8], n_block_rows: int, start: int, stop: int) -> None:
-        """Take the rows from ``start`` to ``stop`` of a block. Shapes: block: uint8[n_bytes]."""
-        self._pairs.take(block.data, n_block_rows, slice(start, stop))
-
-    def take_nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> None:
-        """Take note of the rows of the nodes whose sums come next. Shapes: int32[n_node_rows] for each node."""
-        self._node_rows = node_rows
+        Args:
+            is_first: a tree begins: the pairs of the one before are forgotten.
+            blocks: of each its bytes, how many rows it has, and which are taken, from one to before another.
+        """
+        if is_first:
+            self._pairs.begin(self._codes.shape[1])
+            self._node_rows = ()
+        for block, n_block_rows, start, stop in blocks:
+            self._pairs.take(block.data, n_block_rows, slice(start, stop))
 
     def sum_bins(
         self,
@@ -62,6 +62,7 @@ class SumShard(WorkerPart):
         n_bins: tuple[int, ...],
         bounds: tuple[int, ...],
         noise: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
+        node_rows: list[NDArray[np.int32]] | None,
     ) -> list[list[bytes]]:
         """Add the pairs of the nodes into the bins of some features.
 
@@ -69,10 +70,13 @@ class SumShard(WorkerPart):
             n_bins: of each of these features.
             bounds: worker w finishes the slots from bounds[w] to bounds[w + 1].
             noise: as ``finish``, if this worker is alone; None if it is not.
+            node_rows: of each node int32[n_node_rows]; None for those of the last call.
 
         Returns:
             For each worker its slots, column by column; for this one nothing, or what ``finish`` gives if it is alone.
         """
+        if node_rows is not None:
+            self._node_rows = node_rows
         whole = np.array_equal(features, np.arange(features[0], features[-1] + 1))
         codes = self._codes[features[0] : features[-1] + 1] if whole else self._codes[features]
         self._sums = self._pairs.sum(codes, BinLayout(tuple(n_bins)), self._node_rows)

@@ -16,6 +16,7 @@ from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import NodeTotal
+from he_processors.packing import REFUSED
 from he_processors.secret_key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.cluster.workers import Workers, workers_here
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -24,7 +25,7 @@ from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner, histogram_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner
+from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner, spread_opening
 from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
 from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
 from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
@@ -53,6 +54,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
+    monkeypatch.setattr(spread_opening, "LEAST_SLOTS", 5)
+    monkeypatch.setattr(spread_opening, "LEAST_CIPHERTEXTS", 1)
 
 
 @pytest.fixture
@@ -113,8 +116,12 @@ def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_ac
     assert first_difference(outcome.merged(), bytes(central(joined, params, 2).save_raw("json"))) == ""
 
 
-def test_workers_encrypt_even_parts_of_blocks_and_several_each() -> None:
-    assert [sharded_owner.part_rows(n, 2) for n in (10, 300, 600, 10_000)] == [32, 32, 64, 128]
+def test_workers_encrypt_even_parts_and_several_each() -> None:
+    for n_rows, n_workers, n_parts in ((0, 2, 0), (1, 3, 1), (10, 2, 2), (300, 2, 8), (301, 1, 4), (10_000, 2, 28)):
+        bounds = sharded_owner.part_bounds(n_rows, n_workers)
+        lengths = np.diff(bounds)
+        assert (bounds[0], bounds[-1], len(lengths)) == (0, n_rows, n_parts)
+        assert lengths.size == 0 or 0 < lengths.min() >= lengths.max() - 1
 
 
 def test_more_workers_than_slots_or_rows_of_a_node_change_nothing(workers) -> None:
@@ -170,6 +177,33 @@ def test_noise_is_added_once_where_sums_are_joined(scheme, n_workers, workers) -
     found = np.concatenate([np.ravel(part) for one in opened for part in (one.g, one.h)])
     drawn = np.stack([noise.g.reshape(2, -1), noise.h.reshape(2, -1)], axis=1).reshape(-1)
     assert np.array_equal(found, np.concatenate(exact).astype(np.int64) + drawn)
+
+
+@pytest.mark.parametrize("scheme", ["paillier", "okamoto_uchiyama", pytest.param("elgamal", marks=needs_curve)])
+@pytest.mark.parametrize(("n_nodes", "n_features"), [(1, 5), (3, 2), (7, 1)])
+def test_workers_open_a_share_each_as_one_process_does_and_refuse_alike(scheme, n_nodes, n_features, workers) -> None:
+    n_rows, rng = 80, np.random.default_rng(2)
+    layout = BinLayout(tuple(range(2, 2 + n_features)))
+    nodes = [np.flatnonzero(rng.random(n_rows) < 0.6).astype(np.int32) for _ in range(n_nodes)]
+    codes = np.stack([rng.integers(0, n + 1, n_rows) for n in layout.n_bins]).astype(np.uint8)
+    owner, setup, secret = owner_of(scheme, n_rows)
+    g, h = rng.integers(-(1 << 14), 1 << 14, n_rows), rng.integers(0, 1 << 14, n_rows)
+    maker = histogram_maker(setup, n_rows, allow_toy_keys=True)
+    maker.begin_tree(n_rows)
+    maker.add_gradients(owner.encrypt(g, h))
+    sums = maker.sum_bins(codes, layout, nodes)
+    totals = [NodeTotal.of_rows(g[rows], h[rows]) for rows in nodes]
+    here = owner.open_sums(sums, layout, totals)
+    at = workers(3)
+    spread = ShardedOwner(owner, at, "auto", secret)
+    calls = [work.calls for work in at.work]
+    there = spread.open_sums(sums, layout, totals)
+    assert sum(work.calls for work in at.work) > sum(calls), "the control: workers were asked"
+    for one, other in zip(here, there, strict=True):
+        assert np.array_equal(one.g, other.g) and np.array_equal(one.h, other.h) and one.g.shape == other.g.shape
+    wrong = [NodeTotal(one.n_rows, one.g + 1, one.h, (one.lower[0] + 1, one.lower[1])) for one in totals]
+    with pytest.raises(ProtocolError, match=f"^{REFUSED}$"):
+        spread.open_sums(sums, layout, wrong)
 
 
 def test_fewer_rows_than_workers_are_refused_and_the_worker_named(workers) -> None:
