@@ -44,7 +44,7 @@ class FoldsOnWorkers:
         """
         self._workers, self._table, self._max_bin = workers, table, max_bin
         runs, rows = runs_of(table.n_rows, len(workers)), ShardedRows(table, (), None)
-        self._kept = [_runs_of_chosen(folds != fold, runs) for fold in range(n_folds)]
+        self._kept = [runs_of_chosen(folds != fold, runs) for fold in range(n_folds)]
         of_shards = rows.of_shards(len(workers))
         common = list(cuts.of_feature), max_bin, n_folds, rows.are_read
         arguments = [
@@ -91,7 +91,7 @@ def _nothing_else(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
     raise ProtocolError("a shard of this site asks for what it has no use for")
 
 
-def _runs_of_chosen(chosen: NDArray[np.bool_], runs: list[slice]) -> list[slice]:
+def runs_of_chosen(chosen: NDArray[np.bool_], runs: list[slice]) -> list[slice]:
     """Return the runs that the chosen rows of runs make, one after the other. Shapes: chosen: bool[n_rows]."""
     ends = np.cumsum([0, *(np.count_nonzero(chosen[run]) for run in runs)]).tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]

@@ -19,6 +19,7 @@ from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.tuning import fold_bins, site
 from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.sharded import runs_of_chosen
 from nvflare_plugins.tuning.site import run_tuning_site
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
@@ -150,6 +151,13 @@ def test_workers_get_their_rows_and_make_their_bins_once_and_the_report_says_wha
     assert [one.title for one in record.sections][-1] == "Workers" and len(record.sections[-1].rows) == 3
     assert not any("not used" in note for note in record.notes)
     assert RunRecord.read(parties.run_folder("site-3")).sections[-1].title != "Workers"
+
+
+def test_rows_that_are_drawn_are_cut_where_the_shards_are() -> None:
+    chosen = np.array([1, 0, 1, 0, 0, 0, 1, 1, 1], dtype=bool)
+    runs = runs_of_chosen(chosen, [slice(0, 3), slice(3, 6), slice(6, 6), slice(6, 9)])
+    places = np.flatnonzero(chosen)
+    assert [places[run].tolist() for run in runs] == [[0, 2], [], [], [6, 7, 8]]
 
 
 # -- workers that read ------------------------------------------------------------------------------------------------
