@@ -1,4 +1,4 @@
-"""Sizes and foreign text as people read them."""
+"""Sizes, times, numbers and foreign text as people read them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 _FEWEST_DIGITS, _MOST_DIGITS = 6, 17  # the latter tell any two doubles apart
+_LARGEST = {"s": 120, "min": 7200, "h": 172800}  # seconds up to which a unit is used
+_LONGEST_WRITTEN = 1e15
 _FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"  # the last four are wide, as East Asian keyboards write them
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4,}")
@@ -20,6 +22,22 @@ def human_bytes(n: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def human_number(value: float, digits: int = 3) -> str:
+    """Return a number in so many digits, and a large one written out: 12,346 and not 1.23e+04."""
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text and abs(value) < _LONGEST_WRITTEN else text
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a time as people read it: 66.5 min for 3,990 seconds, 0.12 ms for 0.00012."""
+    if 0 < seconds < 0.001:
+        return f"{max(1000 * seconds, 0.001):.2g} ms"
+    for unit, length in (("s", 1), ("min", 60), ("h", 3600)):
+        if seconds < _LARGEST[unit]:
+            return f"{human_number(seconds / length)} {unit}"
+    return f"{human_number(seconds / 86400)} days"
 
 
 def counted(n: int, one: str, more: str | None = None) -> str:

@@ -34,6 +34,8 @@ _DOES = {
     "sum_bins": "adds pairs into bins",
     "finish": "hides sums",
     "prepare": "prepares to hide sums",
+    "decrypt": "opens sums",
+    "open_points": "opens sums",
     "multiply": "blinds",
     "train": "trains",
     "listen": "trains",

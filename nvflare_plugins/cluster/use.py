@@ -52,6 +52,18 @@ def not_used(policy: SitePolicy, data_sets: Iterable[str | None]) -> tuple[str, 
     )
 
 
+def evaluated_elsewhere(policy: SitePolicy, data_set: str, eval_set: str | None) -> tuple[str, ...]:
+    """Return, for this site's report, that a cluster is left aside which the policy names for evaluation rows alone."""
+    theirs = None if eval_set is None else policy.cluster_for(eval_set)
+    ours = policy.cluster_for(data_set)
+    if theirs is None or (ours is not None and ours.scheduler == theirs.scheduler):
+        return ()
+    return (
+        f"The cluster that the policy names for data set {eval_set!r} was not used: a training has that of the rows on "
+        f"which it trains, data set {data_set!r}.",
+    )
+
+
 def in_own_process(policy: SitePolicy, data_set: str, what: str) -> tuple[str, ...]:
     """Return, for this site's report, that a training leaves a cluster aside. Args: what: has to; "" if nothing."""
     if not what or policy.cluster_for(data_set) is None:

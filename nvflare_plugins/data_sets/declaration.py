@@ -278,7 +278,9 @@ class DataSet(Document):
     data_protection: DataProtection = DataProtection()
     """What differs for this data set from what the policy says under `data_protection`."""
     cluster: Cluster | None = None
-    """A cluster for trainings on this data set, in the place of the policy's own."""
+    """A cluster for trainings on this data set, in the place of the policy's own. Rows that a training evaluates on are
+    with those that it trains on: another cluster here ends a horizontal job.
+    """
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -27,7 +27,7 @@ from nvflare_plugins.horizontal.row_sampling import check_sampling
 from nvflare_plugins.horizontal.score_histogram import OBJECTIVES as SCORED
 from nvflare_plugins.horizontal.shard_rows import why_in_one_process
 from nvflare_plugins.report.run_record import FILE_NAME as RECORD
-from nvflare_plugins.shards.hosting import reads_in_passes, shards_of
+from nvflare_plugins.shards.hosting import check_one_cluster, reads_in_passes, shards_of
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import JobTerms
@@ -138,6 +138,8 @@ def prepare(
     parameters = check_public(job, policy, names)
     on_cluster = on_cluster and not why_in_one_process(parameters)
     n_shards = shards_of(policy, job.data_set) if on_cluster else 1
+    if on_cluster:
+        check_one_cluster(policy, job.data_set, job.eval_data_set)
     takes_passes = not on_cluster or reads_in_passes(policy, job.data_set, filter(None, (data_set, eval_set)))
     if course is not None:
         check_can_go_on(policy, parameters, policy.min_rows_per_node)

@@ -22,7 +22,7 @@ from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_t
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
-from nvflare_plugins.cluster.use import OnCluster, in_own_process, shards_line, work_section
+from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, in_own_process, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data_sets.schema import Schema
@@ -479,6 +479,7 @@ def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
     policy, data_set = attempt.context.policy, attempt.job.data_set
     reason = why_in_one_process(prepared.parameters)
     attempt.notes += in_own_process(policy, data_set, reason)
+    attempt.notes += evaluated_elsewhere(policy, data_set, attempt.job.eval_data_set)
     with (
         nullcontext() if reason else workers_of(policy, data_set) as workers,
         watched(workers, attempt.progress) as attempt.progress,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dp_components.leaf_weights.query import real_noise_std
 from dp_components.leaf_weights.target import Number
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_number
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.targets import label_words
 from nvflare_plugins.report.run_record import PointCurve, ReportSection
@@ -87,8 +87,8 @@ def lines(summary: PlanSummary) -> list[str]:
     heard = "undecided rows" if not summary.cut_at else "rows so far off"
     wide = "wider bounds make both larger in proportion"
     cut = [
-        f"                 residuals are cut at {summary.cut_at:.4g}, and the noise on their sum is "
-        f"{summary.label_noise:.4g}: {wide}"
+        f"                 residuals are cut at {human_number(summary.cut_at, 4)}, and the noise on their sum is "
+        f"{human_number(summary.label_noise, 4)}: {wide}"
     ]
     return [
         f"method           {summary.method}: {summary.n_trees} trees in {summary.n_rounds} rounds",
@@ -96,7 +96,8 @@ def lines(summary: PlanSummary) -> list[str]:
         f"label            {summary.label}",
         *(cut if summary.cut_at else []),
         f"privacy          epsilon {summary.epsilon_after_rounds[-1]:.4g} at delta {summary.delta:g}",
-        f"noise on a leaf  {g:.4g} on G, {h:.4g} on H (standard deviations); ridge {summary.ridge:.4g}",
+        f"noise on a leaf  {human_number(g, 4)} on G, {human_number(h, 4)} on H (standard deviations); ridge "
+        f"{human_number(summary.ridge, 4)}",
         f"                 about {summary.rows_to_hear:.0f} {heard} in a leaf outweigh it",
         f"sums             {summary.n_messages} messages, {human_bytes(summary.n_bytes)} from each site",
     ]
@@ -120,9 +121,9 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
         ("label", summary.label),
         ("protected", f"all rows of one person, up to {job.rows_per_person}, added or removed"),
         ("spent by this job", f"epsilon {spent:.4g} at delta {job.delta:g}"),
-        ("noise on a leaf's G", f"{g:.4g} (standard deviation; a row moves G by at most {largest:g})"),
-        ("noise on a leaf's H", f"{h:.4g}"),
-        ("ridge", f"{summary.ridge:.4g}"),
+        ("noise on a leaf's G", f"{human_number(g, 4)} (standard deviation; a row moves G by at most {largest:g})"),
+        ("noise on a leaf's H", f"{human_number(h, 4)}"),
+        ("ridge", f"{human_number(summary.ridge, 4)}"),
         ("trees, rounds, messages of sums", f"{summary.n_trees}, {summary.n_rounds}, {summary.n_messages}"),
     )
     paragraphs = (

@@ -18,6 +18,21 @@ def shards_of(policy: SitePolicy, data_set: str) -> int:
     return 1 if cluster is None else cluster.workers
 
 
+def check_one_cluster(policy: SitePolicy, data_set: str, eval_set: str | None) -> None:
+    """Refuse to give evaluation rows to workers that the policy does not name for them.
+
+    Raises:
+        ConfigurationError: both sets name a cluster, and not the same.
+    """
+    ours, theirs = policy.cluster_for(data_set), None if eval_set is None else policy.cluster_for(eval_set)
+    if ours is not None and theirs is not None and ours.scheduler != theirs.scheduler:
+        raise ConfigurationError(
+            f"evaluation rows are held by the workers that train, those of data set {data_set!r}, and the policy names "
+            f"another cluster for data set {eval_set!r}. Policy keys: data_sets.{eval_set}.cluster, "
+            f"data_sets.{data_set}.cluster. Remedy: name the same in both, or evaluate on another data set."
+        )
+
+
 def reads_in_passes(policy: SitePolicy, data_set: str, specs: Iterable[DataSet]) -> bool:
     """Tell whether the site's process may do without holding rows: it trains alone, or has workers that read.
 

@@ -24,7 +24,7 @@ from nvflare_plugins.attempt.reservations import Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.dask_workers import open_workers
-from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
+from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
@@ -405,9 +405,15 @@ def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     return facts
 
 
+def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+    job = attempt.job
+    attempt.notes += evaluated_elsewhere(attempt.context.policy, job.data_set, job.eval_data_set)
+    return VerticalRun(attempt, prepared).run()
+
+
 run_vertical_site = SitePart(
     prepare,
-    lambda attempt, prepared: VerticalRun(attempt, prepared).run(),
+    _take_part,
     lambda job: (job.data_set, job.eval_data_set),
     protection,
     OnCluster.USED,

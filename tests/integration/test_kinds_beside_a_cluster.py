@@ -10,10 +10,13 @@ import pytest
 
 from nvflare_plugins.attempt.site_attempt import SitePart
 from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.profile.job import ProfileJob
 from nvflare_plugins.profile.site import run_profile_site
 from nvflare_plugins.report.run_record import RunRecord
 from tests.support import bagging
+from tests.support.federation import Federation
+from tests.support.horizontal_jobs import LOGISTIC, table
 from tests.support.parties import Parties, succeed
 
 CLUSTER = {"scheduler": "tcp://127.0.0.1:9", "workers": 2}  # where nothing listens
@@ -44,6 +47,18 @@ def test_a_kind_without_use_for_a_cluster_runs_beside_it_and_says_so(
     notes = [RunRecord.read(parties.run_folder(site)).notes for site in parties.sites]
     assert "data set 'train' was not used" in " ".join(notes[0])
     assert not any("cluster" in note for others in notes[1:] for note in others)
+
+
+def test_a_training_whose_evaluation_set_has_another_cluster_is_refused_before_it_connects(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    federation.give_data("train", table(120))
+    federation.give_data("eval", table(60))
+    federation.set_registry_keys()
+    sets: dict[str, Any] = {name: {"path": f"{name}.parquet"} for name in ("train", "eval")}
+    sets["eval"]["cluster"] = {**CLUSTER, "scheduler": "tcp://127.0.0.1:10"}
+    federation.write_policy("site-2", cluster=CLUSTER, data_sets=sets)
+    outcomes = federation.run(HorizontalJob("train", "y", LOGISTIC, 1, eval_data_set="eval"))
+    assert "data_sets.eval.cluster" in str(outcomes["site-2"])
 
 
 @pytest.mark.parametrize(("kind", "job"), KINDS[1:], ids=["profile"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
+from nvflare_plugins.alignment import blind_shard
+from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
 from nvflare_plugins.failures import WorkerFailure
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.protocol import gradient_scheme
 from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner
-from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same
+from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
 from tests.support.federation import SiteDied
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
@@ -52,6 +57,43 @@ def test_the_model_is_the_same_and_each_partys_report_says_what_its_workers_did(
     assert "3 workers of this site's cluster, each with 100 rows or one more" in said
     assert '"Workers"' in (parties.run_folder("site-2") / "run.json").read_text()
     assert "cluster" not in "\n".join(parties.said["site-3"])
+
+
+def test_workers_blind_the_ids_of_a_trainings_alignment(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr("nvflare_plugins.alignment.align.LEAST_IDS", 0)
+    models, kept = [], []
+    for n_workers in (0, 2, 3):
+        found, common = overlapping(tmp_path / str(n_workers))
+        put_on(found, n_workers, n_workers)
+        succeed(run(found, job(alignment="first", num_rounds=2)))
+        models.append(merged(found))
+        kept.append([positions(found.run_folder(site) / ALIGNMENT_FILE) for site in found.sites])
+        assert same(models[-1], central(common, 2))
+        for site in ("site-1", "site-2"):
+            report = (found.run_folder(site) / "run.json").read_text()
+            # The active party connects to none under profile plain, which leaves them nothing to encrypt.
+            assert ("blinded" in report) == (site == "site-2" and n_workers > 0)
+    assert len(set(models)) == 1
+    assert kept == [kept[0]] * 3
+
+
+def positions(path: Path) -> dict[str, bytes]:
+    with np.load(path) as content:
+        return {name: content[name].tobytes() for name in content.files if name != "header"}
+
+
+def test_what_workers_do_is_said_and_a_cluster_of_the_evaluation_set_is_left_aside(parties) -> None:
+    for site, columns in zip(parties.sites, (["c0", "c1", "y"], ["c2", "c3", "c4"], ["c5"]), strict=True):
+        own = {"cluster": {"scheduler": "tcp://127.0.0.1:9", "workers": 1}} if site == "site-2" else {}
+        parties.give(site, "held", table(390).iloc[300:][columns], **own)
+    succeed(run(parties, job(num_rounds=2, eval_data_set="held", evaluate_training=True)))
+    said = "\n".join(parties.said["site-2"])
+    assert re.search(
+        r"workers in rounds 1 to 2 \(.* s\): 0 busy .* s \(.* %\), 100 rows held; 1 .*; the slowest is [012]", said
+    )
+    report = (parties.run_folder("site-2") / "run.json").read_text()
+    assert "data set 'held' was not used" in report and "100 held" in report
 
 
 def test_a_lost_job_goes_on_with_another_number_of_workers(parties) -> None:

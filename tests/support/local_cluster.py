@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 _STARTED = re.compile(r"(?:Scheduler at|Start worker at):\s+((?:tcp|tls)://\S+)")
 
+_REGISTERED = re.compile(r"Registered to:\s+((?:tcp|tls)://\S+)")
+
 
 @dataclass(slots=True)
 class LocalDask:
@@ -66,9 +68,9 @@ def local_cluster(
             running.append(process)
             return process
 
-        def address_in(log: str, process: subprocess.Popen[bytes]) -> str:
+        def address_in(log: str, process: subprocess.Popen[bytes], what: re.Pattern[str] = _STARTED) -> str:
             for _ in range(1200):
-                found = _STARTED.search((folder / log).read_text(errors="replace"))
+                found = what.search((folder / log).read_text(errors="replace"))
                 if found:
                     return found[1]
                 if process.poll() is not None:
@@ -90,9 +92,9 @@ def local_cluster(
                 )
                 for number in range(n_workers)
             ]
-            for number, worker in enumerate(workers):
-                address_in(f"worker{number}.log", worker)
             cluster = LocalDask(address, folder, scheduler.pid, [worker.pid for worker in workers])
+            for number, worker in enumerate(workers):
+                address_in(f"worker{number}.log", worker, _REGISTERED)  # else it may stall before anybody knows it
             yield cluster
         finally:
             for process in reversed(running):

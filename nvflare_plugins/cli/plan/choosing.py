@@ -18,7 +18,7 @@ from dp_components.errors import PrivacyError
 from dp_components.ledger import Budget, Ledger, ledger_files
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan.expected_loss import ExpectedLoss
-from nvflare_plugins.formatting import counted, printable
+from nvflare_plugins.formatting import counted, human_number, printable
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 TOOK_PART = "whether this person took part"
@@ -51,7 +51,7 @@ class Person:
         """Say it, whatever else is known of the rows."""
         right = 100 * self.right
         odds = self.right / (1 - self.right) if self.right < 1 else math.inf
-        of_odds = f": odds of {odds:.3g} to 1, where nothing known is even" if odds < math.inf else ""
+        of_odds = f": odds of {human_number(odds)} to 1, where nothing known is even" if odds < math.inf else ""
         first = f"whoever sees all of it and guesses {guessed} is right in {right:.4g} % of cases at most{of_odds}"
         if guessed != TOOK_PART:
             return [first]
@@ -191,7 +191,7 @@ def warnings(
     if epsilon > _LARGE_EPSILON:
         found.append(
             f"epsilon {epsilon:g} is above {_LARGE_EPSILON}: what is released may move the odds on a person by a "
-            f"factor of {math.exp(epsilon):.3g}, which promises hardly anything"
+            f"factor of {human_number(math.exp(epsilon))}, which promises hardly anything"
         )
     if rows is not None and delta > 0 and delta * rows >= 1:
         found.append(

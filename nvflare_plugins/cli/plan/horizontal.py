@@ -35,7 +35,7 @@ from nvflare_plugins.cli.plan.rates import (
     process_memory_bytes,
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import counts_leaves
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
@@ -263,7 +263,7 @@ def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) 
 def _row(e: Estimate) -> tuple[str, ...]:
     seconds = (e.xgboost_s, e.protect_s, e.network_s, e.round_s, e.setup_s, e.total_s)
     sizes = (e.round_bytes, e.total_bytes, e.site_memory, e.server_memory)
-    return (e.profile, *(f"{s:.3g} s" for s in seconds), *map(human_bytes, sizes), e.opened_by)
+    return (e.profile, *(f"{human_seconds(s)}" for s in seconds), *map(human_bytes, sizes), e.opened_by)
 
 
 def _shape(w: Workload) -> str:

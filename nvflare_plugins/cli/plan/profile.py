@@ -10,7 +10,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Planned, cut_messages, message_bytes
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.profile.cells import spans_of
 from nvflare_plugins.profile.job import ProfileJob
@@ -38,7 +38,7 @@ def plan(arguments: argparse.Namespace, job: ProfileJob) -> str:
         [
             f"{features} columns of up to {job.max_bin} bins, {job.n_classes} classes, {arguments.sites} sites",
             f"sent      at most {human_bytes(sent)} by each site, and as much received, in {exchanges} exchanges",
-            f"network   {seconds:.3g} s, without the start of FLARE's processes and the reading of data",
+            f"network   {human_seconds(seconds)}, without the start of FLARE's processes and the reading of data",
             f"shows     all sites: rows of each class, over all sites, in bins of at least {job.min_rows_per_cut} of "
             "every class; missing values",
             "          by column; and of runs of bins whether some site has so many rows there (SECURITY.md)",

@@ -31,7 +31,7 @@ from nvflare_plugins.dpboost.server import steps
 from nvflare_plugins.federboost_vertical.description import Description
 from nvflare_plugins.federboost_vertical.job import BucketJob, Unit
 from nvflare_plugins.federboost_vertical.payment import bucket_epsilon
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_number
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.summary import lines, summarise
@@ -99,8 +99,8 @@ def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
             "method": f"{job.variant}: {plan.n_trees} trees in {plan.n_ensembles} ensemble(s)",
             "privacy": f"pure epsilon {job.epsilon:g}; {plan.split_epsilon:.3g} for a level's splits, "
             f"{plan.leaf_epsilon:.3g} for a tree's leaves",
-            "noise on a leaf": f"Laplace scale {noise[0]:.3g} on weights of the first tree of an ensemble, "
-            f"{noise[1]:.3g} on its last, of gradients in [-1, 1]",
+            "noise on a leaf": f"Laplace scale {human_number(noise[0])} on weights of the first tree of an ensemble, "
+            f"{human_number(noise[1])} on its last, of gradients in [-1, 1]",
             "sums": f"{len(exchanges)} messages, {human_bytes(sum(exchanges) * _SUM_BYTES)} from each site",
             **advice.shown(),
         }
@@ -119,9 +119,10 @@ def _of_largest_weight(job: DpBoostJob) -> NoiseToSignal:
     for tree in (0, job.plan().ensemble_size(0) - 1):
         largest = math.ldexp(job.plan().tree_settings(0, tree).leaf_bound, -LEAF_BITS)
         ratios.append(math.sqrt(2) * _leaf_noise(job, tree) / largest)
+    first, last = (human_number(ratio, 2) for ratio in ratios)
     text = (
-        f"the noise on a leaf's weight is {ratios[0]:.2g} times the largest weight there is in the first tree of an "
-        f"ensemble, {ratios[1]:.2g} times in its last (standard deviation; before released weights are clipped)"
+        f"the noise on a leaf's weight is {first} times the largest weight there is in the first tree of an ensemble, "
+        f"{last} times in its last (standard deviation; before released weights are clipped)"
     )
     return NoiseToSignal({"first_tree": ratios[0], "last_tree": ratios[1]}, text)
 
@@ -133,8 +134,9 @@ def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> NoiseToS
     of_leaf = rows / 2**depth
     ratio = rows_to_hear / of_leaf
     text = (
-        f"a mean leaf has {of_leaf:,.4g} of {rows:,} rows: its noise is {ratio:.2g} times its largest possible sum, "
-        f"and {10 * ratio:.2g} times that of rows of which 55 in a hundred agree; the trees together average it"
+        f"a mean leaf has {human_number(of_leaf, 4)} of {rows:,} rows: its noise is {human_number(ratio, 2)} times its "
+        f"largest possible sum, and {human_number(10 * ratio, 2)} times that of rows of which 55 in a hundred agree; "
+        "the trees together average it"
     )
     return NoiseToSignal({"largest_sum_of_mean_leaf": ratio}, text)
 

@@ -13,7 +13,7 @@ from nvflare_plugins.cli.plan.messages import Planned, Workload, message_bytes
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import TreeRate, measure_protection, measure_trees, process_memory_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.tuning.folds import LEAST_ROWS
 from nvflare_plugins.tuning.job import TuningJob
@@ -46,8 +46,8 @@ def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
         [
             f"{job.n_of_trials} trials x {job.folds} folds x {job.num_rounds} rounds = {job.size:,}: every policy must "
             "consent to as many (tuning)",
-            f"time      {seconds:.3g} s at most under {job.profile}, with all rounds and full trees, without the start "
-            "of FLARE's processes",
+            f"time      {human_seconds(seconds)} at most under {job.profile}, with all rounds and full trees, without "
+            "the start of FLARE's processes",
             f"sent      at most {human_bytes(sent)} by each site, and as much received",
             f"memory    {human_bytes(estimates[0].site_memory + int(memory))} at a site: its rows are held once "
             "for each fold",

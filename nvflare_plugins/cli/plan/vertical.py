@@ -37,7 +37,7 @@ from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, noise_json, noise_lines, noise_plan
 from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.message_sizes import check_gradients
@@ -379,14 +379,15 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
     foreign = " + ".join(map(str, workload.foreign))
     to_passive = sum(p.bytes_in for p in estimate.passives)
     to_active = sum(p.bytes_out for p in estimate.passives)
-    table: list[tuple[str, ...]] = [("per tree", "core-seconds", "of which", "receives", "sends", "memory")]
-    stages = f"encrypt {estimate.encrypt_s:.3g} s, open {estimate.open_s:.3g} s"
+    table: list[tuple[str, ...]] = [("per tree", "time of one core", "of which", "receives", "sends", "memory")]
+    stages = f"encrypt {human_seconds(estimate.encrypt_s)}, open {human_seconds(estimate.open_s)}"
     sizes = map(human_bytes, (to_active, to_passive, estimate.active_memory))
-    table.append(("active party", f"{estimate.encrypt_s + estimate.open_s:.3g} s", stages, *sizes))
+    table.append(("active party", human_seconds(estimate.encrypt_s + estimate.open_s), stages, *sizes))
     for number, p in enumerate(estimate.passives, 1):
-        stages = f"receive {p.receive_s:.3g} s, histogram {p.histogram_s:.3g} s, pack {p.pack_s:.3g} s"
+        steps = ("receive", p.receive_s), ("histogram", p.histogram_s), ("pack", p.pack_s)
+        stages = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in steps)
         sizes = map(human_bytes, (p.bytes_in, p.bytes_out, p.memory))
-        table.append((f"passive party {number}", f"{p.core_s:.3g} s", stages, *sizes))
+        table.append((f"passive party {number}", human_seconds(p.core_s), stages, *sizes))
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = [
         f"{workload.rows:,} rows, {workload.own} own and {foreign} foreign features, {workload.bins} bins; "
@@ -399,8 +400,9 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
         lines.append(f"  passive party {number}  {human_bytes(p.passes_memory)}")
     lines += [
         "",
-        f"all parties: {estimate.core_s:.3g} core-seconds a tree, {estimate.core_s * workload.trees:,.0f} in all; with "
-        f"one core for each party at most {estimate.wall_s:.3g} s a tree, of which {estimate.network_s:.3g} s network",
+        f"all parties: {human_seconds(estimate.core_s)} of one core a tree, "
+        f"{human_seconds(estimate.core_s * workload.trees)} in all; with one core for each party at most "
+        f"{human_seconds(estimate.wall_s)} a tree, of which {human_seconds(estimate.network_s)} network",
         "",
         "Assumed:",
         *(f"  - {text}" for text in vertical_assumptions(workload, bytes_per_s)),

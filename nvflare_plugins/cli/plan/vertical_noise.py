@@ -11,6 +11,7 @@ from dp_components.accounting.trade_off import TradeOff
 from nvflare_plugins.cli.plan.choosing import BETWEEN_ROWS, Advice, NoiseToSignal, Person, trainings, warnings
 from nvflare_plugins.cli.plan.expected_loss import NOISED, ExpectedLoss
 from nvflare_plugins.cli.plan.spending import shown_lines
+from nvflare_plugins.formatting import human_number
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -44,8 +45,9 @@ def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterato
         noise, rows = plan.of_party(n_features), n_rows / plan.n_bins
         yield (
             f"passive party {number}: at most {noise.features_per_tree} of {n_features} features a tree, "
-            f"{plan.n_bins} bins; noise on a bin's sum of gradients {plan.rows_of_noise(n_features):.4g} rows "
-            f"(standard deviation), where a bin of the root holds about {rows:.4g} rows"
+            f"{plan.n_bins} bins; noise on a bin's sum of gradients "
+            f"{human_number(plan.rows_of_noise(n_features), 4)} rows (standard deviation), where a bin of "
+            f"the root holds about {human_number(rows, 4)} rows"
         )
     yield "given the bits of its splits, which are exact, counted and capped, and not in epsilon"
 
@@ -60,7 +62,7 @@ def noise_advice(arguments: argparse.Namespace, job: VerticalJob, plan: NoisePla
     cost: PrivacyCost = compose(plan.of_party(n_features).whole)
     rows = arguments.rows / plan.n_bins
     ratio = plan.rows_of_noise(n_features) / rows
-    text = f"the noise on a bin of the root is {ratio:.2g} times its largest possible sum of gradients"
+    text = f"the noise on a bin of the root is {human_number(ratio, 2)} times its largest possible sum of gradients"
     return Advice(
         Person.of(TradeOff.of(cost)),
         NoiseToSignal({"largest_sum_of_mean_root_bin": ratio}, text),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.cluster_declaration import MOST_WORKERS
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.formatting import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalEstimate, VerticalWorkload
@@ -91,7 +91,7 @@ def render_workers(found: list[WorkersEstimate]) -> str:
     table = [("workers at each party", "a tree", "most of it", "through a party's process", "memory of a worker")]
     for one in found:
         sizes = human_bytes(one.party_bytes), human_bytes(one.worker_memory)
-        table.append((str(one.workers), f"{one.s:.3g} s", one.limited_by, *sizes))
+        table.append((str(one.workers), f"{human_seconds(one.s)}", one.limited_by, *sizes))
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return "\n".join(["", "", *_lines(table, widths), "", f"  - {_ASSUMED}"])
 

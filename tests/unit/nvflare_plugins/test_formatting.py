@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
-from nvflare_plugins.formatting import bounds
+from nvflare_plugins.formatting import bounds, human_number, human_seconds
 
 
 def test_bounds_of_large_numbers_are_told_apart_and_written_out() -> None:
@@ -23,3 +24,32 @@ def test_no_two_bounds_look_alike(values: list[float]) -> None:
     assert len(set(texts)) == len(values)
     finite = [(float(text), value) for text, value in zip(texts, values, strict=True) if abs(value) < 1e300]
     assert all(abs(shown - value) <= 1e-5 * abs(value) for shown, value in finite)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.00012, "0.12 ms"),
+        (0.00123, "0.00123 s"),
+        (59.94, "59.9 s"),
+        (119.9, "120 s"),
+        (3990.0, "66.5 min"),
+        (86_400.0, "24 h"),
+        (1e7, "116 days"),
+        (1e11, "1,157,407 days"),
+    ],
+)
+def test_times_come_in_the_unit_that_people_use(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+def test_large_numbers_are_written_out_and_small_ones_keep_their_digits() -> None:
+    shown = [human_number(value) for value in (0.012345, 12.345, 999.9, 12_345.6, -54_321)]
+    assert shown == ["0.0123", "12.3", "1,000", "12,346", "-54,321"]
+    assert human_number(1e20) == "1e+20" and human_number(3_125_000, 4) == "3,125,000"
+
+
+@given(st.floats(0, 1e14))
+def test_no_time_has_an_exponent(seconds: float) -> None:
+    assert "e" not in human_seconds(seconds)

@@ -12,8 +12,9 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster import dask_workers, probe
 from nvflare_plugins.cluster.probe import check_worker, installed, source_digest
-from nvflare_plugins.cluster.use import not_used
+from nvflare_plugins.cluster.use import evaluated_elsewhere, not_used
 from nvflare_plugins.failures import WorkerLost
+from nvflare_plugins.shards.hosting import check_one_cluster
 from nvflare_plugins.site.policy.policy import SitePolicy
 
 FILES = {"ca": "tls/ca.pem", "cert": "tls/cert.pem", "key": "tls/key.pem"}
@@ -70,6 +71,23 @@ def test_what_is_not_protected_or_not_known_is_refused(given: dict[str, object],
 def test_jobs_that_use_no_cluster_say_so_of_data_sets_that_have_one() -> None:
     assert not_used(policy_of(), ["a", None]) == ()
     (said,) = not_used(policy_of(None, LOOPBACK), ["b", None, "a", "a"])
+    assert "data set 'a' was not used" in said
+
+
+def test_evaluation_rows_go_to_no_cluster_that_the_policy_does_not_name_for_them() -> None:
+    other = {**LOOPBACK, "scheduler": "tcp://127.0.0.1:9"}
+    check_one_cluster(policy_of(LOOPBACK), "a", "b")
+    check_one_cluster(policy_of(LOOPBACK, {**LOOPBACK, "workers": 1}), "a", "b")
+    check_one_cluster(policy_of(None, LOOPBACK), "b", "a")
+    check_one_cluster(policy_of(LOOPBACK, other), "a", None)
+    for training, evaluated in ("ab", "ba"):
+        with pytest.raises(
+            ConfigurationError, match=rf"data_sets\.{evaluated}\.cluster.*Remedy: name the same in both"
+        ):
+            check_one_cluster(policy_of(LOOPBACK, other), training, evaluated)
+    assert evaluated_elsewhere(policy_of(LOOPBACK), "a", "b") == ()
+    assert evaluated_elsewhere(policy_of(None, LOOPBACK), "a", "b") == ()
+    (said,) = evaluated_elsewhere(policy_of(None, LOOPBACK), "b", "a")
     assert "data set 'a' was not used" in said
 
 
