@@ -31,12 +31,13 @@ import pandas as pd
 
 from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.site import run_tuning_site
-from tests.bench.cluster_horizontal import SMALL, TIMEOUT_S, cpu_seconds, table
+from tests.bench.cluster_horizontal import SMALL, cpu_seconds, table
 from tests.support import parties as support
 from tests.support.local_cluster import local_cluster
 from tests.support.parties import Parties, succeed
 
 POLICY = {"consents": {"tuning": 10_000}}
+TIMEOUT_S = 3600.0
 
 
 class Clocks(list[str]):

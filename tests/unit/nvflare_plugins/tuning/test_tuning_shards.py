@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from nvflare_plugins.tuning import fold_bins, site
 from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.sharded import runs_of_chosen
 from nvflare_plugins.tuning.site import run_tuning_site
+from nvflare_plugins.wire.catalogue import Kind
+from tests.support.federation import dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
 
@@ -280,3 +284,16 @@ def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
     assert str(outcomes["site-1"]) == f"worker 1 of this site's cluster was lost{where}"
     assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
     assert not list(tmp_path.rglob("tuning.json"))
+
+
+def test_a_site_that_is_lost_amid_a_trial_leaves_no_shard_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parties = sites(tmp_path)
+    in_shards(monkeypatch, {"site-1": 3})
+    outcomes = parties.run(run_tuning_site, job(**ONE), tamper={"site-3": dies_at(Kind.HISTOGRAM, 3)})
+    assert isinstance(outcomes["site-1"], VeilBoostError) and "(trial 1 of 1, fold 1 of 2)" in str(outcomes["site-1"])
+    until = time.monotonic() + 60
+    while any(thread.name == "veilboost_shard" for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(thread.name == "veilboost_shard" for thread in threading.enumerate())
