@@ -1,8 +1,8 @@
 """Workers of a Dask cluster: found, checked, and held by name of address, with no way around them.
 
-One actor for each worker, made without arguments; what is private goes to it directly and never through the scheduler
-as the argument of a task, where logs and dashboards would show it. Actors are kept in memory only, and Dask neither
-moves nor repeats them.
+One actor for each worker, made without arguments, and a line to it (``line``): what is private goes there directly and
+never through the scheduler as the argument of a task, where logs and dashboards would show it. Actors are kept in
+memory only, and Dask neither moves nor repeats them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from pickle import UnpicklingError
 from types import TracebackType
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster.desk import Desk
+from nvflare_plugins.cluster.dask_line import DaskDesk, open_line
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity, is_on_loopback
@@ -26,7 +28,6 @@ from nvflare_plugins.failures import WorkerLost
 _log = logging.getLogger(__name__)
 FIND_S = 30.0
 """How long a site waits for its scheduler to answer, and for so many workers to be there. Units: seconds."""
-_LOOK_S = 0.5  # how often a waiting site looks whether the scheduler is still there
 NEEDS_EXTRA = (
     "the policy names a cluster, and Dask is not installed. Policy keys: cluster, data_sets.<name>.cluster. Remedy: "
     "install the extra `cluster` (pip install 'veilboost[cluster]') at this site and at its workers, or leave the key "
@@ -37,9 +38,9 @@ NEEDS_EXTRA = (
 class DaskWorkers(LinkedWorkers):
     """Workers behind a Dask scheduler; made by ``open_workers``."""
 
-    def __init__(self, client: Any, links: list[_ActorLink]) -> None:
+    def __init__(self, client: Any, links: list[_WorkerLink]) -> None:
         super().__init__(links)
-        self._client = client
+        self._client, self._lines = client, links
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,35 +48,53 @@ class DaskWorkers(LinkedWorkers):
         try:
             super().__exit__(kind, error, trace)
         finally:
-            _close(self._client)
+            _close(self._client, self._lines)
 
 
-class _ActorLink:
-    """The desk of one worker, as an actor of Dask's."""
+class _WorkerLink:
+    """The line to the desk of one worker, and the actor that is it."""
 
-    def __init__(self, client: Any, number: int, actor: Any, deadline_s: float) -> None:
-        self._client, self._number, self._actor, self._deadline_s = client, number, actor, deadline_s
+    def __init__(self, client: Any, number: int, address: str, deadline_s: float, find_s: float) -> None:
+        self._client, self._number, self._deadline_s = client, number, deadline_s
+        self._until = time.monotonic() + find_s
+        self._asking = threading.Lock()
+        self._actor = _place_desk(client, address)  # there as long as somebody holds it here
+        with self._loss_named():
+            self._line = open_line(client, address, self._actor, find_s, self._look)
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         """Call a function of the desk; wait until it is done, the worker or the scheduler gone, or time is up."""
-        started = time.monotonic()
+        with self._asking, self._loss_named():
+            self._until = time.monotonic() + self._deadline_s
+            self._look()
+            self._line.send((function, args))
+            answer: tuple[str, Any, str] = self._line.receive()
+            return answer
+
+    def close(self) -> None:
+        """Let the worker find that nobody asks any more."""
+        self._line.hang_up()
+        with self._asking:
+            self._line.close()
+
+    def _look(self) -> None:
+        if self._client.status != "running":
+            raise WorkerLost(
+                f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log says why"
+            )
+        if time.monotonic() > self._until:
+            raise WorkerLost(
+                f"worker {self._number} of this site's cluster did not answer within {self._deadline_s:g} s "
+                "(policy key: cluster.deadline_s)"
+            )
+
+    @contextlib.contextmanager
+    def _loss_named(self) -> Iterator[None]:
         try:
-            future = getattr(self._actor, function)(*args)
-            while True:
-                if self._client.status != "running":
-                    raise WorkerLost(
-                        f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log "
-                        "says why"
-                    )
-                with contextlib.suppress(TimeoutError):
-                    answer: tuple[str, Any, str] = future.result(_LOOK_S)
-                    return answer
-                if time.monotonic() - started > self._deadline_s:
-                    raise WorkerLost(
-                        f"worker {self._number} of this site's cluster did not answer within {self._deadline_s:g} s "
-                        "(policy key: cluster.deadline_s)"
-                    )
-        except (OSError, RuntimeError, ValueError) as error:  # what Dask says where an actor's worker has gone
+            yield
+        except TimeoutError:  # before there is a line
+            raise
+        except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
             _log.error("worker %d is lost: %s", self._number, type(error).__name__)
             raise WorkerLost(
                 f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
@@ -93,27 +112,26 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         WorkerFailure: a worker was lost meanwhile.
     """
     client = _connect(cluster, find_s)
+    links: list[_WorkerLink] = []
     try:
         addresses = _find(client, cluster, find_s)
         for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
             _log.info("worker %d of %d is %s", number, len(addresses), address)
         _check(client, addresses, find_s)
-        links = [
-            _ActorLink(client, number, _place_desk(client, address), cluster.deadline_s)
-            for number, address in enumerate(addresses)
-        ]
+        for number, address in enumerate(addresses):
+            links.append(_WorkerLink(client, number, address, cluster.deadline_s, find_s))
         workers = DaskWorkers(client, links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])
         return workers
     except TimeoutError:
-        _close(client)
+        _close(client, links)
         raise WorkerLost(
             f"the workers of this site's cluster did not answer within {FIND_S:g} s. Remedy: see that this machine "
             "reaches them at the addresses that they tell the scheduler."
         ) from None
     except BaseException:
-        _close(client)
+        _close(client, links)
         raise
 
 
@@ -211,10 +229,14 @@ def _check(client: Any, addresses: list[str], find_s: float) -> None:
 
 def _place_desk(client: Any, address: str) -> Any:
     with client.as_current():  # an actor belongs to the client that is current when it is made
-        future = client.submit(Desk, actor=True, workers=[address], allow_other_workers=False, retries=0, pure=False)
+        future = client.submit(
+            DaskDesk, actor=True, workers=[address], allow_other_workers=False, retries=0, pure=False
+        )
         return future.result(timeout=FIND_S)
 
 
-def _close(client: Any) -> None:
+def _close(client: Any, links: Sequence[_WorkerLink]) -> None:
     with contextlib.suppress(Exception):  # what is lost needs no closing
         client.close(timeout=2)
+    for link in links:
+        link.close()

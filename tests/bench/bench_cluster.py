@@ -118,7 +118,7 @@ def main() -> None:
             _say(part)
             n_rows = options.rows or rows
             if part == "horizontal":
-                results[part] = measure(n_rows, 28, 12)
+                results[part] = measure(n_rows, 28, 21)
             else:
                 results[part] = measure_blinding(n_rows) if part == "alignment" else measure_vertical(part, n_rows)
     print(json.dumps(results))

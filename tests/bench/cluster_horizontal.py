@@ -1,15 +1,18 @@
 """A horizontal round at a site in its own process, over one Dask worker and over two; part of bench_cluster.py.
 
-    python -m tests.bench.cluster_horizontal [--rows 2000000] [--features 28] [--rounds 12]
+    python -m tests.bench.cluster_horizontal [--rows 2000000] [--features 28] [--rounds 40] [--workers 0 1 2]
 
-Three sites in one process under masks, the first of which has nearly all rows; workers are processes of one thread on
-this machine, and XGBoost has one thread in the site's process too. The last line is one JSON object. Of a round, all
-but the first:
+Three sites under masks, a process each, the first of which has nearly all rows; the server is this process. Workers are
+processes of one thread on this machine, and XGBoost has one thread in the site's process too. The three ways to train
+stand ready at once and take their turns round by round (horizontal_lanes.py), so that what else the machine does hits
+all alike. The last line is one JSON object. Of a round, all but the first, means:
 
-    wall_s           what it takes at the first site, the median; on a busy machine more than it needs
-    worker_core_s    CPU seconds of the busiest worker, the mean
-    path_core_s      these and those of the process with the three sites and the server, one after the other: what a
-                     round takes where each process has a core of its own
+    wall_s           what it takes; on a machine with too few cores more than it needs
+    site_core_s      CPU seconds of the first site's process
+    worker_core_s    of its busiest worker
+    path_core_s      both, one after the other: what a round takes the site where each process has a core of its own
+    others_core_s    of the two other sites' processes and the server's
+    all_path_core_s  as path_core_s, with the others in line too, as if none of them worked while this site does
 """
 
 from __future__ import annotations
@@ -17,21 +20,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from nvflare_plugins.attempt.job_context import Silent, SiteContext
+from nvflare_plugins.attempt.run_folder import MODEL
 from nvflare_plugins.horizontal.job import HorizontalJob
-from tests.support.federation import Federation, succeed
+from nvflare_plugins.horizontal.site import run_site
+from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.policy.policy import SitePolicy
+from tests.bench.horizontal_lanes import Baton, Lane
+from tests.bench.loopback import DEADLINE_S, LoopbackServer, SocketTransport, connected_pair
+from tests.support.federation import Federation
 from tests.support.local_cluster import local_cluster
 
 SMALL = 2_000  # rows of each of the other sites
-TIMEOUT_S = 3600.0
 
 
 def table(n_rows: int, n_features: int) -> pd.DataFrame:
@@ -43,72 +54,130 @@ def table(n_rows: int, n_features: int) -> pd.DataFrame:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU seconds that a process has used, by its clock."""
+    return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) returns under Linux
 
 
-def round_of(folder: Path, frame: pd.DataFrame, n_workers: int, rounds: int) -> tuple[dict[str, float], bytes]:
-    """Return what a round takes at the first site, and the model. Args: n_workers: 0 for the site's own process."""
-    federation = Federation(folder)
-    federation.give_data("train", frame, np.split(np.arange(len(frame)), [len(frame) - 2 * SMALL, len(frame) - SMALL]))
+class _Passing(Silent):
+    def __init__(self, baton: Baton) -> None:
+        self._baton = baton
+
+    def __call__(self, record: object, n_rounds: int) -> None:
+        self._baton.ready()
+
+
+def _take_part(
+    baton: Baton, folder: Path, sites: Sequence[str], site: str, rounds: int, end: socket.socket, attempt: bytes
+) -> None:
     params = {"objective": "binary:logistic", "max_depth": 6, "max_bin": 256, "nthread": 1}
     job = HorizontalJob("train", "y", params, rounds, profile="masks")
-    clocks: list[tuple[float, ...]] = []
-    with local_cluster(n_workers) if n_workers else nullcontext() as cluster:
-        pids = [] if cluster is None else cluster.pids
-        if cluster is not None:
+    workspace = folder / site
+    policy = SitePolicy.load(workspace, site)
+    context = SiteContext(site, tuple(sites), "job", attempt, workspace / "runs", policy, Identity.unsigned(site))
+    run_site(job, context, SocketTransport(end), DEADLINE_S, _Passing(baton))
+    baton.finished((workspace / "runs" / "job" / MODEL).read_bytes())
+
+
+class Way:
+    """One way to train, its processes waiting between rounds."""
+
+    def __init__(self, stack: ExitStack, folder: Path, frame: pd.DataFrame, n_workers: int, rounds: int) -> None:
+        """Start it. Args: n_workers: 0 for the site's own process."""
+        federation = Federation(folder)
+        ends = [len(frame) - 2 * SMALL, len(frame) - SMALL]
+        federation.give_data("train", frame, np.split(np.arange(len(frame)), ends))
+        self._workers: list[int] = []
+        if n_workers:
+            cluster = stack.enter_context(local_cluster(n_workers))
             federation.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": n_workers})
+            self._workers = cluster.pids
+        sites = federation.sites
+        pairs = [connected_pair() for _ in sites]
+        self._server = LoopbackServer(sites, [pair[0] for pair in pairs], "job", "masks", folder / "server")
+        self.lane = Lane(f"{n_workers} workers")
+        stack.callback(self.lane.kill)
+        for site, (_, end) in zip(sites, pairs, strict=True):
+            self.lane.start(_take_part, folder, sites, site, rounds, end, self._server.attempt)
+            end.close()
+        self._busiest: list[float] = []
 
-        def watch(site: str) -> Callable[[object, int], None]:
-            def note(record: object, total: int) -> None:
-                if site == "site-1":
-                    clocks.append((cpu_seconds(os.getpid()), *map(cpu_seconds, pids)))
+    def take_turn(self) -> None:
+        """Do one round."""
+        before = [cpu_seconds(pid) for pid in self._workers]
+        self.lane.take_turn()
+        after = [cpu_seconds(pid) for pid in self._workers]
+        self._busiest.append(max((b - a for a, b in zip(before, after, strict=True)), default=0.0))
 
-            return note
+    def finish(self) -> bytes:
+        """End it; return the model, the same at all sites."""
+        model, *others = self.lane.finish()
+        self._server.close()
+        if any(one != model for one in others):
+            raise RuntimeError("the sites' models differ")
+        return model
 
-        succeed(federation.run(job, timeout_s=TIMEOUT_S, on_progress=watch))
-    n_rounds = len(clocks) - 1
-    own, *of_workers = [(after - before) / n_rounds for before, after in zip(clocks[0], clocks[-1], strict=True)]
-    busiest = max(of_workers, default=0.0)
-    wall = [row.seconds for row in federation.record("site-1").rounds]
-    figures = {"wall_s": statistics.median(wall[1:]), "path_core_s": own + busiest, "worker_core_s": busiest}
-    return figures, federation.model()
+    def figures(self) -> dict[str, float]:
+        """Return the means over rounds."""
+        turns = self.lane.turns
+        site = statistics.mean(turn.of_processes[0] for turn in turns)
+        others = statistics.mean(turn.cpu_s - turn.of_processes[0] for turn in turns)
+        busiest = statistics.mean(self._busiest)
+        return {
+            "wall_s": statistics.mean(turn.wall_s for turn in turns),
+            "site_core_s": site,
+            "worker_core_s": busiest,
+            "path_core_s": site + busiest,
+            "others_core_s": others,
+            "all_path_core_s": site + busiest + others,
+        }
 
 
-def measure(n_rows: int, n_features: int, rounds: int) -> dict[str, object]:
-    """Return the figures of all three."""
+def measure(n_rows: int, n_features: int, rounds: int, workers: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
+    """Return the figures of all ways. Args: workers: of each; 0 is one of them."""
     frame = table(n_rows, n_features)
-    found: list[dict[str, float]] = []
-    models = []
-    for n_workers in (0, 1, 2):
-        with tempfile.TemporaryDirectory() as name:
-            figures, model = round_of(Path(name), frame, n_workers, rounds)
-        found.append(figures)
-        models.append(model)
-    here, one, two = (figures["path_core_s"] for figures in found)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        ways = {number: Way(stack, folder / f"{number}", frame, number, rounds) for number in workers}
+        del frame
+        for way in ways.values():
+            way.lane.wait_ready()
+        for _ in range(rounds - 1):
+            for way in ways.values():
+                way.take_turn()
+        models = {number: way.finish() for number, way in ways.items()}
+        found = {number: way.figures() for number, way in ways.items()}
+
+    def over(above: int, below: int, name: str) -> float | None:
+        return found[above][name] / found[below][name] if {above, below} <= set(found) else None
+
+    speed_up, overhead = over(1, 2, "path_core_s"), over(1, 0, "path_core_s")
     return {
         "rows": n_rows,
         "features": n_features,
+        "rounds": rounds - 1,
         "load": os.getloadavg()[0],
-        "in_process": found[0],
-        "workers_1": found[1],
-        "workers_2": found[2],
-        "speed_up_2": one / two,
-        "overhead_1": one / here - 1,
-        "same_model": [model == models[0] for model in models[1:]],
-        "targets_met": {"speed_up_2": one / two >= 1.5, "overhead_1": one / here - 1 <= 0.15},
+        **{"in_process" if not number else f"workers_{number}": found[number] for number in found},
+        "speed_up_2": speed_up,
+        "overhead_1": None if overhead is None else overhead - 1,
+        "speed_up_2_all_in_line": over(1, 2, "all_path_core_s"),
+        "speed_up_2_wall": over(1, 2, "wall_s"),
+        "same_model": len(set(models.values())) == 1,
+        "targets_met": {
+            "speed_up_2": speed_up is not None and speed_up >= 1.5,
+            "overhead_1": overhead is not None and overhead <= 1.15,
+        },
     }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--features", type=int, default=28)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
-    print(json.dumps(measure(args.rows, args.features, args.rounds)))
+    print(json.dumps(measure(args.rows, args.features, args.rounds, args.workers)))
 
 
 if __name__ == "__main__":

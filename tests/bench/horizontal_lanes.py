@@ -62,11 +62,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one lane. Units: seconds; CPU of all the lane's processes, and the server's part of it."""
+    """One round of one lane. Units: seconds; CPU of all the lane's processes, the server's part, and each process's."""
 
     wall_s: float
     cpu_s: float
     server_cpu_s: float
+    of_processes: tuple[float, ...]
 
 
 class Lane:
@@ -115,7 +116,7 @@ class Lane:
             pipe.send("go")
         used = self.wait_ready()
         wall_s, server_cpu_s = time.perf_counter() - started, time.process_time() - server_before
-        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s))
+        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s, tuple(used)))
 
     def finish(self) -> list[bytes]:
         """Let every process end; return the models."""

@@ -14,7 +14,7 @@ from nvflare_plugins.failures import WorkerFailure
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
-from tests.support.local_cluster import LocalDask, local_cluster, worker_of
+from tests.support.local_cluster import LocalDask, local_cluster, stall, worker_of
 from tests.support.private_federation import DATA, PrivateFederation, job_of
 from tests.support.shards import in_shards
 
@@ -92,7 +92,7 @@ def test_what_is_lost_amid_the_training_is_named_and_all_sites_end(what: str, wo
         acts = {
             "worker": lambda: os.kill(cluster.pids[1], signal.SIGKILL),
             "scheduler": lambda: os.kill(cluster.scheduler_pid, signal.SIGKILL),
-            "stalled": lambda: os.kill(cluster.pids[0], signal.SIGSTOP),
+            "stalled": lambda: stall(cluster.pids[0]),
         }
         federation = federation_of(tmp_path / "sites", cluster, deadline_s=20.0 if what == "stalled" else 60.0)
         # So long that even what Dask notices late ends it.

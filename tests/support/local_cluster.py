@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-_STARTED = re.compile(r"(?:Scheduler at|Start worker at):\s+((?:tcp|tls)://\S+)")
+_STARTED = re.compile(r"(?:Scheduler at|Registered to):\s+((?:tcp|tls)://\S+)")
 
 _REGISTERED = re.compile(r"Registered to:\s+((?:tcp|tls)://\S+)")
 
@@ -101,6 +101,13 @@ def local_cluster(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # with the worker that a nanny has started
                 process.wait()
+
+
+def stall(pid: int) -> None:
+    """Stop a process; it has stopped when this returns, which a signal alone does not say."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.01)
 
 
 def worker_of(pid: int) -> int:

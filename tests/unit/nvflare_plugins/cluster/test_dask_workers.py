@@ -14,7 +14,7 @@ from nvflare_plugins.cluster.dask_workers import _find, open_workers
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.failures import WorkerFailure
-from tests.support.local_cluster import local_cluster
+from tests.support.local_cluster import local_cluster, stall
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 
@@ -31,7 +31,7 @@ def test_a_worker_answers_and_its_loss_is_named() -> None:
 @pytest.mark.slow
 def test_a_stalled_worker_is_named_when_its_time_is_up() -> None:
     with local_cluster(2) as cluster, open_workers(Cluster(cluster.address, 2, deadline_s=2)) as workers:
-        os.kill(cluster.pids[1], signal.SIGSTOP)
+        stall(cluster.pids[1])
         with pytest.raises(WorkerFailure, match=r"worker 1 .* did not answer within 2 s"):
             collect([workers.call(number, "echo", b"") for number in range(2)])
 
@@ -39,7 +39,7 @@ def test_a_stalled_worker_is_named_when_its_time_is_up() -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_stalled_from_the_first_is_named() -> None:
     with local_cluster(2) as cluster:
-        os.kill(cluster.pids[1], signal.SIGSTOP)
+        stall(cluster.pids[1])
         with pytest.raises(WorkerFailure, match=r"worker 1 .* did not answer within 3 s"):
             open_workers(Cluster(cluster.address, 2), find_s=3)
 

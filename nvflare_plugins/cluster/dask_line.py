@@ -1,0 +1,75 @@
+"""How a line comes about: a connection between the ports that Dask has, under its TLS, taken over by both ends.
+
+So there is no other port to open, and no other certificate. The site has the actor on a worker wait under a name that
+nobody can guess; then it connects to the worker as any client of Dask's, says the name, and from then on neither end's
+event loop has the socket.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nvflare_plugins.cluster.desk import Desk
+from nvflare_plugins.cluster.line import Line, serve
+
+
+class DaskDesk(Desk):
+    """A desk as an actor of Dask's, to which a line leads."""
+
+    def await_line(self, name: str) -> None:
+        """Have this worker hand the connection over that says a name, once."""
+        from distributed import get_worker
+
+        worker = get_worker()
+
+        def hand_over(comm: Any) -> None:
+            worker.handlers.pop(name, None)
+            arguments = (_taken(comm), self)
+            threading.Thread(target=serve, args=arguments, daemon=True, name="veilboost_line").start()
+
+        worker.handlers[name] = hand_over
+
+
+def open_line(client: Any, address: str, actor: Any, find_s: float, look: Callable[[], None]) -> Line:
+    """Return the site's end of a line to a worker.
+
+    Args:
+        actor: the worker's ``DaskDesk``.
+        find_s: how long the worker has for it.
+        look: see ``Line``.
+
+    Raises:
+        OSError, TimeoutError: there is no way to the worker, or no answer.
+    """
+    name = f"veilboost_line_{secrets.token_hex(16)}"
+    actor.await_line(name).result(find_s)
+
+    async def say_name() -> socket.socket:
+        from distributed.comm.core import connect
+
+        comm = await connect(address, timeout=find_s, **client.connection_args)
+        await comm.write({"op": name, "reply": False})
+        # Nothing comes back before the worker has the name, and the event loop has not run since it was sent.
+        return _taken(comm)
+
+    end: socket.socket = client.sync(say_name, callback_timeout=find_s)
+    line = Line(end, look)
+    line.await_ready()
+    return line
+
+
+def _taken(comm: Any) -> socket.socket:
+    """Take the socket of a connection of Dask's, which is closed without it."""
+    stream = comm.stream
+    if stream.writing():
+        comm.abort()
+        raise OSError("the connection is in use")
+    end: socket.socket = stream.socket
+    stream.io_loop.remove_handler(end)
+    stream.socket = socket.socket()
+    comm.abort()
+    return end
