@@ -12,6 +12,7 @@ import sys
 import threading as real_threading
 import time as real_time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import ModuleType
@@ -19,6 +20,7 @@ from typing import Any
 
 from he_processors.elgamal.padding import STEP_S, draw_out
 from nvflare_plugins.vertical.protocol.requester import PendingAnswer
+from nvflare_plugins.wire import mediator
 from tests.simulation.scheduler import Scheduler, Task
 
 
@@ -143,6 +145,25 @@ class _Pool:
         self._is_open = False
 
 
+class _Daemons(futures.Executor):
+    """Threads of gRPC that no process waits for at its end: those in which a dead machine's calls wait never end."""
+
+    def __init__(self, *_: object) -> None:
+        """Take as many as there are calls."""
+
+    def submit(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> futures.Future[Any]:
+        future: futures.Future[Any] = futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function(*arguments, **named))
+            except BaseException as error:  # as an executor's own threads do
+                future.set_exception(error)
+
+        real_threading.Thread(target=run, name="mediator", daemon=True).start()
+        return future
+
+
 class _Module(ModuleType):
     """A module of which some names are other things."""
 
@@ -259,6 +280,8 @@ def simulated(scheduler: Scheduler) -> Iterator[None]:
         setattr(function, kind, _with_clock(getattr(function, kind), clock.monotonic))
     defaults.append((draw_out, "__defaults__", draw_out.__defaults__))
     draw_out.__defaults__ = (STEP_S, clock.perf_counter, clock.sleep)
+    replaced.append((mediator, "futures", mediator.futures))
+    mediator.futures = _Module(futures, ThreadPoolExecutor=_Daemons)
     make_answer = PendingAnswer.__init__
 
     def make(answer: PendingAnswer, *arguments: Any) -> None:
