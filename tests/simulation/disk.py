@@ -25,8 +25,8 @@ _MARK = ".alive"
 _BY_THEMSELVES = (".sqlite", ".sqlite-journal", ".parquet", ".lock", _MARK)
 
 Fault = Callable[[str, int], str | float | None]
-"""Called before each change of a disk, with the machine and how many there were before: "die", "full", seconds that it
-takes, or nothing."""
+"""Called before each change of a disk, with the machine and how many there were before: "die", "full", "free",
+seconds that it takes, or nothing."""
 
 
 @dataclass
@@ -168,6 +168,8 @@ class Disks:
             return None
         if fault == "full" and self.of[owner].room is None:
             self.of[owner].room = 0
+        if fault == "free":
+            self.of[owner].room = None
         return fault if fault == "die" else None
 
     def _take_room(self, disk: Disk, n_bytes: int) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyarrow import parquet
 
 from nvflare_plugins.flare.timeouts import SILENCE_LIMIT_S
 from nvflare_plugins.flare.transport import TOPIC_FRAME, TOPIC_REPLY
 from tests.simulation import hostile
 from tests.simulation.cases import CONTINUE
-from tests.simulation.hostile import Claim, Lie, Naming, Tampering
-from tests.simulation.world import SERVER, Delivery, Loss, Machines
+from tests.simulation.hostile import Claim, Lie, Naming, Swap, Tampering
+from tests.simulation.world import SERVER, Delivery, Loss, Machines, World
 
 SURVIVED_S = 45.0
 """A pause that every job survives: silence ends it after SILENCE_LIMIT_S, of which beats and questions take a part."""
@@ -38,6 +41,8 @@ class Plan:
         naming: a server that names the sites of a job's attempts as it likes.
         claim: a site whose evidence says something else of who was lost.
         hidden: a site whose evidence the server keeps to itself at the end.
+        swap: a server that answers with what belongs to another exchange.
+        replaced: a site's files get other rows while the job goes on.
     """
 
     seed: int
@@ -64,6 +69,8 @@ class Plan:
     naming: Naming | None = None
     claim: Claim | None = None
     hidden: str | None = None
+    swap: Swap | None = None
+    replaced: bool = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"network {self.seed}")
@@ -74,12 +81,13 @@ class Plan:
     @property
     def is_tampered(self) -> bool:
         """Whether somebody cheats."""
-        return any(one is not None for one in (self.lie, self.tampering, self.other_terms, self.liar, self.claim))
+        liars = (self.lie, self.tampering, self.other_terms, self.liar, self.claim, self.swap)
+        return any(one is not None for one in liars)
 
     def calm(self) -> None:
         """Let nothing befall what comes from now on."""
         self.lost = self.doubled = 0.0
-        self.longest_s, self.outages, self.tampering = 0.05, [], None
+        self.longest_s, self.outages, self.tampering, self.swap = 0.05, [], None, None
         self.machines.disk = lambda owner, count: None
         self.machines.terms = self.machines.report = lambda site, document: document
         self.machines.losses = []
@@ -87,6 +95,7 @@ class Plan:
     def fate(self, sent: Delivery) -> list[tuple[float, bytes | None]]:
         """Decide what becomes of a message."""
         payload = sent.payload if self.tampering is None else self.tampering.payload(sent)
+        payload = payload if self.swap is None else self.swap.payload(sent)
         for owner, start, end in self.outages:
             if owner in (sent.origin, sent.target) and start <= sent.seconds < end:
                 return []
@@ -118,8 +127,12 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
         (4, _liar),
         (7, lambda *_: None),
     ]
-    weights, choices = zip(*menu, strict=True)
-    dice.choices(choices, weights)[0](plan, dice, sites)
+    more = random.Random(f"more {seed}")  # apart, so that what the others draw stays what it was
+    if more.random() < 0.15:
+        more.choice((_swap, _swap, _full_disk_for_a_while, _replacement))(plan, more, sites)
+    else:
+        weights, choices = zip(*menu, strict=True)
+        dice.choices(choices, weights)[0](plan, dice, sites)
     if dice.random() < 0.12:
         plan.has_twin = dice.choice([0.0, dice.uniform(0, 2), 20.0])
         plan.words.append(f"the job is submitted a second time at {plan.has_twin:.2f} s")
@@ -225,6 +238,41 @@ def _full_disk(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     plan.words.append(f"the disk of {owner} is full from its change {number} on")
 
 
+def _full_disk_for_a_while(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    """What was refused room may be written again, so that files of before and after lie side by side."""
+    plan.is_harmless, plan.is_full = False, True
+    owner, number, n_changes = dice.choice([*sites, *sites, SERVER]), dice.randrange(1, 120), dice.choice([1, 4, 30])
+
+    def disk(who: str, count: int) -> str | None:
+        return None if who != owner else "full" if number <= count < number + n_changes else "free"
+
+    plan.machines.disk = disk
+    plan.words.append(f"the disk of {owner} is full from its change {number} on, for {n_changes} changes")
+
+
+def _replacement(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    """Somebody puts other files in the place of a site's rows: the same rows written anew, or in another order."""
+    site, moment, is_other = dice.choice(sites), dice.uniform(0, 1.5) * (1 + 20 * plan.lost), dice.random() < 0.5
+    plan.replaced, plan.is_harmless = is_other, not is_other
+
+    def replace(world: World) -> None:  # by nobody's program, so that it is no change that something befalls
+        world.scheduler.spawn(lambda: write_anew(world.parties.workspace(site), is_other), "files", "observer")
+
+    plan.machines.events.append((moment, replace))
+    what = "the same rows in another order" if is_other else "the same rows"
+    plan.words.append(f"at {moment:.3f} s the files of {site} are replaced by {what}")
+
+
+def write_anew(workspace: Path, is_other: bool) -> None:
+    """Replace a site's tables, each at once."""
+    for path in sorted(workspace.glob("*.parquet")):
+        table = parquet.read_table(path)
+        rows = range(table.num_rows - 1, -1, -1) if is_other else range(table.num_rows)
+        fresh = path.with_name(f"{path.name}.new.parquet")
+        parquet.write_table(table.take(list(rows)), fresh, compression="zstd")
+        fresh.rename(path)
+
+
 def _long_silence(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     plan.is_harmless = False
     owner, start, seconds = dice.choice([*sites, SERVER]), dice.uniform(0, 2), dice.uniform(2, 5) * SILENCE_LIMIT_S
@@ -268,6 +316,13 @@ def _lie(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
     plan.lie = Lie(dice.randrange(1, 12), how, None if how in hostile.WHILE_ADDING else victim)
     to = "all" if plan.lie.victim is None else sites[plan.lie.victim]
     plan.words.append(f"the server cheats: {how}, at {plan.lie.which}, told to {to}")
+
+
+def _swap(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    plan.is_harmless = False
+    plan.swap = Swap(dice.randrange(3, 40), None if dice.random() < 0.6 else dice.choice(sites))
+    to = plan.swap.victim or "all"
+    plan.words.append(f"the server answers {to} with what belongs to another exchange, at {plan.swap.which}")
 
 
 def _terms(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,10 +15,11 @@ import numpy as np
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.flare.transport import TOPIC_REPLY
 from nvflare_plugins.horizontal import site as horizontal_site
 from nvflare_plugins.wire.additions import WordSum
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.envelope import Frame, Operation, pack_list, unpack, unpack_list
+from nvflare_plugins.wire.envelope import Frame, FrameType, Operation, pack_list, unpack, unpack_list
 
 WHILE_ADDING = {"left out": 0, "added twice": 2}
 SUMS = (*WHILE_ADDING, "off by a step", "scaled", "replayed")
@@ -234,6 +235,48 @@ class Tampering:
             return bytes(forgeries[self.how]().pack())
         except (ProtocolError, ValueError):
             return payload
+
+
+@dataclass
+class Swap:
+    """A server that answers an exchange with its own answer to an earlier one of the same kind and size.
+
+    Attributes:
+        which: number of the first exchange that may be answered so; of the later ones the first that has an earlier
+            one like it.
+        victim: the only site that is told; None for all.
+        told: sites that have been, by job.
+    """
+
+    which: int
+    victim: str | None = None
+    told: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._answers: dict[tuple[str, str, int], tuple[tuple[object, ...], bytes]] = {}
+        self._chosen: tuple[str, int, int] | None = None  # job, the exchange, and the one whose answer is given
+
+    def payload(self, sent: Any) -> bytes | None:
+        """Return what arrives in the place of a message."""
+        if sent.payload is None or sent.topic != TOPIC_REPLY:
+            return sent.payload
+        try:
+            frame = unpack(sent.payload)
+        except ProtocolError:  # a piece of a longer one
+            return sent.payload
+        like, ends = (frame.type, frame.kind, frame.attempt, len(sent.payload)), (sent.job_id, sent.target)
+        self._answers[*ends, frame.counter] = like, sent.payload
+        if self._chosen is None and frame.counter >= self.which and frame.type is FrameType.RESULT:
+            known = ((n, self._answers.get((*ends, n))) for n in range(frame.counter))
+            before = [n for n, one in known if one is not None and one[0] == like and one[1] != sent.payload]
+            self._chosen = (sent.job_id, frame.counter, before[-1]) if before else None
+        if self._chosen is None or self._chosen[:2] != (sent.job_id, frame.counter):
+            return sent.payload
+        earlier = self._answers.get((*ends, self._chosen[2]))
+        if self.victim not in (None, sent.target) or earlier is None or earlier[0] != like:
+            return sent.payload
+        self.told.add(ends)
+        return earlier[1]
 
 
 def other_terms(victim: str, how: str, dice: random.Random) -> Callable[[str, dict[str, Any]], dict[str, Any]]:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import random
 import shutil
 import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
-
-import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
+from he_processors.errors import ProtocolError
 from nvflare_plugins.cli import verify as verifier
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, export_name
 from nvflare_plugins.evidence.gone_on import SITES_FACT
@@ -41,9 +33,11 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.site.memory.store import NAME as MEMORY
 from nvflare_plugins.vertical.vertical_context import ANSWER_S
-from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
+from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES, unpack
 from tests.simulation.cases import DEADLINE_S, JOBS, STOP
 from tests.simulation.faults import Plan
+from tests.simulation.in_clear import nothing_in_clear
 from tests.simulation.watch import Watch
 from tests.simulation.world import SERVER, Outcome
 from tests.support.flare_job import JOB_ID
@@ -63,9 +57,6 @@ EXACT = {
 
 _ACTIVE_PARTYS = ("vertical_inference", "vertical_tuning")
 """Kinds whose results are the active party's alone."""
-
-NAMELESS = ("horizontal", "bagging", "vertical", "vertical_inference", "alignment")
-"""Kinds whose jobs do not name the columns, so that the server has no business with their names."""
 
 
 ENDED_S = ABORT_GRACE_S + STOP_GRACE_S + 30.0
@@ -107,7 +98,7 @@ def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[st
         *_evidence(plan, outcome),
         *_forgeries(plan, outcome),
         *_nothing_twice(outcome),
-        *_nothing_in_clear(JOBS[kind].kind, plan, outcome),
+        *nothing_in_clear(JOBS[kind].kind, plan, outcome),
         *_noticed(plan, outcome),
         *_whole_files(kind, outcome),
         *_result(kind, plan, outcome, reference),
@@ -280,57 +271,6 @@ def _nothing_twice(outcome: Outcome) -> Iterator[str]:
                 yield f"{sent.origin} sent two contents as one frame"
 
 
-def _nothing_in_clear(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
-    """Nothing that leaves a site, messages and its report, holds what stands in its rows and nowhere else."""
-    dice = random.Random(f"words {plan.seed}")
-    for site in outcome.parties.sites:
-        said = b"".join(sent.payload or b"" for sent in outcome.messages if sent.origin == site)
-        report = outcome.reports.get(site, {})
-        said += b"".join(v if isinstance(v, bytes) else str(v).encode() for v in report.values())
-        workspace = outcome.parties.workspace(site)
-        for what, word in _private_words(workspace, dice, kind in NAMELESS):
-            if word in said:
-                yield f"{site} said {what} in clear"
-                break
-
-
-_TELLING = 5  # bytes of a word that are not zero
-
-
-@functools.lru_cache(maxsize=100)
-def _columns(table: bytes) -> list[tuple[str, list[Any] | NDArray[np.float64]]]:
-    """Return names and values of a Parquet file's columns; of those without numbers as a list."""
-    frame = pd.read_parquet(BytesIO(table))
-    return [
-        (str(name), column.to_numpy(np.float64) if pd.api.types.is_numeric_dtype(column) else list(column))
-        for name, column in frame.items()
-    ]
-
-
-def _private_words(workspace: Path, dice: random.Random, names: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield some of what is a site's alone: ids, values as numbers and as text, labels in their order, its folder."""
-    yield "the folder in which it works", str(workspace).encode()
-    for path in sorted(workspace.glob("*.parquet")):
-        for name, values in _columns(path.read_bytes()):
-            if names and len(name) > 4:
-                yield "the name of a column", name.encode()
-            if isinstance(values, list):
-                yield from (("an id", str(text).encode()) for text in dice.sample(values, 12) if len(text) > 4)
-                continue
-            if name == "y":
-                for dtype in ("<f4", "<f8", "u1", "<i4", "<i8"):
-                    yield "labels in their order", values[:48].astype(dtype).tobytes()
-                continue
-            for place in dice.sample(range(len(values) - 1), 6):
-                words = struct.pack("<d", values[place]), values[place : place + 2].astype("<f4").tobytes()
-                for what, word in zip(("a value of a row", "values of two rows"), words, strict=True):
-                    if 8 - word.count(0) >= _TELLING:  # round numbers may stand among zeros by chance
-                        yield what, word
-                text = repr(float(values[place]))
-                if len(text) > 8:
-                    yield "a value of a row as text", text.encode()
-
-
 def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
     """Whatever is there can be read, also on the disk of a machine that died; and where one site ends well, all can."""
     without = left_out(outcome)
@@ -461,8 +401,16 @@ def _noticed(plan: Plan, outcome: Outcome) -> Iterator[str]:
             yield f"the server cheated ({plan.lie.how}), and sites completed the job"
         if plan.lie.is_sum and "the server or a site has changed it" not in told:
             yield f"the server changed a sum ({plan.lie.how}), and nobody says so: {told}"
-    if plan.other_terms is not None and completed(outcome):
-        yield "the server told a site other terms, and sites completed the job"
+    if plan.other_terms is not None:
+        if completed(outcome):
+            yield "the server told a site other terms, and sites completed the job"
+        if _sent_kinds(outcome) - _OF_HANDSHAKES:
+            yield "the server told a site other terms, and sites sent more than the handshake"
+    if plan.swap is not None and (sites := {site for job_id, site in plan.swap.told if job_id == outcome.job_id}):
+        if sites & set(completed(outcome)):
+            yield "the server answered with what belongs to another exchange, and sites completed the job"
+        if "belongs elsewhere" not in told:
+            yield f"the server answered with what belongs to another exchange, and nobody says so: {told}"
     if plan.liar is not None and outcome.reason is None and len(completed(outcome)) == len(outcome.parties.sites):
         if plan.liar[1] != "changed evidence":
             yield f"{plan.liar[0]} reported {plan.liar[1]}, and the server says that all went well"
@@ -470,10 +418,23 @@ def _noticed(plan: Plan, outcome: Outcome) -> Iterator[str]:
             yield f"{plan.liar[0]} handed in changed evidence, and it verifies"
 
 
+_OF_HANDSHAKES = {Kind.HANDSHAKE, Kind.GROUP_KEY}
+
+
+def _sent_kinds(outcome: Outcome) -> set[Kind]:
+    """Return the kinds of the frames that sites have sent, of those that are one piece."""
+    found = set()
+    for sent in outcome.messages:
+        if sent.topic == TOPIC_FRAME and sent.payload:
+            with suppress(ProtocolError):
+                found.add(unpack(sent.payload).kind)
+    return found
+
+
 def _result(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> Iterator[str]:
     if plan.is_tampered and JOBS[kind].kind not in EXACT:
         return
-    if left_out(outcome):  # another model than that of all sites
+    if left_out(outcome) or plan.replaced:  # another model than that of all sites, or of other files
         return
     for site, result in results(kind, outcome).items():
         if site in completed(outcome) and reference and result != reference[site]:

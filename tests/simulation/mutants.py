@@ -372,16 +372,10 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "a checkpoint says a round more": ("horizontal", _a_checkpoint_says_a_round_more),
     "the registry is not told of the end": ("bagging", _instead(Reservations, "complete", _nothing)),
     "answers of other exchanges are taken": (
-        "horizontal",
+        "dpboost",
         _instead(Channel, "_check", lambda self, sent, answer: answer),
     ),
 }
-
-SURVIVORS = {
-    "terms are not bound to the handshake": "the sites compare their terms again, sealed: 300 seeds did not show it",
-    "answers of other exchanges are taken": "tags and MACs are made for one place: 300 seeds did not show it",
-}
-"""Planted defects that no seed has shown so far, and what else stands in their place."""
 
 
 def survived(name: str, most: int = MOST) -> int | None:
@@ -419,7 +413,7 @@ def main() -> int:
             found[name] = seeds
             sys.stdout.write(f"| {name} | {MUTANTS[name][0]} | {'all' if seeds is None else seeds} |\n")
             sys.stdout.flush()
-    alive = [name for name, seeds in found.items() if seeds is None and name not in SURVIVORS]
+    alive = [name for name, seeds in found.items() if seeds is None]
     sys.stdout.write(json.dumps({"mutants": len(found), "survive": alive}) + "\n")
     return 1 if alive else 0
 
