@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cluster.trial import cluster_gaps
 from nvflare_plugins.recipes.examples import prepare
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.site.setup import SetupOptions, added, check_files, set_up, warnings_of, workspaces
-from nvflare_plugins.site.setup_state import missing, offers
+from nvflare_plugins.site.setup_state import missing, offers, policy_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,6 +54,10 @@ def _check(args: argparse.Namespace) -> int:
     """Say what is missing, and change nothing; 1 if anything is."""
     _alone(args, "check")
     found = missing(args.folder)
+    for path, role in workspaces(args.folder):
+        if role is not Role.SERVER:
+            with contextlib.suppress(ConfigurationError):  # of the policy: said already
+                found[path] += cluster_gaps(policy_of(path, role))
     for path, lacking in found.items():
         print(f"{path}: {'complete' if not lacking else 'not complete'}")
         for clause in lacking:

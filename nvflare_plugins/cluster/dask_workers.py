@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import stat
+import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pickle import UnpicklingError
 from types import TracebackType
 from typing import Any
@@ -21,11 +20,14 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster.dask_line import DaskDesk, open_line
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
+from nvflare_plugins.cluster.reach import load_certificates, why_not
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
-from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity, is_on_loopback
+from nvflare_plugins.data_sets.cluster_declaration import Cluster, is_on_loopback
 from nvflare_plugins.failures import WorkerLost
 
 _log = logging.getLogger(__name__)
+_LOST = (OSError, RuntimeError, ValueError, UnpicklingError)
+"""What a connection to a worker raises when it ends, a connection that the system gives up (TimeoutError) included."""
 FIND_S = 30.0
 """How long a site waits for its scheduler to answer, and for so many workers to be there. Units: seconds."""
 NEEDS_EXTRA = (
@@ -54,21 +56,41 @@ class DaskWorkers(LinkedWorkers):
 class _WorkerLink:
     """The line to the desk of one worker, and the actor that is it."""
 
-    def __init__(self, client: Any, number: int, address: str, deadline_s: float, find_s: float) -> None:
+    def __init__(
+        self,
+        client: Any,
+        number: int,
+        address: str,
+        deadline_s: float,
+        find_s: float,
+        context: ssl.SSLContext | None,
+    ) -> None:
         self._client, self._number, self._deadline_s = client, number, deadline_s
         self._until = time.monotonic() + find_s
         self._asking = threading.Lock()
-        self._actor = _place_desk(client, address)  # there as long as somebody holds it here
-        with self._loss_named():
+        try:
+            self._actor = _place_desk(client, address)  # there as long as somebody holds it here
             self._line = open_line(client, address, self._actor, find_s, self._look)
+        except _LOST as error:
+            _log.error("worker %d is not reached: %s", number, type(error).__name__)
+            raise WorkerLost(
+                f"worker {number} of this site's cluster cannot be reached: it {why_not(address, context)}. Remedy: "
+                "see that this machine reaches it at the address that it tells the scheduler."
+            ) from None
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         """Call a function of the desk; wait until it is done, the worker or the scheduler gone, or time is up."""
-        with self._asking, self._loss_named():
+        with self._asking:
             self._until = time.monotonic() + self._deadline_s
             self._look()
-            self._line.send((function, args))
-            answer: tuple[str, Any, str] = self._line.receive()
+            try:
+                self._line.send((function, args))
+                answer: tuple[str, Any, str] = self._line.receive()
+            except _LOST as error:
+                _log.error("worker %d is lost: %s", self._number, type(error).__name__)
+                raise WorkerLost(
+                    f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
+                ) from None
             return answer
 
     def close(self) -> None:
@@ -88,18 +110,6 @@ class _WorkerLink:
                 "(policy key: cluster.deadline_s)"
             )
 
-    @contextlib.contextmanager
-    def _loss_named(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:  # before there is a line
-            raise
-        except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
-            _log.error("worker %d is lost: %s", self._number, type(error).__name__)
-            raise WorkerLost(
-                f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
-            ) from None
-
 
 def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
     """Connect to a site's cluster, and check its workers before anything private reaches one.
@@ -111,7 +121,8 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         ConfigurationError: Dask is not installed; certificates, scheduler or workers are not usable, and why.
         WorkerFailure: a worker was lost meanwhile.
     """
-    client = _connect(cluster, find_s)
+    context = None if cluster.security is None else load_certificates(cluster.security)[0]
+    client = _connect(cluster, context, find_s)
     links: list[_WorkerLink] = []
     try:
         addresses = _find(client, cluster, find_s)
@@ -119,23 +130,17 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
             _log.info("worker %d of %d is %s", number, len(addresses), address)
         _check(client, addresses, find_s)
         for number, address in enumerate(addresses):
-            links.append(_WorkerLink(client, number, address, cluster.deadline_s, find_s))
+            links.append(_WorkerLink(client, number, address, cluster.deadline_s, find_s, context))
         workers = DaskWorkers(client, links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])
         return workers
-    except TimeoutError:
-        _close(client, links)
-        raise WorkerLost(
-            f"the workers of this site's cluster did not answer within {FIND_S:g} s. Remedy: see that this machine "
-            "reaches them at the addresses that they tell the scheduler."
-        ) from None
     except BaseException:
         _close(client, links)
         raise
 
 
-def _connect(cluster: Cluster, find_s: float) -> Any:
+def _connect(cluster: Cluster, context: ssl.SSLContext | None, find_s: float) -> Any:
     try:
         from distributed import Client
         from distributed.security import Security
@@ -143,7 +148,6 @@ def _connect(cluster: Cluster, find_s: float) -> Any:
         raise ConfigurationError(NEEDS_EXTRA) from None
     security = None
     if cluster.security is not None:
-        _check_files(cluster.security)
         security = Security(
             tls_ca_file=str(cluster.security.ca),
             tls_client_cert=str(cluster.security.cert),
@@ -159,23 +163,11 @@ def _connect(cluster: Cluster, find_s: float) -> Any:
             direct_to_workers=True,
             name="veilboost",
         )
-    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError):
         raise ConfigurationError(
-            f"the scheduler that the policy names cannot be reached ({type(error).__name__}). Policy key: "
-            "cluster.scheduler. Remedy: start it, or correct address and certificates."
+            f"the scheduler that the policy names cannot be reached: it {why_not(cluster.scheduler, context)}. "
+            "Policy keys: cluster.scheduler, cluster.security. Remedy: start it, or correct address and certificates."
         ) from None
-
-
-def _check_files(security: ClusterSecurity) -> None:
-    for name in ("ca", "cert", "key"):
-        try:
-            mode = os.stat(getattr(security, name)).st_mode
-        except OSError as error:
-            raise ConfigurationError(
-                f"cluster.security.{name} cannot be read ({type(error).__name__}): correct the path in the policy"
-            ) from None
-        if name == "key" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigurationError("cluster.security.key may be read by others than its owner: chmod 600")
 
 
 def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
@@ -183,12 +175,12 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
     try:
         client.wait_for_workers(cluster.workers, timeout=find_s)
     except TimeoutError:
-        found = len(client.scheduler_info(n_workers=-1)["workers"])
+        found = len(_running(client))
         raise ConfigurationError(
-            f"the policy asks for {cluster.workers} workers, and the scheduler has {found}. Policy key: "
-            "cluster.workers. Remedy: start more of them, or lower the number."
+            f"the policy asks for {cluster.workers} workers, and the scheduler has {found} that run. Policy "
+            "key: cluster.workers. Remedy: start more of them, look at the logs of the others, or lower the number."
         ) from None
-    known = client.scheduler_info(n_workers=-1)["workers"]
+    known = _running(client)
     chosen = sorted(known, key=lambda address: (str(known[address].get("name", "")), address))[: cluster.workers]
     for number, address in enumerate(chosen):  # the scheduler says where they are: it may be anywhere
         if cluster.security is None and not is_on_loopback(address):
@@ -198,6 +190,12 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
                 "certificates (tls://). Policy keys: cluster.scheduler, cluster.security."
             )
     return chosen
+
+
+def _running(client: Any) -> dict[str, Any]:
+    """Return the workers that take work; one that has just come, or is full, is known to the scheduler and does not."""
+    known = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: one for address, one in known.items() if one.get("status", "running") == "running"}
 
 
 def _check(client: Any, addresses: list[str], find_s: float) -> None:
@@ -218,7 +216,10 @@ def _check(client: Any, addresses: list[str], find_s: float) -> None:
             raise WorkerLost(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
         found = answers.get(address)
         if isinstance(found, OSError):  # the scheduler has not noticed yet that it is gone
-            raise WorkerLost(f"worker {number} of this site's cluster was lost; its log, or its machine's, says why")
+            raise WorkerLost(
+                f"worker {number} of this site's cluster was lost, or its scheduler does not reach it at the address "
+                "that it told: its log, its machine's, or a firewall between them says why"
+            )
         if not isinstance(found, dict):
             raise ConfigurationError(
                 f"worker {number} of this site's cluster cannot say what is installed there "

@@ -12,12 +12,12 @@ import dp_components
 import he_processors
 from he_processors.errors import ConfigurationError
 
-_EQUAL = ("veilboost", "xgboost", "numpy", "python", "native modules")
+_EQUAL = ("veilboost", "xgboost", "numpy", "distributed", "python", "native modules")
 
 
 def installed() -> dict[str, str]:
     """Return the releases of this process, and digests of the package's own modules."""
-    own = {name: _version(name) for name in ("veilboost", "xgboost", "numpy")}
+    own = {name: _version(name) for name in ("veilboost", "xgboost", "numpy", "distributed")}
     return {**own, "python": ".".join(platform.python_version_tuple()[:2]), "native modules": _native_digest()}
 
 

@@ -38,14 +38,18 @@ def missing(folder: Path) -> dict[Path, list[str]]:
     return {path: list(_missing(path, role)) for path, role in workspaces(folder)}
 
 
+def policy_of(workspace: Path, role: Role) -> SitePolicy:
+    """Return the policy of a workspace that is no server's. Raises: ConfigurationError."""
+    return SitePolicy.load(workspace, "site" if role is Role.SIMULATOR else site_name(workspace))
+
+
 def _missing(workspace: Path, role: Role) -> Iterator[str]:
     yield from gaps(workspace)
     yield from _certificate_gaps(workspace, role)
     if role is Role.SERVER:
         return
-    site = "site" if role is Role.SIMULATOR else site_name(workspace)
     try:
-        policy = SitePolicy.load(workspace, site)
+        policy = policy_of(workspace, role)
         if role is Role.SITE:
             yield from run_gaps(workspace, policy)
     except ConfigurationError as error:

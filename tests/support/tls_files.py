@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 
-def make_tls_files(folder: Path) -> dict[str, str]:
-    """Write ca, cert and key; return their paths."""
+def make_tls_files(folder: Path, begins_in: timedelta = -timedelta(hours=1)) -> dict[str, str]:
+    """Write ca, cert and key; return their paths. Args: begins_in: when the certificates' one day begins, from now."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer, subject = (
@@ -25,7 +25,7 @@ def make_tls_files(folder: Path) -> dict[str, str]:
     def builder(of: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         found = x509.CertificateBuilder().subject_name(of).issuer_name(issuer).public_key(public)
         found = found.serial_number(x509.random_serial_number())
-        return found.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
+        return found.not_valid_before(now + begins_in).not_valid_after(now + begins_in + timedelta(days=1))
 
     is_ca = x509.BasicConstraints(ca=True, path_length=None)
     ca = builder(issuer, ca_key.public_key()).add_extension(is_ca, critical=True).sign(ca_key, hashes.SHA256())

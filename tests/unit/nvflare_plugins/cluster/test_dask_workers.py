@@ -39,6 +39,8 @@ def test_a_stalled_worker_is_named_when_its_time_is_up() -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_stalled_from_the_first_is_named() -> None:
     with local_cluster(2) as cluster:
+        with open_workers(Cluster(cluster.address, 2)):
+            pass  # the scheduler knows both, and both run
         stall(cluster.pids[1])
         with pytest.raises(WorkerFailure, match=r"worker 1 .* did not answer within 3 s"):
             open_workers(Cluster(cluster.address, 2), find_s=3)
