@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import unicodedata
 from collections.abc import Sequence
 from html import escape
 
@@ -68,6 +70,15 @@ def printable(text: str, most: int = 200) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
     return _PILED_UP.sub("?", text)
+
+
+def near_name(name: str, present: Sequence[str]) -> str:
+    """Return the end of a sentence that says a name is not there: which one may be meant, if any."""
+    close = difflib.get_close_matches(name, present, n=1)
+    for other in present:
+        if unicodedata.normalize("NFKC", other).split() == unicodedata.normalize("NFKC", name).split():
+            return f"; {other!r} looks alike and is written with other characters, {other!a} for {name!a}"
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def markup(text: str) -> str:

@@ -13,6 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.predict import training_set
 from nvflare_plugins.data_sets.declaration import DataSet, format_of
 from nvflare_plugins.data_sets.part_files import is_in_parts
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.report.drift_page import build_page
@@ -67,8 +68,12 @@ def run(options: argparse.Namespace) -> int:
     }
     _print(scores, features, document)
     if options.out is not None:
-        write_atomically(options.out, build_page(document).encode(), 0o600)
-        target = write_atomically(options.out.with_suffix(".json"), json.dumps(document, indent=1).encode(), 0o600)
+        try:
+            write_atomically(options.out, build_page(document).encode(), 0o600)
+            target = write_atomically(options.out.with_suffix(".json"), json.dumps(document, indent=1).encode(), 0o600)
+        except OSError as error:
+            shown = printable(str(options.out))
+            raise ConfigurationError(f"--out {shown} cannot be written: {reason_of(error)}") from None
         print(f"wrote {options.out} and {target.name}: for this site only, sent nowhere")
     return DRIFTED if document["drifted"] else 0
 

@@ -6,8 +6,8 @@ and go on telling something about the data. SHAP values weigh the paths of a tre
 XGBoost 3.2 gives NaN and 3.3 an error. Under any number, 0 among them, one of the two gives values that look right and
 are not.
 
-By the suffix of its name the copy is ONNX (``.onnx``) or treelite's checkpoint (``.treelite``), neither of which holds
-a hessian; else it is XGBoost's own JSON.
+By the suffix of its name the copy is XGBoost's own JSON (``.json``), ONNX (``.onnx``) or treelite's checkpoint
+(``.treelite``); the last two hold no hessian.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.outputs import check_output
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.xgb.model_json import model_bytes, trees_model
@@ -50,6 +51,7 @@ def strip_sum_hessian(model: bytes) -> bytes:
 def run(options: argparse.Namespace) -> int:
     """Write the copy."""
     output, suffix = options.output, options.output.suffix.lower()
+    check_output("the copy", output, ".json", ONNX, TREELITE)
     if output.exists() and options.model.exists() and output.samefile(options.model):
         raise ConfigurationError(f"{output} is the model itself, which would lose its covers: name another file")
     if suffix in (ONNX, TREELITE):
@@ -61,8 +63,6 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
         content = strip_sum_hessian(model)
         what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
-    if output.is_dir():
-        raise ConfigurationError(f"{output} is a folder: name a file")
     try:
         write_atomically(output, content)
     except OSError as error:

@@ -8,19 +8,19 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.formatting import printable
 
 
-def check_output(option: str, path: Path, suffix: str) -> None:
+def check_output(option: str, path: Path, *suffixes: str) -> None:
     """Refuse a name that might be that of another file (a ledger, a model, a log), before any work is done.
 
     Args:
         option: whose argument it is, for the message.
-        suffix: what such files end in.
+        suffixes: what such files end in.
 
     Raises:
         ConfigurationError: it has another ending, or cannot be a file there.
     """
     shown = printable(str(path))
-    if path.suffix.lower() != suffix:
-        raise ConfigurationError(f"{option} {shown}: the name must end in {suffix}")
+    if path.suffix.lower() not in suffixes:
+        raise ConfigurationError(f"{option} {shown}: the name must end in {' or '.join(suffixes)}")
     if path.is_dir():
         raise ConfigurationError(f"{option} {shown} is a folder: name a file in it")
     if not path.parent.is_dir():

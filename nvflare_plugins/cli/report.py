@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.cli.outputs import check_output
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.cli.verify_command import DOES_NOT_SHOW, SHOWS, trusted, verdict_text
 from nvflare_plugins.files import write_atomically
@@ -20,6 +21,8 @@ _DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 def run(arguments: argparse.Namespace) -> int:
     """Write it, and say where."""
     try:
+        if arguments.output is not None:
+            check_output("--out", arguments.output, ".html")
         print(_summary(arguments) if arguments.summary else _report(arguments))
     except (OSError, ConfigurationError, ProtocolError) as error:
         print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)

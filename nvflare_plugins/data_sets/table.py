@@ -11,9 +11,7 @@ are.
 
 from __future__ import annotations
 
-import difflib
 import logging
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +25,7 @@ from nvflare_plugins.data_sets.column_values import ColumnLoader
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.passes import BLOCK_VALUES, RowPasses
 from nvflare_plugins.data_sets.tabular_files import TabularFile
+from nvflare_plugins.formatting import near_name
 
 _log = logging.getLogger(__name__)
 MAX_NAME = 256
@@ -313,15 +312,6 @@ def _refuse_lists_of_dates(listed: Sequence[str], spec: DataSet) -> None:
                 f"a list is given for {name!r}, which data set {spec.name!r} holds as a date: leave the list out. "
                 f"Policy key: data_sets.{spec.name}.dates."
             )
-
-
-def near_name(name: str, present: Sequence[str]) -> str:
-    """Return the end of a sentence that says a column is absent: which one may be meant, if any."""
-    close = difflib.get_close_matches(name, present, n=1)
-    for other in present:
-        if unicodedata.normalize("NFKC", other).split() == unicodedata.normalize("NFKC", name).split():
-            return f"; {other!r} looks alike and is written with other characters, {other!a} for {name!a}"
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _feature_names(file: TabularFile, special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:

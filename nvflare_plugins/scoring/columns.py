@@ -7,7 +7,6 @@ error that counts values and shows none.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from nvflare_plugins.data_sets.column_values import positions_of
 from nvflare_plugins.data_sets.tabular_files import distinct_texts, is_number, is_text, numbers_of_texts, taken
 from nvflare_plugins.data_sets.text_values import NumberFormat
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.formatting import counted, near_name, printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
 
@@ -85,18 +84,21 @@ def check_names(where: str, features: Sequence[Feature], present: Sequence[str],
     problems = []
     lacking = [name for name in names if name not in given]
     if lacking:
-        close = difflib.get_close_matches(lacking[0], sorted(given - known), n=1)
-        hint = f"; is {_shown(close)} meant for {_shown(lacking[:1])}?" if close else ""
+        hint = near_name(lacking[0], sorted(given - known))
         problems.append(
-            f"lacks {len(lacking)} of the model's {len(names)} columns ({_shown(lacking)}){hint}: "
-            f"{remedies.missing_column}"
+            f"lacks {len(lacking)} of the model's {len(names)} columns ({_shown(lacking)}): "
+            f"{remedies.missing_column}{hint}"
         )
     extra = [name for name in dict.fromkeys(present) if name not in known]
     if extra:
-        problems.append(f"has {len(extra)} columns that the model lacks ({_shown(extra)}): {remedies.extra_column}")
+        problems.append(
+            f"has {counted(len(extra), 'column')} that the model lacks ({_shown(extra)}): {remedies.extra_column}"
+        )
     repeated = sorted({name for name in present if present.count(name) > 1}) if len(given) < len(present) else []
     if repeated:
-        problems.append(f"has {len(repeated)} names of columns twice ({_shown(repeated)}): {remedies.repeated_column}")
+        problems.append(
+            f"has {counted(len(repeated), 'name')} of columns twice ({_shown(repeated)}): {remedies.repeated_column}"
+        )
     _raise(where, problems)
 
 

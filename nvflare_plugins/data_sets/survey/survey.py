@@ -33,9 +33,10 @@ from nvflare_plugins.data_sets.survey.columns import (
 )
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
 from nvflare_plugins.data_sets.survey.raw_file import ColumnsInPasses, RawFile, UnreadableError, read_raw
-from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text, near_name
+from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text
 from nvflare_plugins.data_sets.tabular_files import is_number, is_text
 from nvflare_plugins.data_sets.text_values import NumberFormat
+from nvflare_plugins.formatting import near_name
 
 _MOST_CLASSES = 20
 

@@ -99,16 +99,23 @@ def test_the_copy_goes_nowhere_but_into_a_file_of_its_own(tmp_path, capsys):
     before = (tmp_path / "model.json").read_bytes()
     (tmp_path / "again.json").hardlink_to(tmp_path / "model.json")
     (tmp_path / "link.json").symlink_to(tmp_path / "model.json")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.json").mkdir()
     for name, said in (
         ("model.json", "the model itself"),
         ("again.json", "the model itself"),
         ("link.json", "the model itself"),
-        ("folder", "is a folder"),
-        ("absent/copy.json", "ENOENT"),
-        ("x" * 300, "ENAMETOOLONG"),
+        ("folder.json", "is a folder"),
+        ("absent/copy.json", "make it first"),
+        ("x" * 300 + ".json", "ENAMETOOLONG"),
+        ("customers.csv", "must end in .json or .onnx or .treelite"),
+        ("copy.ubj", "must end in .json"),
     ):
         assert main(["export", str(tmp_path / "model.json"), str(tmp_path / name)]) == 1
         assert said in capsys.readouterr().err
     assert (tmp_path / "model.json").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "folder", "link.json", "model.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again.json",
+        "folder.json",
+        "link.json",
+        "model.json",
+    ]

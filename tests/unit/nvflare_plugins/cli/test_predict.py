@@ -226,7 +226,7 @@ def test_unknown_categories_count_as_missing_if_asked(trained: Trained, tmp_path
 
 
 WRONG_FILES: dict[str, tuple[Any, str]] = {
-    "extra": (lambda rows: rows.assign(y=1), r"has 1 columns that the model lacks ('y'): name what is no feature with"),
+    "extra": (lambda rows: rows.assign(y=1), r"has 1 column that the model lacks ('y'): name what is no feature with"),
     "lacking": (lambda rows: rows.drop(columns="flag"), "lacks 1 of the model's 6 columns ('flag')"),
     "large": (lambda rows: rows.assign(**{NAMES[0]: 1e39}), "300 of 300 values are infinite or beyond float32"),
     "infinite": (lambda rows: rows.assign(flag=np.inf), "column 'flag': 300 of 300 values are infinite"),

@@ -136,3 +136,6 @@ def test_wrong_usage_names_the_remedy(folder: Path, capsys: pytest.CaptureFixtur
     assert "--summary" in capsys.readouterr().err
     assert main(["report", "--summary", str(folder), "--out", str(folder / "no" / "page.html")]) == 1
     assert "page.html" in capsys.readouterr().err
+    for options in (["--summary"], []):
+        assert main(["report", *options, str(folder), "--out", str(folder / "run.json")]) == 1
+        assert "must end in .html" in capsys.readouterr().err

@@ -209,9 +209,10 @@ def wrong_tables() -> dict[str, tuple[pd.DataFrame, str]]:
     dates = rows.assign(flag=pd.Timestamp("2026-01-01"))
     return {
         "lacking": (rows.drop(columns=NAMES[:2]), r"X lacks 2 of the model's 6 columns \('Größe \(cm\)', '身長'\)"),
-        "almost": (rows.rename(columns={"colour": "color"}), "is 'color' meant for 'colour'"),
-        "extra": (rows.assign(Kunde=1), r"X has 1 columns that the model lacks \('Kunde'\): drop what is no feature"),
-        "twice": (pd.concat([rows, rows.flag], axis=1), r"X has 1 names of columns twice \('flag'\)"),
+        "almost": (rows.rename(columns={"colour": "color"}), "did you mean 'color'"),
+        "alike": (rows.rename(columns={"colour": "\uff43olour"}), "looks alike and is written with other characters"),
+        "extra": (rows.assign(Kunde=1), r"X has 1 column that the model lacks \('Kunde'\): drop what is no feature"),
+        "twice": (pd.concat([rows, rows.flag], axis=1), r"X has 1 name of columns twice \('flag'\)"),
         "unknown": (rows.assign(colour=["lila", *rows.colour[1:]]), "1 of 300 values are none of the model's 3 categ"),
         "text": (rows.assign(flag=["perhaps", *rows.flag[1:]]), "'flag': 1 of 300 values are text that is no number"),
         "large": (large, "300 of 300 values are infinite or beyond float32"),
