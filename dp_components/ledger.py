@@ -43,6 +43,7 @@ from dp_components.ledger_records import (
     close_record,
     dated,
     event_list,
+    for_one_row,
     head_record,
     interrupt_record,
     ledger_record,
@@ -358,7 +359,7 @@ class Ledger:
                 head, is_whole = None, False
             if is_whole:
                 raise PrivacyRefusal(f"The ledger of data set {identity.data_set} lacks nothing.")
-            spent = head.spent if head is not None else _for_one_row(budget.limit, identity.rows_per_person)
+            spent = head.spent if head is not None else for_one_row(budget.limit, identity.rows_per_person)
             missing = PrivacyCost(*(max(0.0, a - b) for a, b in zip(spent, state.spent().parts(), strict=True)))
             for record in (lost_record(missing), head_record()):
                 with_time = dated(record)
@@ -494,9 +495,3 @@ def ledger_files(folder: Path) -> list[Path]:
 def _require_text(name: str, value: str) -> None:
     if not _TEXT.fullmatch(value):
         raise ValueError(f"a {name} is 1 to 300 printable ASCII characters")
-
-
-def _for_one_row(cost: PrivacyCost, n_rows: int) -> tuple[float, ...]:
-    """Return the parts of a cost to one row that is ``cost`` to a person with so many."""
-    mu_squared, epsilon, rho, slack = cost.parts()
-    return mu_squared / n_rows**2, epsilon / n_rows, rho / n_rows**2, slack

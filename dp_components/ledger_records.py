@@ -486,3 +486,9 @@ def _counter(documents: list[object]) -> Counter[PricedEvent]:
         event = event_from_document(values)
         counts[event] += RepeatedEvent(event, count).count
     return counts
+
+
+def for_one_row(cost: PrivacyCost, n_rows: int) -> tuple[float, ...]:
+    """Return the parts of a cost to one row that is ``cost`` to a person with so many."""
+    mu_squared, epsilon, rho, slack = cost.parts()
+    return mu_squared / n_rows**2, epsilon / n_rows, rho / n_rows**2, slack

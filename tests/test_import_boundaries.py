@@ -1,4 +1,4 @@
-"""The arrows between the packages, and the rooms of nvflare_plugins, point downwards (nvflare_plugins/README.md)."""
+"""The house: arrows between packages and rooms point downwards (nvflare_plugins/README.md), and files stay short."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ FORBIDDEN = {
     "nvflare_plugins": {"jobs", "tests"},
 }
 PLUGINS = "nvflare_plugins"
+PLACES = (*FORBIDDEN, "jobs", "poc_workspace", "tests")
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 KINDS = (
     "horizontal",
     "alignment",
@@ -181,3 +183,30 @@ def test_private_components_load_nothing_from_above() -> None:
     )
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert output.strip() == "set()"
+
+
+def too_long(source: str, most_in_functions: int) -> list[str]:
+    """Return what of a module is longer than it may be; of functions what follows the docstring counts."""
+    functions = (one for one in ast.walk(ast.parse(source)) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    bodies = {one.name: one.body[1:] if ast.get_docstring(one) else one.body for one in functions}
+    found = [name for name, body in bodies.items() if body and n_lines(body) > most_in_functions]
+    return [*(["the file"] if len(source.splitlines()) > LONGEST_FILE else []), *found]
+
+
+def n_lines(body: list[ast.stmt]) -> int:
+    """Return over how many lines statements stretch."""
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_files_and_functions_are_short(place: str) -> None:
+    most = LONGEST_FUNCTION if place != "tests" else LONGEST_FILE
+    found = {str(path.relative_to(ROOT)): too_long(path.read_text(), most) for path in (ROOT / place).rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}, "cut these by subject"
+
+
+def test_a_long_file_and_a_long_function_are_noticed() -> None:
+    line, body = "x = 1\n", "    x = 1\n"
+    assert too_long(line * LONGEST_FILE, 2) == [] and too_long(line * (LONGEST_FILE + 1), 2) == ["the file"]
+    head = 'class A:\n  def f(self):\n    """Say\n    much."""\n'
+    assert too_long(head + body * 2, 2) == [] and too_long(head + body * 3, 2) == ["f"]

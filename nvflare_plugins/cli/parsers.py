@@ -76,6 +76,28 @@ def _site_setup(subparsers: _Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
+    _data_set_options(parser)
+    _policy_options(parser)
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, say what is missing; exit code 1 if anything is"
+    )
+    parser.add_argument(
+        "--upgrade",
+        action="store_true",
+        help="after an update of VeilBoost: complete what an earlier version has set up, and list what the policy "
+        "could say since; nothing of that is switched on",
+    )
+    parser.add_argument(
+        "--example",
+        action="store_true",
+        help="write data that are nobody's, and policies that consent to all that the job folders under jobs ask for, "
+        "so that each runs as it stands; in an empty workspace, for trying out",
+    )
+    parser.set_defaults(func=_later("site_setup"))
+
+
+def _data_set_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says where a site's data sets lie, how they are read, and what private jobs may spend on them."""
     parser.add_argument(
         "--data-set",
         dest="data_sets",
@@ -114,6 +136,10 @@ def _site_setup(subparsers: _Subparsers) -> None:
         "how much of epsilon is kept for pure mechanisms (DPBoost), the most rows of one person, and whether nobody "
         "is in another such data set",
     )
+
+
+def _policy_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the site's policy allows, consents to and keeps."""
     parser.add_argument(
         "--profile",
         dest="profiles",
@@ -169,22 +195,6 @@ def _site_setup(subparsers: _Subparsers) -> None:
         "run other jobs too, and whose data those jobs then read and send without VeilBoost's policy; `none` "
         "takes it back",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing, say what is missing; exit code 1 if anything is"
-    )
-    parser.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="after an update of VeilBoost: complete what an earlier version has set up, and list what the policy "
-        "could say since; nothing of that is switched on",
-    )
-    parser.add_argument(
-        "--example",
-        action="store_true",
-        help="write data that are nobody's, and policies that consent to all that the job folders under jobs ask for, "
-        "so that each runs as it stands; in an empty workspace, for trying out",
-    )
-    parser.set_defaults(func=_later("site_setup"))
 
 
 _SNAPSHOT_OPTIONS = {

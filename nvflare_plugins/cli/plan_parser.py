@@ -28,6 +28,17 @@ def add_plan(subparsers: Subparsers, bare_budget: Callable[[str], dict[str, floa
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
     )
+    _shape_options(parser)
+    parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
+    parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
+    parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+    _private_options(parser, bare_budget)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.set_defaults(func=later("plan.command"))
+
+
+def _shape_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how large a training is, and under which profile."""
     parser.add_argument(
         "--rows", type=int, help="training rows of all sites together; for private jobs only if that number is public"
     )
@@ -65,9 +76,10 @@ def add_plan(subparsers: Subparsers, bare_budget: Callable[[str], dict[str, floa
         default="all",
         help="horizontal training: one, or all beside each other; vertical: paillier (or the job's) or elgamal",
     )
-    parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
-    parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
-    parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+
+
+def _private_options(parser: argparse.ArgumentParser, bare_budget: Callable[[str], dict[str, float]]) -> None:
+    """Add what a plan of a private job is asked beside its shape."""
     budget = parser.add_argument_group("private jobs: how many more trainings a budget bears")
     budget.add_argument(
         "--budget",
@@ -85,5 +97,3 @@ def add_plan(subparsers: Subparsers, bare_budget: Callable[[str], dict[str, floa
         metavar="P",
         help="private trees: share of one of the two classes, where it is public (default 0.5)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(func=later("plan.command"))

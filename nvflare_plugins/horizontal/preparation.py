@@ -161,6 +161,15 @@ def prepare(
     columns["features"] = names
     table = _load(data_set, policy, columns, takes_passes)
     eval_table = None if eval_set is None else _load(eval_set, policy, columns, takes_passes)
+    _check_rows(job, parameters, table, eval_table)
+    continues = () if start is None else start.jobs
+    return Prepared(
+        data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues, course, lost
+    )
+
+
+def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table, eval_table: Table | None) -> None:
+    """Look at the values of both tables, and log what is the matter with them. Raises: DataRefusal."""
     for one in (table, eval_table):
         if one is table or (one is not None and one.passes is not None):  # which is scored by bins
             _check_magnitudes(one)
@@ -174,10 +183,6 @@ def prepare(
         log_what_labels_lack(checked, name, is_classification)
         for note in checked.notes:
             _log.info("%s", note)
-    continues = () if start is None else start.jobs
-    return Prepared(
-        data_set, table, eval_set, eval_table, parameters, initial, earlier, chosen, continues, course, lost
-    )
 
 
 def _check_shards(earlier: Earlier, n_shards: int) -> None:

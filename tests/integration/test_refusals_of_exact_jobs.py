@@ -11,70 +11,24 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site as run_buckets
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.horizontal import preparation
-from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
-from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.site import data_refusals
-from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
-from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.model.model_files import ModelIdentity, PassivePart
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference import site as inference_site
-from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
+from tests.support.exact_jobs import FEW_ROWS, SITES, federation_of, job, place_of, table, texts, with_value
 from tests.support.federation import Federation, succeed
-from tests.support.memories import changed, told
-
-SITES = ("site-1", "site-2", "site-3")
-FEW_ROWS = {"min_effective_rows": 1, "min_rows_per_node": 0}
-BUDGET = {"epsilon": 1.0, "delta": 1e-6, "pure_epsilon": 1.0}
-
-
-def table(n_rows: int = 90) -> pd.DataFrame:
-    rng = np.random.default_rng(7)
-    frame = pd.DataFrame({"a": rng.normal(size=n_rows), "b": rng.normal(size=n_rows), "w": 1.0})
-    frame["c"] = np.array(["x", "y"])[rng.integers(0, 2, n_rows)]
-    return frame.assign(y=(frame.a + frame.b > 0).astype(float), id=[f"p{i}" for i in range(n_rows)])
-
-
-def job(**changes: object) -> HorizontalJob:
-    fields = {
-        "data_set": "train",
-        "label": "y",
-        "params": {"objective": "binary:logistic", "max_depth": 2},
-        "num_rounds": 1,
-        "profile": "masks",
-        "features": ["a", "b"],
-        **changes,
-    }
-    return HorizontalJob.from_dict(fields)
-
-
-def with_value(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda frame: frame.assign(**{column: [*frame[column][:-1], value]})
-
 
 POISSON = {"objective": "count:poisson", "max_depth": 2}
 QUERIES: dict[str, tuple[Callable, dict, str]] = {
@@ -91,19 +45,6 @@ QUERIES: dict[str, tuple[Callable, dict, str]] = {
         "list of 2",
     ),
 }
-
-
-def federation_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame], **policy: object) -> Federation:
-    folder.mkdir(exist_ok=True)
-    federation = Federation(folder, policy={"share_data_errors": False, "consents": {}, **FEW_ROWS, **policy})
-    federation.give_data("train", table())
-    path = federation.workspace("site-1") / "train.parquet"
-    change(pd.read_parquet(path)).to_parquet(path, index=False)
-    return federation
-
-
-def texts(outcomes: dict) -> dict[str, str]:
-    return {site: str(outcome) for site, outcome in outcomes.items()}
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -205,7 +146,6 @@ def test_the_registry_says_no_more_than_that_it_refuses(tmp_path: Path) -> None:
     assert [end["reason"] for end in ends if end["type"] == "end"] == [REGISTRY_TEXT[: len(ends[0]["reason"])]]
 
 
-# -- floors that others ask for
 # ------------------------------------------------------------------------------------------
 
 
@@ -366,145 +306,3 @@ def test_the_consent_is_asked_before_any_row_is_read(
     consenting = place_of(tmp_path, data_sets=sets, consents={"exact_leaves": True})
     with pytest.raises(ConfigurationError, match="rows are read"):
         preparation.prepare(job(profile=profile, params=objective), consenting)
-
-
-# -- data sets with a budget ------------------------------------------------------------------------------------------
-
-
-def place_of(folder: Path, site: str = "site-1", **changes: object) -> SiteContext:
-    document: dict[str, Any] = {
-        "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_local"],
-        "unsigned_sessions": True,
-        "registry": "registry",
-        "ledgers": "ledgers",
-        **changes,
-    }
-    consents = {"plain_profile": True, "exact_bins": True, **document.pop("consents", {})}
-    policy = SitePolicy.from_dict({**document, "consents": consents}, workspace=folder, site=site)
-    return SiteContext(site, SITES, "job", bytes(16), folder / "runs", policy, Identity.unsigned(site))
-
-
-PARAMS = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 32}
-VERTICAL = {"active": "site-1", "label": "y", "params": PARAMS, "num_rounds": 1}
-
-
-def vertical(**changes: object) -> VerticalJob:
-    fields = {"data_set": "d", "profile": "paillier", "preset": "guarded", **VERTICAL, **changes}
-    return VerticalJob.from_dict(fields)
-
-
-def take_part(kind: str, context: SiteContext) -> None:
-    """Run a job of a kind up to its first exchange; data set d is the one in question, e is another one."""
-    match kind:
-        case "horizontal" | "evaluation":
-            sets = {"data_set": "d"} if kind == "horizontal" else {"data_set": "e", "eval_data_set": "d"}
-            run_site(job(**sets), context, None, 1.0)
-        case "vertical" | "vertical evaluation":
-            sets = {"data_set": "d"} if kind == "vertical" else {"data_set": "e", "eval_data_set": "d"}
-            run_vertical_site(vertical(**sets), context, None, 1.0, Silent())
-        case "alignment":
-            align_site(AlignmentJob(["d"]), context, None, 1.0, Silent())
-        case "inference":
-            inference_site.run_inference(InferenceJob(model="m", data_set="d"), context, None, 1.0, Silent())
-        case "buckets":
-            run_buckets(BucketJob("d", "site-1", "y", params=VERTICAL["params"]), context, None, 1.0)
-
-
-@pytest.fixture
-def stored_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = ModelIdentity("m", "site-2", SITES, (bytes(32),) * 3)
-    part = SimpleNamespace(part=PassivePart({}, ("a", "b"), ("f0", "f1")), identity=identity)
-    monkeypatch.setattr(inference_site, "find_part", lambda *_: part)
-
-
-@pytest.mark.parametrize(
-    ("kind", "site"),
-    [
-        ("horizontal", "site-1"),
-        ("evaluation", "site-1"),
-        ("vertical", "site-1"),
-        ("vertical", "site-2"),
-        ("vertical evaluation", "site-2"),
-        ("inference", "site-1"),
-        ("buckets", "site-1"),
-    ],
-)
-def test_data_with_a_budget_take_private_jobs_only(tmp_path: Path, kind: str, site: str, stored_part: None) -> None:
-    """Also as an evaluation set, at every party, and before anything is loaded: there is no file at all."""
-    sets = {"d": {"path": "d.csv", "id": "id", "privacy": BUDGET}, "e": {"path": "e.csv", "id": "id"}}
-    with pytest.raises(PolicyRefusal, match=r"'d' a privacy budget.*consents\.exact_use_of_budgeted_data.*Remedy"):
-        take_part(kind, place_of(tmp_path, site, data_sets=sets))
-    with pytest.raises(ConfigurationError, match="no file"):
-        take_part(kind, place_of(tmp_path, site, data_sets=sets, consents={"exact_use_of_budgeted_data": True}))
-
-
-# -- every other kind of job ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["vertical", "alignment", "inference", "buckets"])
-@pytest.mark.parametrize("strange", ["p0", None, "p\u200b1"])
-def test_an_unusable_id_is_not_told(tmp_path: Path, kind: str, strange: str | None, stored_part: None) -> None:
-    frame = table()
-    frame.loc[5, "id"] = strange
-    frame[["a", "b", "y", "id"]].to_parquet(tmp_path / "d.parquet")
-    with pytest.raises(DataRefusal) as refusal:
-        take_part(kind, place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}}))
-    assert str(refusal.value) == ROWS_TEXT and "id" in refusal.value.reason
-    assert told(Memory(tmp_path / "registry", "site-1"), "SELECT question, data_set FROM refusals") == [
-        ("refusals", "d")
-    ]
-
-
-def test_a_label_of_a_vertical_job_is_not_told(tmp_path: Path) -> None:
-    for value in (np.nan, 7.0):
-        with_value("y", value)(table())[["a", "b", "y", "id"]].to_parquet(tmp_path / "d.parquet")
-        with pytest.raises(DataRefusal) as refusal:
-            take_part("vertical", place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}}))
-        assert str(refusal.value) == ROWS_TEXT
-
-
-def test_weights_of_a_vertical_job_are_not_told(tmp_path: Path) -> None:
-    for value in (-1.0, 0.0):
-        table().assign(w=value)[["a", "b", "w", "y", "id"]].to_parquet(tmp_path / "d.parquet")
-        context = place_of(tmp_path, data_sets={"d": {"path": "d.parquet", "id": "id"}})
-        with pytest.raises(DataRefusal) as refusal:
-            run_vertical_site(vertical(weight="w"), context, None, 1.0, Silent())
-        assert str(refusal.value) == ROWS_TEXT
-
-
-# -- rows whose buckets were sent -------------------------------------------------------------------------------------
-
-
-def test_rows_whose_buckets_were_sent_are_not_trained_on_or_evaluated_exactly(tmp_path: Path) -> None:
-    for name, first in (("d", 0), ("e", 1000)):
-        table().assign(id=[f"p{first + i}" for i in range(90)]).to_parquet(tmp_path / f"{name}.parquet")
-    sets = {name: {"path": f"{name}.parquet", "id": "id"} for name in "de"}
-    context = place_of(tmp_path, data_sets=sets)
-    assert preparation.prepare(job(data_set="d", eval_data_set="e"), context).eval_table.n_rows == 90
-    SentRows(context.policy).note("earlier", ["p1007"], "another name")
-    assert preparation.prepare(job(data_set="d"), context).table.n_rows == 90
-    for fields in ({"data_set": "e"}, {"data_set": "d", "eval_data_set": "e"}):
-        with pytest.raises(DataRefusal) as refusal:
-            preparation.prepare(job(**fields), context)
-        assert "were sent" in refusal.value.reason and "p1007" not in refusal.value.reason
-        consenting = place_of(tmp_path, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
-        assert preparation.prepare(job(**fields), consenting)
-    nameless = place_of(tmp_path, data_sets={"d": {"path": "d.parquet"}})
-    with pytest.raises(PolicyRefusal, match=r"data_sets\.d\.id"):
-        preparation.prepare(job(data_set="d"), nameless)
-
-
-def test_buckets_are_sent_again_only_on_the_account_of_the_same_data_set(tmp_path: Path) -> None:
-    """Two draws of noise average out: one ledger adds up what that costs, two do not."""
-    sent = SentRows(place_of(tmp_path).policy)
-    sent.note("first", ["p1", "p2"], "d")
-    sent.refuse(["p1", "p3"], "d")
-    sent.refuse(["p3"], "other")
-    with pytest.raises(DataRefusal):
-        sent.refuse(["p1", "p3"], "other")
-    assert sent.sent(["p1", "p3", None]).tolist() == [True, False, True]
-    # A note of an older release names no data set; the site's ledgers know more of it than this file.
-    changed(Memory(tmp_path / "registry", "site-1"), "UPDATE sent_rows SET data_set = NULL")
-    sent.refuse(["p1"], "other")
-    with pytest.raises(DataRefusal):
-        sent.refuse(["p1"])

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 
 import pytest
 
-from he_processors.errors import ProtocolError
-from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.cli.verify import find_evidence, traffic, verify_files
-from nvflare_plugins.cli.verify_command import render, to_json
+from nvflare_plugins.cli.verify import traffic
+from nvflare_plugins.cli.verify_command import render
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit
-from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import SERVER, export_name
-from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
-
-
-def check(folder):
-    return verify_files(find_evidence([folder]), ToyAuthority())
-
-
-def only_failures(folder) -> str:
-    result = check(folder)
-    assert not result.sound
-    return "\n".join([*result.failures, *(text for attempt in result.attempts for text in attempt.failures)])
-
-
-def cli(*arguments: str) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["verify", *map(str, arguments)])
-    return parsed.func(parsed)
+from tests.support.evidence_attempts import SITES, Attempt, complete_attempt, rewrite
+from tests.support.verified import check, cli, only_failures
 
 
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])
@@ -324,96 +305,6 @@ def test_unfinished_log(tmp_path):
     assert "never closed" in only_failures(tmp_path)
 
 
-def test_foreign_text_cannot_steer_the_terminal(tmp_path):
-    attempt = Attempt(tmp_path)
-    attempt.open_session()
-    for log in attempt.logs.values():
-        log.end("aborted", "\x1b[2J\x1b[32mVERIFIED")
-    assert "\x1b" not in render(check(attempt.close()))
-
-
-STEERING = (
-    "\x1b[2J\x1b[32mVERIFIED\n\r\u202e\u2066\u200b\x9b1m\ud800" + "a\u0301\u0302\u0303\u0304\u0305\u0306" + "x" * 5000
-)
-
-
-def is_tame(text: str) -> bool:
-    return all(line.isprintable() and len(line) <= 2000 for line in text.split("\n")) and "\nVERIFIED" not in text
-
-
-@pytest.mark.parametrize(
-    ("type_", "field"),
-    [
-        ("content", "peer"),
-        ("content", "what"),
-        ("content", "protection"),
-        ("message", "kind"),
-        ("message", "codec"),
-        ("message", "phase"),
-        ("message", "sha256"),
-        ("local", "kind"),
-        ("local", "how"),
-        ("spend", "event"),
-        ("spend", "epsilon"),
-        ("session", "parameters_hash"),
-        ("open", "attempt"),
-        ("open", "profile"),
-        ("open", "time"),
-        ("end", "reason"),
-        ("model", "hmac"),
-    ],
-)
-def test_no_field_of_a_log_steers_the_terminal(tmp_path, capsys, type_, field):
-    """A peer's name once reached the terminal as it stood, and a line break wrote a verdict of its own."""
-    attempt = Attempt(tmp_path)
-    attempt.open_session()
-    attempt.round(0)
-    attempt.logs["site-1"].content("sent", "site-2", Content.GRADIENTS, Protection.PAILLIER, 100)
-    attempt.logs["site-1"].spend("leaf sums", "discrete Gaussian", 0.25, 1e-6)
-    attempt.finish()
-    for name in (*SITES, "server"):
-
-        def steer(records):
-            for record in records:
-                if record["type"] == type_:
-                    record[field] = STEERING
-
-        rewrite(tmp_path / export_name(name), steer)
-    result = check(tmp_path)
-    assert is_tame(render(result))
-    assert all(is_tame(text) for attempt in result.attempts for text in (*attempt.failures, *attempt.notes))
-    assert cli(tmp_path) in (1, 2)
-    assert is_tame(capsys.readouterr().out)
-    assert cli("--json", tmp_path) in (1, 2)
-    json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("digits", [20, 4200, 5000])
-@pytest.mark.parametrize(("type_", "field"), [("message", "size"), ("message", "n_values"), ("model", "size")])
-def test_sizes_of_many_digits_are_refused(tmp_path, digits, type_, field):
-    """4,200 digits once ended in an OverflowError, 5,000 in that of Python's limit."""
-    complete_attempt(tmp_path)
-    path = tmp_path / export_name("site-1")
-    lines = path.read_bytes().splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if f'"type":"{type_}"'.encode() in line)
-    lines[place] = re.sub(f'"{field}":[0-9]+'.encode(), f'"{field}":{"9" * digits}'.encode(), lines[place])
-    path.write_bytes(b"".join(lines))
-    assert "is not valid JSON" in only_failures(tmp_path)
-
-
-def test_many_failures_are_shown_in_part(tmp_path):
-    complete_attempt(tmp_path, rounds=40)
-
-    def invent(records):
-        for number, record in enumerate(r for r in records if r["type"] == "message"):
-            record["kind"] = f"KIND_{number}"
-
-    for name in (*SITES, "server"):
-        rewrite(tmp_path / export_name(name), invent)
-    text = render(check(tmp_path))
-    assert "more" in text and len(text.splitlines()) < 1000
-
-
 def test_private_salts_are_compared_by_size_and_frame_salts_by_content(tmp_path):
     result = check(complete_attempt(tmp_path / "private", profile="plain", salt=b""))
     assert result.sound and "by kind and size, not by content" in render(result)
@@ -460,101 +351,3 @@ def test_command_line(tmp_path, capsys):
 def test_audit_is_a_value(tmp_path):
     [attempt] = check(complete_attempt(tmp_path)).attempts
     assert isinstance(attempt, Audit) and hash(attempt.failures) == hash(())
-
-
-def vertical_attempt(folder, profile="paillier", bend=lambda site, arguments: arguments):
-    """One party sends ciphertexts of gradients, the other their sums; ``bend`` changes what a party records."""
-    attempt = Attempt(folder, profile=profile)
-    attempt.open_session()
-    for sender, receiver, what in (("site-1", "site-2", Content.GRADIENTS), ("site-2", "site-1", Content.HISTOGRAMS)):
-        attempt.exchange("CONVERSATION", "SEALED")
-        for site, direction, peer in ((sender, "sent", receiver), (receiver, "received", sender)):
-            arguments = bend(site, (direction, peer, what, Protection.PAILLIER, 100))
-            if arguments is not None:
-                attempt.logs[site].content(*arguments)
-    return attempt.finish()
-
-
-def test_contents_of_sealed_messages_are_shown(tmp_path):
-    result = check(vertical_attempt(tmp_path))
-    assert result.sound, [a.failures for a in result.attempts]
-    text = render(result)
-    assert "gradient pairs of the rows: Paillier ciphertexts" in text
-    [document] = to_json(result)["attempts"]
-    assert [(c["sender"], c["what"], c["size"]) for c in document["contents"]] == [
-        ("site-1", "GRADIENTS", 100),
-        ("site-2", "HISTOGRAMS", 100),
-    ]
-
-
-def test_contents_on_which_two_parties_differ(tmp_path):
-    def hide(site, arguments):
-        return None if site == "site-2" and arguments[0] == "sent" else arguments
-
-    assert "different contents of what site-2 sent" in only_failures(vertical_attempt(tmp_path, bend=hide))
-
-
-def test_contents_under_another_scheme_than_the_profiles_are_a_leak(tmp_path):
-    failures = only_failures(vertical_attempt(tmp_path, profile="okamoto_uchiyama"))
-    assert "LEAK: GRADIENTS was sent as PAILLIER" in failures
-
-
-def test_thresholds_that_left_in_a_training_are_a_leak(tmp_path):
-    vertical_attempt(tmp_path)
-
-    def leak(records):
-        for record in records:
-            if record.get("what") == "HISTOGRAMS":
-                record.update(what="THRESHOLDS", protection="CLEAR")
-
-    for name in SITES:
-        rewrite(tmp_path / export_name(name), leak)
-    assert "LEAK: THRESHOLDS was sent in a job of profile paillier" in only_failures(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("what", "protection"),
-    [
-        (Content.GRADIENTS, Protection.CLEAR),
-        (Content.BUCKETS, Protection.CLEAR),
-        (Content.BLINDED_IDS, Protection.PAILLIER),
-        (Content.THRESHOLDS, Protection.CLEAR),
-    ],
-)
-def test_a_log_refuses_content_without_its_protection(tmp_path, what, protection):
-    log = Attempt(tmp_path, profile="paillier").logs["site-1"]
-    with pytest.raises(ProtocolError, match="refused"):
-        log.content("sent", "site-2", what, protection, 1)
-
-
-def test_privacy_spent_is_shown(tmp_path):
-    attempt = Attempt(tmp_path, profile="dp_distributed")
-    attempt.open_session()
-    attempt.exchange("NODE_STATS", "MASKED")
-    for site in SITES:
-        attempt.logs[site].spend("leaf sums of round 0", "discrete Gaussian, multiplier 3", 0.25, 1e-6)
-        attempt.logs[site].spend("leaf sums of round 1", "discrete Gaussian, multiplier 3", 0.5, 1e-6)
-    result = check(attempt.finish())
-    assert result.sound, [a.failures for a in result.attempts]
-    shown = render(result)
-    assert "privacy spent at site-2: epsilon 0.5 at delta 1e-06, 2 releases" in shown
-    assert shown.count("    2 releases of discrete Gaussian, multiplier 3\n") == len(SITES)
-
-
-def test_releases_are_counted_by_what_they_were(tmp_path):
-    attempt = Attempt(tmp_path, profile="dp_distributed")
-    attempt.open_session()
-    attempt.exchange("NODE_STATS", "MASKED")
-    log = attempt.logs["site-1"]
-    for number in range(5):
-        log.spend(f"leaf sums of round {number}", "1 x discrete_gaussian n_shares 3", 0.25, 1e-6)
-    log.spend("sums again", "replayed: paid for before, no charge", 0.25, 1e-6)
-    for number in range(10):
-        log.spend("one of its kind", f"2 x laplace epsilon {number}", 0.25, 1e-6)
-    shown = render(check(attempt.finish())).splitlines()
-    (first,) = (n for n, line in enumerate(shown) if "privacy spent" in line)
-    assert shown[first].endswith(", 16 releases")
-    assert shown[first + 1] == "    5 releases of discrete_gaussian n_shares 3"
-    assert shown[first + 2] == "    1 release replayed: paid for before, no charge"
-    assert shown[first + 3] == "    1 release of 2 x laplace epsilon 0"
-    assert shown[first + 9] == "    and 4 releases of other kinds"

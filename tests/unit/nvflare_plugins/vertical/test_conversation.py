@@ -1,4 +1,4 @@
-"""Conversations between sites: questions are answered in order, and every failure is a clear error at every site."""
+"""Conversations between sites: questions are answered in order, and failures are clear errors at every site."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ import time
 
 import pytest
 
-from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import JobAborted, ProtocolError
 from nvflare_plugins.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Fragment
-from nvflare_plugins.vertical.protocol.requester import Requester
 from nvflare_plugins.vertical.protocol.responder import Responder
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
+from tests.support.asking import PACE, PATIENCE_S, answering, asking, shout
 from tests.support.conversations import Site, converse
-from tests.support.federation import SiteDied
-
-PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing
-PACE = FlowControl(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
 
 
 def steps_pass(site: Site, until: int) -> None:
@@ -28,29 +21,6 @@ def steps_pass(site: Site, until: int) -> None:
     while site.channel.counter < until:
         assert time.monotonic() < last, "the conversation stands still"
         time.sleep(0.005)
-
-
-def asking(site: Site, turns: list | None = None, **options) -> Requester:
-    return Requester(
-        site.channel,
-        site.session,
-        "test",
-        options.pop("pace", PACE),
-        site.transport.abort,
-        (turns if turns is not None else []).append,
-    )
-
-
-def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
-    def task(site: Site):
-        on_turn = (turns if turns is not None else []).append
-        return Responder(site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn).run()
-
-    return task
-
-
-def shout(question: bytes) -> bytes:
-    return question.upper()
 
 
 def test_questions_to_several_sites_are_answered_in_order():
@@ -385,145 +355,3 @@ def test_nothing_can_be_asked_after_the_end():
     talk = converse([lead, answering(shout)])[0]
     with pytest.raises(JobAborted):
         talk.ask(1, b"y")
-
-
-def dies_after(n: int):
-    sent = []
-
-    def tamper(frame: bytes) -> bytes:
-        if unpack(frame).kind is Kind.CONVERSATION:
-            sent.append(frame)
-            if len(sent) > n:
-                raise SiteDied
-        return frame
-
-    return tamper
-
-
-@pytest.mark.parametrize("victim", ["site-1", "site-2"])
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_a_dead_site_is_named(victim, n):
-    def lead(site: Site):
-        with asking(site) as talk:
-            for _ in range(20):
-                talk.ask(1, b"x").result(PATIENCE_S)
-                talk.ask(2, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout), answering(shout)], tamper={victim: dies_after(n)})
-    others = [r for rank, r in enumerate(results) if f"site-{rank + 1}" != victim]
-    assert all(isinstance(r, JobAborted) and f"no message from {victim}" in str(r) for r in others)
-
-
-def on_route(change):
-    """Apply a change to the parts of every routed answer from the second on."""
-    seen: list = []
-
-    def tamper(data: bytes) -> bytes:
-        frame = unpack(data)
-        if frame.kind is not Kind.CONVERSATION or not frame.payload or frame.type.name == "ABORT":
-            return data
-        seen.append(frame.payload)
-        if len(seen) < 2:
-            return data
-        parts = unpack_list(frame.payload, 3)
-        payload = pack_list(change(parts, unpack_list(seen[-2], 3)))
-        return type(frame)(*(payload if name == "payload" else getattr(frame, name) for name in frame.__slots__)).pack()
-
-    return tamper
-
-
-CHANGES = {
-    "replayed": lambda parts, before: before,
-    "withheld": lambda parts, before: [b""] * 3,
-    "changed": lambda parts, before: [part[:-1] + bytes([part[-1] ^ 1]) if part else b"" for part in parts],
-    "cut": lambda parts, before: [part[:20] for part in parts],
-    "moved": lambda parts, before: [parts[2], b"", parts[0]] if parts[0] else [b"", parts[2], parts[1]],
-    "added": lambda parts, before: [parts[0] or b"x", parts[1] or b"x", parts[2] or b"x"],
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("victim", ["site-1", "site-2"])
-def test_parts_that_the_server_changes_are_noticed(name, victim):
-    def lead(site: Site):
-        with asking(site) as talk:
-            for _ in range(6):
-                talk.ask(1, b"x").result(PATIENCE_S)
-                talk.ask(2, b"y").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout), answering(shout)], tamper_reply={victim: on_route(CHANGES[name])})
-    rank = int(victim[-1]) - 1
-    assert isinstance(results[rank], (ProtocolError, AuthenticationError))
-    assert all(isinstance(r, VeilBoostError) for r in results)
-
-
-HOSTILE_STEPS = {
-    "early_end": [ConversationStep(Flag.END, 0, 0, (Fragment(0, True, b"q"),))],
-    "early_end_of_message": [ConversationStep(Flag.END, 0, 0, (Fragment(0, False, b"q"),))],
-    "answer": [ConversationStep(Flag.ANSWERS, 0, 0, ())],
-    "other_number": [ConversationStep(Flag.MORE, 3, 0, ())],
-    "turn_back": [ConversationStep(Flag.MORE, 0, 1, ()), ConversationStep(Flag.MORE, 1, 0, ())],
-    "turn_ahead": [ConversationStep(Flag.MORE, 0, 2, ())],
-    "too_long": [ConversationStep(Flag.MORE, i, 0, (Fragment(0, False, bytes(1 << 20)),)) for i in range(5)],
-    "garbage": [b"VLBC nonsense"],
-    "part_too_long": [bytes(4 << 20)],
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE_STEPS)
-def test_a_hostile_asking_site_is_refused(name):
-    def lead(site: Site):
-        for step in HOSTILE_STEPS[name]:
-            plain = step if isinstance(step, bytes) else step.to_bytes()
-            part = site.session.seal_for(1, plain, "test")
-            site.channel.route(Kind.CONVERSATION, [b"", part])
-        site.channel.gather(Kind.CLOSING, b"")
-
-    results = converse([lead, answering(shout)])
-    assert isinstance(results[1], ProtocolError), results
-
-
-HOSTILE_ANSWERS = {
-    "unasked": ConversationStep(Flag.ANSWERS, 0, 0, (Fragment(0, True, b"a"), Fragment(1, True, b"b"))),
-    "question": ConversationStep(Flag.MORE, 0, 0, ()),
-    "other_number": ConversationStep(Flag.ANSWERS, 1, 0, ()),
-    "garbage": b"",
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE_ANSWERS)
-def test_a_hostile_answering_site_is_refused(name):
-    step = HOSTILE_ANSWERS[name]
-
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
-    def liar(site: Site):
-        part = site.session.seal_for(0, step if isinstance(step, bytes) else step.to_bytes(), "test")
-        site.channel.route(Kind.CONVERSATION, [part, b""])
-        site.channel.route(Kind.CONVERSATION, [b"", b""])
-
-    results = converse([lead, liar])
-    assert isinstance(results[0], ProtocolError), results
-
-
-def test_parts_of_another_conversation_do_not_open():
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout, purpose="other")])
-    assert any(isinstance(r, AuthenticationError) for r in results)
-
-
-def test_an_answer_that_cannot_be_read_fails_its_question():
-    def read(answer: bytes):
-        raise ProtocolError("not a message")
-
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x", read).result(PATIENCE_S)
-
-    results = converse([lead, answering(shout)])
-    assert isinstance(results[0], ProtocolError) and "not a message" in str(results[0])

@@ -1,0 +1,34 @@
+"""A conversation that is quick to give up, for tests: the side that asks, and the one that answers."""
+
+from __future__ import annotations
+
+from nvflare_plugins.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.vertical.protocol.requester import Requester
+from nvflare_plugins.vertical.protocol.responder import Responder
+from tests.support.conversations import Site
+
+PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing
+PACE = FlowControl(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
+
+
+def asking(site: Site, turns: list | None = None, **options) -> Requester:
+    return Requester(
+        site.channel,
+        site.session,
+        "test",
+        options.pop("pace", PACE),
+        site.transport.abort,
+        (turns if turns is not None else []).append,
+    )
+
+
+def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
+    def task(site: Site):
+        on_turn = (turns if turns is not None else []).append
+        return Responder(site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn).run()
+
+    return task
+
+
+def shout(question: bytes) -> bytes:
+    return question.upper()
