@@ -37,6 +37,10 @@ from nvflare_plugins.wire.envelope import Codec
 _log = logging.getLogger(__name__)
 P = TypeVar("P")
 Facts = Mapping[str, str | int]
+_SIMULATED = (
+    "FLARE's simulator calls every job so. Rename the folder of that run at every site, such as to august, the name by "
+    "which its model is then known, or take a POC, whose jobs have ids"
+)
 _NOT_SHOWN = (
     "params",
     "cut_bounds",
@@ -317,8 +321,8 @@ def open_attempt(
         evidence = _open_log(folder, context, channel.attempt, job.profile, progress)
     except FileExistsError:
         raise ConfigurationError(
-            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: submit the job "
-            "anew"
+            f"{context.site} has evidence of job {context.job_id} already, which is never overwritten: "
+            + (_SIMULATED if context.job_id == "simulate_job" else "submit the job anew")
         ) from None
     channel.recorder = evidence
     try:

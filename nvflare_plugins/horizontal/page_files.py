@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
 
 FOLDER = "pages"
 _LOCK = "lock"
@@ -91,3 +92,12 @@ def _removed(folder: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def bins_below(pages: Path | None, use: str, spec: DataSet) -> Path | None:
+    """Return where the bins of a data set go; None if they are held."""
+    if pages is None or spec.memory != EXTERNAL:
+        return None
+    folder = pages / use
+    folder.mkdir(mode=0o700)
+    return folder

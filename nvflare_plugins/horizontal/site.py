@@ -24,7 +24,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, in_own_process, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
-from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
+from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.evidence.gone_on import named
@@ -40,7 +40,7 @@ from nvflare_plugins.horizontal.matrices import (
     reference_matrix,
     training_matrix,
 )
-from nvflare_plugins.horizontal.page_files import page_files
+from nvflare_plugins.horizontal.page_files import bins_below, page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
@@ -285,7 +285,7 @@ class _Run:
             return train_sharded(
                 self._workers, task, rows_of_all, self._channel, sums, handler, floor, self._is_kept, self._after_round
             )
-        matrix = training_matrix(table, cuts, parameters.max_bin, _below(pages, "train", self._prepared.data_set))
+        matrix = training_matrix(table, cuts, parameters.max_bin, bins_below(pages, "train", self._prepared.data_set))
         rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
         handler.on_base_score = rows.base_score_known
         return train(
@@ -336,7 +336,7 @@ class _Run:
 
     def _evaluation(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
         spec = self._prepared.eval_set
-        below = None if spec is None else _below(pages, "eval", spec)
+        below = None if spec is None else bins_below(pages, "eval", spec)
         return evaluation_matrix(as_weighed(table), matrix, self._parameters.max_bin, below)
 
     def _initial(self, n_done: int) -> bytes | None:
@@ -458,15 +458,6 @@ class _Run:
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
-
-
-def _below(pages: Path | None, use: str, spec: DataSet) -> Path | None:
-    """Return where the bins of a data set go; None if they are held."""
-    if pages is None or spec.memory != EXTERNAL:
-        return None
-    folder = pages / use
-    folder.mkdir(mode=0o700)
-    return folder
 
 
 def _cuts_of(folder: RunFolder) -> bytes:

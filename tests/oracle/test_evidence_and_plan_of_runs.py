@@ -120,5 +120,9 @@ def test_a_second_attempt_under_the_same_job_id_is_refused_in_words(tmp_path, jo
     model = sites.model()
     outcomes = sites.run(job)
     assert all(isinstance(error, VeilBoostError) for error in outcomes.values())
-    assert any("never overwritten" in str(error) for error in outcomes.values())
+    assert any("never overwritten: submit the job anew" in str(error) for error in outcomes.values())
     assert sites.model() == model
+    for site in sites.sites:  # as the simulator calls all its jobs
+        (sites.workspace(site) / "runs" / "job").rename(sites.workspace(site) / "runs" / "simulate_job")
+    outcomes = sites.run(job, job_id="simulate_job")
+    assert any("Rename the folder of that run" in str(error) for error in outcomes.values())
