@@ -27,6 +27,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,11 +82,14 @@ def _take_part(
 class Way:
     """One way to train, its processes waiting between rounds."""
 
-    def __init__(self, stack: ExitStack, folder: Path, frame: pd.DataFrame, n_workers: int, rounds: int) -> None:
-        """Start it. Args: n_workers: 0 for the site's own process."""
+    take_part = staticmethod(_take_part)
+
+    def __init__(self, stack: ExitStack, folder: Path, frame: pd.DataFrame, n_workers: int, rounds: Any) -> None:
+        """Start it. Args: n_workers: 0 for the site's own process; rounds: for ``take_part``."""
         federation = Federation(folder)
         ends = [len(frame) - 2 * SMALL, len(frame) - SMALL]
         federation.give_data("train", frame, np.split(np.arange(len(frame)), ends))
+        self.prepare(federation)
         self._workers: list[int] = []
         if n_workers:
             cluster = stack.enter_context(local_cluster(n_workers))
@@ -97,9 +101,12 @@ class Way:
         self.lane = Lane(f"{n_workers} workers")
         stack.callback(self.lane.kill)
         for site, (_, end) in zip(sites, pairs, strict=True):
-            self.lane.start(_take_part, folder, sites, site, rounds, end, self._server.attempt)
+            self.lane.start(self.take_part, folder, sites, site, rounds, end, self._server.attempt)
             end.close()
         self._busiest: list[float] = []
+
+    def prepare(self, federation: Federation) -> None:
+        """Set up what a job needs besides its rows."""
 
     def take_turn(self) -> None:
         """Do one round."""
