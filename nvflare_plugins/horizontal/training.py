@@ -159,7 +159,7 @@ class TrainingHandler:
             # XGBoost rounds its part of the mean to float32, and the parts' sum may miss the pooled mean by a unit of
             # the last place, and with it every leaf. The same number in float64 does not.
             values = np.array([self._label_sum / self._total_weight])
-        total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy)
+        total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy, copy=False)
         if message.kind is Kind.WEIGHT_TOTAL:
             self._total_weight = float(total[0])
         elif message.kind is Kind.LABEL_MEAN:

@@ -5,7 +5,7 @@
 Three sites under masks, a process each, the first of which has nearly all rows; the server is this process. Workers are
 processes of one thread on this machine, and XGBoost has one thread in the site's process too. The three ways to train
 stand ready at once and take their turns round by round (horizontal_lanes.py), so that what else the machine does hits
-all alike. The last line is one JSON object. Of a round, all but the first, means:
+all alike. The last line is one JSON object. Of a round, all but the first, means (and medians, as ``median_...``):
 
     wall_s           what it takes; on a machine with too few cores more than it needs
     site_core_s      CPU seconds of the first site's process
@@ -24,7 +24,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ class Way:
         for site, (_, end) in zip(sites, pairs, strict=True):
             self.lane.start(self.take_part, folder, sites, site, rounds, end, self._server.attempt)
             end.close()
-        self._busiest: list[float] = []
+        self._of_workers: list[list[float]] = []
 
     def prepare(self, federation: Federation) -> None:
         """Set up what a job needs besides its rows."""
@@ -113,7 +113,7 @@ class Way:
         before = [cpu_seconds(pid) for pid in self._workers]
         self.lane.take_turn()
         after = [cpu_seconds(pid) for pid in self._workers]
-        self._busiest.append(max((b - a for a, b in zip(before, after, strict=True)), default=0.0))
+        self._of_workers.append([b - a for a, b in zip(before, after, strict=True)])
 
     def finish(self) -> bytes:
         """End it; return the model, the same at all sites."""
@@ -124,13 +124,17 @@ class Way:
         return model
 
     def figures(self) -> dict[str, float]:
-        """Return the means over rounds."""
+        """Return the means and medians over rounds."""
+        means = self._over_rounds(statistics.mean)
+        return means | {f"median_{name}": value for name, value in self._over_rounds(statistics.median).items()}
+
+    def _over_rounds(self, middle: Callable[[Iterable[float]], float]) -> dict[str, float]:
         turns = self.lane.turns
-        site = statistics.mean(turn.of_processes[0] for turn in turns)
-        others = statistics.mean(turn.cpu_s - turn.of_processes[0] for turn in turns)
-        busiest = statistics.mean(self._busiest)
+        site = middle([turn.of_processes[0] for turn in turns])
+        others = middle([turn.cpu_s - turn.of_processes[0] for turn in turns])
+        busiest = max(map(middle, zip(*self._of_workers, strict=True)), default=0.0)
         return {
-            "wall_s": statistics.mean(turn.wall_s for turn in turns),
+            "wall_s": middle([turn.wall_s for turn in turns]),
             "site_core_s": site,
             "worker_core_s": busiest,
             "path_core_s": site + busiest,
@@ -166,6 +170,8 @@ def measure(n_rows: int, n_features: int, rounds: int, workers: Sequence[int] = 
         **{"in_process" if not number else f"workers_{number}": found[number] for number in found},
         "speed_up_2": speed_up,
         "overhead_1": None if overhead is None else overhead - 1,
+        "median_speed_up_2": over(1, 2, "median_path_core_s"),
+        "median_overhead_1": None if overhead is None else (over(1, 0, "median_path_core_s") or 0.0) - 1,
         "speed_up_2_all_in_line": over(1, 2, "all_path_core_s"),
         "speed_up_2_wall": over(1, 2, "wall_s"),
         "same_model": len(set(models.values())) == 1,

@@ -53,7 +53,12 @@ def local_cluster(
         nanny: workers that die are started again.
     """
     memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+        "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
+    }
     environment |= {} if spills else {f"{memory}TARGET": "False", f"{memory}SPILL": "False"}
     running: list[subprocess.Popen[bytes]] = []
     with TemporaryDirectory(prefix="dask_") as name:
