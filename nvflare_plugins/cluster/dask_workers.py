@@ -19,6 +19,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster.dask_line import DaskDesk, open_line
+from nvflare_plugins.cluster.losses import lost
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
 from nvflare_plugins.cluster.reach import load_certificates, why_not
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
@@ -65,7 +66,7 @@ class _WorkerLink:
         find_s: float,
         context: ssl.SSLContext | None,
     ) -> None:
-        self._client, self._number, self._deadline_s = client, number, deadline_s
+        self._client, self._number, self._address, self._deadline_s = client, number, address, deadline_s
         self._until = time.monotonic() + find_s
         self._asking = threading.Lock()
         try:
@@ -88,9 +89,7 @@ class _WorkerLink:
                 answer: tuple[str, Any, str] = self._line.receive()
             except _LOST as error:
                 _log.error("worker %d is lost: %s", self._number, type(error).__name__)
-                raise WorkerLost(
-                    f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
-                ) from None
+                raise WorkerLost(lost(self._client, self._number, self._address)) from None
             return answer
 
     def close(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.horizontal import sharded
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
@@ -117,16 +119,57 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_worker_was_lost(tmp_path: Pat
     assert federation.model("again") == whole.model()
 
 
-def test_a_job_that_waits_goes_on_once_a_killed_worker_is_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "first"),
+    [("while rows are handed out", (0,)), ("amid", (2, 3)), ("after the last tree", (4, None))],
+)
+def test_a_job_that_waits_goes_on_once_a_killed_worker_is_back(
+    when: str, first: tuple[int | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the kernel kills one that takes too much memory: Dask starts it again, and its rows are handed out anew."""
     with local_cluster(2, nanny=True) as cluster:
         whole = federation_of(tmp_path / "whole", cluster)
         succeed(whole.run(job(5)))
         federation, waiting = federation_of(tmp_path / "sites", cluster), job(5, on_lost_site="wait")
-        kill = after_round(2, lambda: os.kill(worker_of(cluster.pids[1]), signal.SIGKILL))
-        lost = federation.run(waiting, on_progress=kill, notices_death=True)
-        with pytest.raises(WorkerFailure, match="worker 1 of this site's cluster was lost"):
+
+        def kill() -> None:
+            os.kill(worker_of(cluster.pids[1]), signal.SIGKILL)
+
+        with monkeypatch.context() as patch:
+            hook = after_round({"amid": 2, "after the last tree": 4}.get(when, 99), kill)
+            if when == "while rows are handed out":
+                patch.setattr(sharded, "note_rows", lambda workers, runs: kill())
+            lost = federation.run(waiting, on_progress=hook, notices_death=True)
+        with pytest.raises(WorkerLost, match="worker 1 of this site's cluster was lost"):
             succeed({"site-2": lost["site-2"]})
         succeed(federation.run(waiting, number=2))
     assert federation.model() == whole.model()
-    assert federation.record("site-2").rounds[0].round in (2, 3)  # not from the first
+    rounds = federation.record("site-2").rounds
+    assert (rounds[0].round if rounds else None) in first  # not from the first
+
+
+def test_a_job_that_waits_goes_on_with_a_cluster_that_was_started_anew(tmp_path: Path) -> None:
+    """Another scheduler at the same address, and workers at others."""
+    waiting = job(5, on_lost_site="wait")
+    with local_cluster(2) as cluster:
+        federation, addresses = federation_of(tmp_path / "sites", cluster), {cluster.address}
+        end = after_round(2, lambda: os.kill(cluster.scheduler_pid, signal.SIGKILL))
+        lost = federation.run(waiting, on_progress=end, notices_death=True)
+        assert isinstance(lost["site-2"], WorkerLost)
+    with local_cluster(2, port=int(cluster.address.rpartition(":")[2])) as cluster:
+        assert {cluster.address} == addresses
+        succeed(federation.run(waiting, number=2))
+        whole = federation_of(tmp_path / "whole", cluster)
+        succeed(whole.run(job(5)))
+    assert federation.model() == whole.model()
+
+
+def test_two_jobs_at_once_share_the_workers_of_a_site(tmp_path: Path) -> None:
+    with local_cluster(2) as cluster:
+        both = [federation_of(tmp_path / name, cluster) for name in ("one", "two")]
+        with ThreadPoolExecutor(2) as threads:
+            for outcomes in threads.map(lambda one: one.run(job(20)), both):
+                succeed(outcomes)
+        alone = federation_of(tmp_path / "alone", cluster)
+        succeed(alone.run(job(20)))
+    assert both[0].model() == both[1].model() == alone.model()

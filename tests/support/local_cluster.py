@@ -45,11 +45,17 @@ def local_cluster(
     options: tuple[str, ...] = (),
     protocol: str = "tcp",
     nanny: bool = False,
+    worker_options: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    port: int = 0,
 ) -> Iterator[LocalDask]:
     """Start a cluster, and end it whatever has become of it.
 
     Args:
         options: of both commands, such as of TLS.
+        worker_options: of workers alone.
+        names: of the workers, to Dask; left out, their numbers.
+        port: of the scheduler; 0 is one that is free.
         nanny: workers that die are started again.
     """
     memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
@@ -85,7 +91,13 @@ def local_cluster(
 
         try:
             scheduler = start(
-                "scheduler.log", "dask_scheduler", "--host", f"{protocol}://127.0.0.1", "--port", "0", "--no-dashboard"
+                "scheduler.log",
+                "dask_scheduler",
+                "--host",
+                f"{protocol}://127.0.0.1",
+                "--port",
+                f"{port}",
+                "--no-dashboard",
             )
             address = address_in("scheduler.log", scheduler)
             workers = [
@@ -93,7 +105,14 @@ def local_cluster(
                     f"worker{number}.log",
                     *("dask_worker", address, "--host", "127.0.0.1", "--nthreads", str(threads)),
                     "--nanny" if nanny else "--no-nanny",
-                    *("--no-dashboard", "--name", f"{number}", "--local-directory", str(folder)),
+                    *(
+                        "--no-dashboard",
+                        "--name",
+                        names[number] if names else f"{number}",
+                        "--local-directory",
+                        str(folder),
+                    ),
+                    *worker_options,
                 )
                 for number in range(n_workers)
             ]

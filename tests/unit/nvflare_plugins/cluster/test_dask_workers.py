@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +16,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cluster.dask_workers import _find, open_workers
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from tests.support.local_cluster import local_cluster, stall
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -87,3 +90,51 @@ def test_without_dask_the_policy_is_refused_with_the_extra(monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     with pytest.raises(ConfigurationError, match=r"install the extra `cluster`"):
         open_workers(Cluster("tcp://127.0.0.1:1", 1))
+
+
+@pytest.mark.slow
+def test_a_worker_that_takes_too_much_memory_is_named_with_that() -> None:
+    options = ("--memory-limit", "500MB")
+    with local_cluster(2, nanny=True, worker_options=options) as cluster:
+        with open_workers(Cluster(cluster.address, 2, deadline_s=60)) as workers:
+            begin(workers, TRIAL, [()] * 2)
+            with pytest.raises(WorkerLost, match=r"worker 1 .* was lost: it took more memory than it may .*Remedy"):
+                workers.call(1, "echo", bytes(700_000_000)).result()
+        with open_workers(Cluster(cluster.address, 2, deadline_s=60)) as workers:  # the nanny has started another one
+            begin(workers, TRIAL, [()] * 2)
+            assert collect([workers.call(number, "echo", b"here") for number in range(2)]) == [b"here"] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_may_have_no_more_memory_is_named_and_memory_is_hinted_at() -> None:
+    """As under the limits of a machine, which the scheduler hears nothing of."""
+    with local_cluster(1) as cluster, open_workers(Cluster(cluster.address, 1, deadline_s=60)) as workers:
+        begin(workers, TRIAL, [()])
+        status = Path(f"/proc/{cluster.pids[0]}/status").read_text()
+        most = 1024 * int(re.search(r"VmData:\s+(\d+) kB", status)[1]) + 300_000_000  # type: ignore[index]
+        resource.prlimit(cluster.pids[0], resource.RLIMIT_DATA, (most, most))
+        with pytest.raises(WorkerLost, match=r"worker 0 .* was lost; .* too little memory"):
+            workers.call(0, "echo", bytes(700_000_000)).result()
+
+
+@pytest.mark.slow
+def test_two_jobs_share_a_clusters_workers_and_neither_waits_for_the_end_of_the_other() -> None:
+    where = {"deadline_s": 60.0}
+    with local_cluster(2) as cluster, open_workers(Cluster(cluster.address, 2, **where)) as one:
+        begin(one, TRIAL, [()] * 2)
+        with open_workers(Cluster(cluster.address, 2, **where)) as other:
+            begin(other, TRIAL, [()] * 2)
+            for _ in range(20):
+                asked = [
+                    (jobs.call(n, "echo", word), word) for jobs, word in ((one, b"1"), (other, b"2")) for n in (0, 1)
+                ]
+                assert all(future.result(60) == word for future, word in asked)
+        assert collect([one.call(n, "echo", b"on") for n in (0, 1)]) == [b"on"] * 2, "the end of one is not the other's"
+
+
+@pytest.mark.slow
+def test_workers_with_names_of_all_kinds() -> None:
+    names = ("Größe 1", "weiß ä", "\u6771\u4eac 3")
+    with local_cluster(3, names=names) as cluster, open_workers(Cluster(cluster.address, 3, deadline_s=60)) as workers:
+        begin(workers, TRIAL, [()] * 3)
+        assert collect([workers.call(number, "echo", b"") for number in range(3)]) == [b""] * 3
