@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.formatting import printable
 from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
@@ -15,7 +16,10 @@ def run(options: argparse.Namespace) -> int:
     versions = ModelVersions(SitePolicy.load(workspace, options.site).runs)
     action, given = options.action, options.arguments
     if action == "list" and not given:
-        print(describe(versions.found(), versions.names()))
+        unread: list[str] = []
+        print(describe(versions.found(unread), versions.names()))
+        for text in unread:
+            print(f"left out: {printable(text, 1000)}")
     elif action == "add" and len(given) == 2:
         name, job = given
         print(f"job {job} is {name}@{versions.add(name, job)}, which `veilboost predict {name}` uses from now on")

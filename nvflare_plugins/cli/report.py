@@ -19,12 +19,12 @@ _DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write it, and say where."""
+    """Write it, and say where. Raises: OSError, which the command tells as of any other."""
     try:
         if arguments.output is not None:
             check_output("--out", arguments.output, ".html")
         print(_summary(arguments) if arguments.summary else _report(arguments))
-    except (OSError, ConfigurationError, ProtocolError) as error:
+    except (ConfigurationError, ProtocolError) as error:
         print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
     except _DAMAGED:  # a record is read as it was written: what its fields hold is looked at where it is used

@@ -25,7 +25,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_private
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 
@@ -77,12 +77,20 @@ class ModelVersions:
         """Args: runs: the folder of the site's runs."""
         self._runs = runs
 
-    def found(self) -> list[FoundModel]:
-        """Return the models that jobs have left, the oldest first; runs without one are left out."""
+    def found(self, unread: list[str] | None = None) -> list[FoundModel]:
+        """Return the models that jobs have left, the oldest first; runs without one are left out.
+
+        Args:
+            unread: gets what is the matter with runs whose record is damaged, or of another version.
+        """
         models: list[FoundModel] = []
-        for path in sorted(self._runs.glob(f"*/{FILE_NAME}")):
-            with contextlib.suppress(ConfigurationError):  # of another version, or half a run
-                models += _models_of(path.parent)
+        for folder in sorted(self._runs.iterdir()) if self._runs.is_dir() else ():
+            if (folder / FILE_NAME).exists():
+                try:
+                    models += _models_of(folder)
+                except ConfigurationError as error:
+                    if unread is not None:
+                        unread.append(f"{folder.name}: {error}")
         return sorted(models, key=lambda one: (one.finished, one.job))
 
     def names(self) -> dict[str, Named]:
@@ -109,10 +117,13 @@ class ModelVersions:
                 f"{printable(name)!r} can be no name of models: letters and digits of ASCII, '_', '-' and '.', "
                 "at most 64"
             )
-        model = next((one for one in reversed(self.found()) if one.job == job), None)
+        unread: list[str] = []
+        model = next((one for one in reversed(self.found(unread)) if one.job == job), None)
         if model is None:
+            others = f"; {counted(len(unread), 'run')} cannot be read: {'; '.join(unread)}" if unread else ""
             raise ConfigurationError(
                 f"no job {printable(job)!r} has left a model among the runs: `veilboost models` lists those that have"
+                + others
             )
         FinishedModel.read(self._runs / job / model.file)
         fresh = Version(job, model.file, model.sha256, datetime.now(UTC).isoformat(timespec="seconds"))

@@ -53,6 +53,22 @@ def test_type_checkers_find_types_in_every_package() -> None:
         assert "py.typed" in data[package]
 
 
+def test_names_beyond_a_terminals_letters_are_spelt_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("\N{SYRINGE},y\n" + "1,0\n2,1\n" * 20, encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "nvflare_plugins", "check", str(tmp_path / "t.csv"), "--label", "y"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, env=environment)
+    assert run.returncode == 0 and b"\\U0001f489" in run.stdout and run.stderr == b""
+
+
+def test_paths_that_python_would_take_for_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    assert main(["check", "/none/Übung.csv"]) == 1 and "PYTHONUTF8=1" in capsys.readouterr().err
+    assert main(["check", "/none/file.csv"]) == 1 and "PYTHONUTF8" not in capsys.readouterr().err
+
+
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "nvflare_plugins", *arguments]
     return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, **options)

@@ -95,7 +95,7 @@ def drift(site: Path, new: pd.DataFrame, *options: str, model: str = "job-a") ->
 def test_models_are_listed_named_and_used(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert models(site) == 0
     listed = capsys.readouterr().out
-    assert "job-a, eval-auc 0.7\n" in listed and "job-b, eval-auc 0.71\n" in listed and "broken" not in listed
+    assert "job-a, eval-auc 0.7\n" in listed and "job-b, eval-auc 0.71\n" in listed and "left out: broken: " in listed
     assert models(site, "add", "outcome", "job-a") == models(site, "add", "outcome", "job-b") == 0
     assert predict(site, "outcome") == predict(site, "outcome@1", "one.csv") == 0
     two, one = pd.read_csv(site / "out.csv"), pd.read_csv(site / "one.csv")
@@ -330,7 +330,9 @@ def test_a_damaged_record_hides_its_own_model_alone(site: Path, capsys, changes:
     path = site / "veilboost_runs" / "job-a" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     assert models(site) == 0
-    assert "job-b" in (told := capsys.readouterr().out) and "job-a" not in told
+    assert "job-b" in (told := capsys.readouterr().out) and told.count("job-a") == told.count("left out: job-a: ") == 1
+    assert models(site, "add", "outcome", "job-a") == 1
+    assert "2 runs cannot be read: broken: " in (said := capsys.readouterr().err) and "; job-a: " in said
     assert drift(site, rows(50, 2)) == 1
     assert main(["compare", str(path.parent), "--data-set", "patients", "--workspace", str(site)]) == 1
 
