@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +260,27 @@ class Dies:
         return answer
 
 
+def shards_at_work() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "veilboost_shard"}
+
+
+def have_ended(shards: set[threading.Thread]) -> bool:
+    until = time.monotonic() + 60
+    for thread in shards:
+        thread.join(max(until - time.monotonic(), 0.0))
+    return not any(thread.is_alive() for thread in shards)
+
+
+@pytest.fixture
+def desks() -> Iterator[list[Desk]]:
+    """Desks of a test, which end with it: a shard whose site has lost another one is told nothing more."""
+    before, made = shards_at_work(), list[Desk]()
+    yield made
+    for desk in made:
+        desk.end()
+    assert have_ended(shards_at_work() - before)
+
+
 @pytest.mark.parametrize(
     ("number", "method", "where"),
     [
@@ -270,11 +291,12 @@ class Dies:
     ],
 )
 def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
-    number: int, method: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, method: str, where: str, desks: list[Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second_dies(n_workers: int) -> LinkedWorkers:
         here = workers_here(n_workers)
         here._links[1] = Dies(number, method)  # type: ignore[index]
+        desks.extend(link._desk for link in here._links)  # type: ignore[attr-defined]
         return here
 
     parties = sites(tmp_path)
@@ -289,11 +311,8 @@ def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
 def test_a_site_that_is_lost_amid_a_trial_leaves_no_shard_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parties = sites(tmp_path)
+    parties, before = sites(tmp_path), shards_at_work()
     in_shards(monkeypatch, {"site-1": 3})
     outcomes = parties.run(run_tuning_site, job(**ONE), tamper={"site-3": dies_at(Kind.HISTOGRAM, 3)})
     assert isinstance(outcomes["site-1"], VeilBoostError) and "(trial 1 of 1, fold 1 of 2)" in str(outcomes["site-1"])
-    until = time.monotonic() + 60
-    while any(thread.name == "veilboost_shard" for thread in threading.enumerate()) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not any(thread.name == "veilboost_shard" for thread in threading.enumerate())
+    assert have_ended(shards_at_work() - before)
