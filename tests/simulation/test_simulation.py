@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.simulation import run
 from tests.simulation.cases import FOUND, JOBS, job_of
 from tests.simulation.mutants import MUTANTS, survived
 from tests.simulation.run import drawn, play, simulate
@@ -16,6 +19,18 @@ from tests.simulation.stand_ins import _connect_of
 from tests.simulation.watchdog import StandsStill, guarded
 
 SEEDS = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed_runs_are_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the processes that share a run of the tests do each undisturbed run once."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    run.shared_folder = tmp_path_factory.getbasetemp().parent / "undisturbed"
+    run.shared_folder.mkdir(exist_ok=True)
+    yield
+    run.shared_folder = None
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
