@@ -3,6 +3,9 @@
 Measured: bytes and seconds of the handshake; processor seconds of a round at a site and at the server; memory of the
 server while all contributions of a histogram arrive in pieces, as FLARE brings them. The last line is one JSON object.
 Seconds of the handshake are those of all sites together, which share this process: a site has its own machine.
+
+``--one 1000`` opens a session at one site among so many: the others do only what concerns that one, so that its
+messages are real, and the server hands on as many bytes as all say.
 """
 
 from __future__ import annotations
@@ -14,19 +17,39 @@ import sys
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from he_processors.key_agreement import (
+    KEY_SIZE_BYTES,
+    EphemeralKey,
+    confirm_key,
+    derive_group_secret,
+    derive_pair_secret,
+    hash_transcript,
+)
 from he_processors.masks import MessageLabel, PairwiseMasks
+from he_processors.randomness import OS_RANDOMNESS
 from he_processors.sum_tags import SumTags
-from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.attempt.handshake import Hello, Peer, Proof
+from nvflare_plugins.attempt.session import _GROUP, _PAIR, Session, _PairBoxes, open_session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.commitments import SALT_BYTES
-from nvflare_plugins.wire.envelope import CHUNK_BYTES, Codec, Frame, FrameType, Operation
+from nvflare_plugins.wire.envelope import (
+    CHUNK_BYTES,
+    Codec,
+    Frame,
+    FrameType,
+    Operation,
+    pack_list,
+    unpack,
+    unpack_list,
+)
 from tests.support.sessions import Policy
 
 ATTEMPT, BINDING = bytes(16), b"b" * 32
@@ -88,6 +111,101 @@ def handshake(n_sites: int) -> tuple[dict[str, float], list[Session]]:
         "bytes_sent_by_the_server": sum(transport.n_in for transport in transports),
     }
     return found, sessions
+
+
+class Peers:
+    """The server and all other sites of a handshake, of which it does what concerns one site: its messages are real.
+
+    Of a million pairs of sites it makes the keys of those of one site alone, so that thousands of sites fit.
+    """
+
+    def __init__(self, sites: list[str], rank: int) -> None:
+        self._sites, self._rank, self._n_seen = sites, rank, 0
+        self._keys = {one: EphemeralKey() for one in range(len(sites)) if one != rank}
+        self._hellos = {
+            one: Hello.new(Identity.unsigned(sites[one]), key.public, Policy(True), BINDING)
+            for one, key in self._keys.items()
+        }
+        self.n_out = self.n_in = 0
+        self.cpu_s = 0.0  # of the peers
+        self.said: list[tuple[Frame, int]] = []  # what a site says, and the bytes of a part of the answer
+
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        began, frame = time.process_time(), unpack(data)
+        steps = (self._hello, self._signature, self._proofs, self._group_mac)
+        parts = steps[self._n_seen](bytes(frame.payload))
+        self._n_seen += 1
+        self.said.append((frame, max(map(len, parts))))
+        answer = bytes(replace(frame, type=FrameType.RESULT, payload=pack_list(parts)).pack())
+        self.n_out, self.n_in = self.n_out + len(data), self.n_in + len(answer)
+        self.cpu_s += time.process_time() - began
+        return answer
+
+    def abort(self, reason: str) -> None:
+        raise RuntimeError(reason)
+
+    def _hello(self, theirs: bytes) -> list[bytes]:
+        hellos = self._hellos | {self._rank: Hello.unpack(theirs)}
+        everybody = [Peer(hellos[one], None).participant for one in range(len(self._sites))]
+        self._id = hash_transcript("job", ATTEMPT.hex(), BINDING, everybody)
+        self._public = hellos[self._rank].public_key
+        return [hellos[one].pack() for one in range(len(self._sites))]
+
+    def _signature(self, theirs: bytes) -> list[bytes]:
+        return [b""] * len(self._sites)
+
+    def _proofs(self, theirs: bytes) -> list[bytes]:
+        found, shares, theirs_to = [], [], unpack_list(theirs, len(self._sites))
+        own = b""
+        for one in range(len(self._sites)):
+            if one == self._rank:
+                found.append(b"")
+                shares.append(b"")
+                continue
+            secret = derive_pair_secret(self._keys[one].agree(self._public), self._id, one, self._rank)
+            boxes = _PairBoxes(one, self._id, {self._rank: secret})
+            shares.append(OS_RANDOMNESS.bytes(KEY_SIZE_BYTES))
+            mac = confirm_key(secret, self._id, _PAIR, one, self._rank)
+            found.append(Proof(mac, boxes.seal(self._rank, shares[-1], _GROUP)).pack())
+            own = boxes.open(self._rank, Proof.unpack(theirs_to[one]).share, _GROUP)
+        shares[self._rank] = own
+        self._secret = derive_group_secret(shares, self._id)
+        return found
+
+    def _group_mac(self, theirs: bytes) -> list[bytes]:
+        n = len(self._sites)
+        macs = [confirm_key(self._secret, self._id, _GROUP, one, n) for one in range(n)]
+        return [theirs if one == self._rank else mac for one, mac in enumerate(macs)]
+
+
+def handshake_of_one(n_sites: int) -> dict[str, float]:
+    """Open a session at one site among so many, the middle one. Units: seconds, bytes."""
+    sites, rank = [f"site-{number:04}" for number in range(n_sites)], n_sites // 2
+    peers = Peers(sites, rank)
+    channel = Channel(sites[rank], sites, "job", ATTEMPT, peers, 3600.0)
+    began = time.process_time()
+    session = open_session(channel, Identity.unsigned(sites[rank]), Policy(True), BINDING)
+    cpu_s = time.process_time() - began - peers.cpu_s
+    session.close()
+    server = _server_of_a_handshake(sites, peers)
+    return {"cpu_s": round(cpu_s, 3), "bytes_sent": peers.n_out, "bytes_received": peers.n_in, **server}
+
+
+def _server_of_a_handshake(sites: list[str], peers: Peers) -> dict[str, float]:
+    """Hand on as many bytes as the sites of a handshake say: what is in them is no matter of the server's."""
+    aggregator, n_out, began = Aggregator(sites, ATTEMPT, 3600.0), [0], time.process_time()
+
+    def reply(data: bytes) -> None:
+        n_out[0] += len(data)
+
+    for frame, n_bytes in peers.said:
+        for rank, site in enumerate(sites):
+            payload = bytes(n_bytes)
+            if frame.operation is Operation.ROUTE:
+                payload = pack_list([b"" if one == rank else payload for one in range(len(sites))])
+            aggregator.submit(site, bytes(replace(frame, rank=rank, payload=payload).pack()), reply)
+    assert aggregator._reason is None, aggregator._reason
+    return {"server_cpu_s": round(time.process_time() - began, 3), "server_bytes_sent": n_out[0]}
 
 
 def protect_and_open(session: Session, counter: int, n_values: int) -> float:
@@ -189,10 +307,14 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sites", type=int, nargs=2, default=[100, 300])
+    parser.add_argument("--one", type=int, nargs="+", help="only open a session at one site among so many")
     parser.add_argument("--gigabyte", action="store_true", help="only add messages of 1 GB of three sites")
     options = parser.parse_args()
     if options.gigabyte:
         print(json.dumps({name: round(value, 2) for name, value in server_sum(3, 125_000_000).items()}))
+        return 0
+    if options.one:
+        print(json.dumps({n_sites: handshake_of_one(n_sites) for n_sites in options.one}))
         return 0
     figures = {}
     for n_sites in options.sites:
