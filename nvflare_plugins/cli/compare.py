@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
@@ -19,7 +18,7 @@ from nvflare_plugins.scoring.comparison import (
     compare,
     curve,
     metrics_of,
-    scores_of,
+    scores_after,
     train_alone,
 )
 from nvflare_plugins.scoring.model import FinishedModel
@@ -42,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if evaluation_name == facts.name:
         raise ConfigurationError(f"the model was trained on data set {facts.name!r}: name another one")
-    training = load_again(policy.data_set(facts.name), facts, record)
-    evaluation = load_again(policy.data_set(evaluation_name), facts, record)
+    training = load_again(policy.data_set(facts.name), facts, record, takes_passes=True)
+    evaluation = load_again(policy.data_set(evaluation_name), facts, record, takes_passes=True)
     notes = _changes(record, {facts.name: training, evaluation_name: evaluation})
     result = _compared(record, options.run_folder, facts, training, evaluation, notes)
     path = write_atomically(options.run_folder / FILE_NAME, build_page(result).encode(), 0o600)
@@ -101,12 +100,12 @@ def _compared(
         return FinishedModel(content, "the model of this site's own rows")
 
     alone = own(n_rounds)
-    rows = evaluation.features
-    of_tuned = None if tuned_rounds is None else scores_of(own(tuned_rounds), rows)
-    measured = compare(metrics, evaluation, scores_of(alone, rows), of_tuned, scores_of(federated, rows))
+    (of_alone,), (of_federated,) = scores_after(alone, evaluation), scores_after(federated, evaluation)
+    of_tuned = None if tuned_rounds is None else scores_after(own(tuned_rounds), evaluation)[0]
+    measured = compare(metrics, evaluation, of_alone, of_tuned, of_federated)
     first = metrics[0]
     curves = tuple(
-        (name, curve(first, evaluation, partial(scores_of, model, rows), n_rounds))
+        (name, curve(first, evaluation, model, n_rounds))
         for name, model in (("this site alone", alone), ("federated", federated))
     )
     return Comparison(

@@ -103,6 +103,13 @@ class RowPasses:
             yield places, block if rows is None or high - low == n_rows else block[rows[low:high] - first]
             first += n_rows
 
+    def held(self) -> NDArray[np.float32]:
+        """Read all values into one array, a block after the other. Shapes: result: float32[n_rows, n_features]."""
+        features = np.empty(self.shape[::-1], dtype=np.float32)
+        for places, block in self.blocks():
+            features[places] = block
+        return features
+
     def part(self, chosen: NDArray[np.bool_]) -> RowPasses:
         """Return passes over some of these rows, in their order. Shapes: chosen: bool[n_rows]."""
         return replace(self, rows=np.flatnonzero(chosen) if self.rows is None else self.rows[chosen])

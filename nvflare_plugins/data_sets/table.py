@@ -76,6 +76,10 @@ class Table:
         """Return the features, each float32[n_rows]: those that are held, or what reads them when it is asked."""
         return self.features.T if self.passes is None else self.passes
 
+    def held_features(self) -> NDArray[np.float32]:
+        """Return all features in one array, read now if they are not held. Shapes: float32[n_rows, n_features]."""
+        return self.features if self.passes is None else self.passes.held()
+
     def columns(self) -> Iterator[NDArray[np.float32]]:
         """Yield the features one by one. Shapes: float32[n_rows]."""
         return iter(self.by_feature)

@@ -11,7 +11,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.wire.catalogue import (
     Answer,
     BaseScoreSource,
@@ -24,13 +24,15 @@ from nvflare_plugins.wire.catalogue import (
     TrainingStep,
 )
 from nvflare_plugins.wire.channel import Place
-from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES, Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord, parse_metrics, widest_batch
 from nvflare_plugins.xgb.versions import installed_release
+
+_BIN_BYTES = 16  # a gradient pair of XGBoost's histograms, float64 each
 
 
 class LocalLog(Protocol):
@@ -58,6 +60,25 @@ class TrainingResult:
     best_score: float | None = None
 
 
+def check_histograms(n_bins: int, n_nodes: int) -> None:
+    """Refuse a table so wide that XGBoost could not hand over the histograms of a level: it sends them at once.
+
+    Args:
+        n_bins: of all columns.
+        n_nodes: most histograms of one message.
+
+    Raises:
+        ConfigurationError: the message would be longer than gRPC's 2 GiB.
+    """
+    if _BIN_BYTES * n_bins * n_nodes > LARGEST_BUFFER_BYTES:
+        raise ConfigurationError(
+            f"histograms of {n_bins:,} bins do not fit: XGBoost hands over those of {n_nodes} nodes in one message of "
+            f"at most 2 GiB, which is {LARGEST_BUFFER_BYTES // (_BIN_BYTES * n_nodes):,} bins of all columns. Take "
+            "fewer columns (features), fewer bins (max_bin) or levels (max_depth), or grow_policy='lossguide', which "
+            "sends one node's."
+        )
+
+
 def training_shape(
     params: TrainingParameters,
     n_sites: int,
@@ -73,6 +94,7 @@ def training_shape(
     parallel = int(params.effective.get("num_parallel_tree", 1))
     depth = int(params.effective.get("max_depth", 6))
     built = 1 if agreed.get("grow_policy") == "lossguide" else widest_batch(depth)
+    check_histograms(n_bins, built)
     source = BaseScoreSource.CONTINUED if continued else facts.base_score_source
     return TrainingShape(
         n_sites=n_sites,

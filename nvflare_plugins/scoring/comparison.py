@@ -5,7 +5,7 @@ Privacy: nothing leaves the site; the result is about its rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,21 @@ from sklearn.metrics import (
     mean_squared_error,
     roc_auc_score,
 )
+from sklearn.model_selection import StratifiedKFold
 
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.report.local_page import Compared
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.rounds import parse_metrics
+from nvflare_plugins.xgb.row_blocks import RowBlocks
 
 _RESAMPLINGS = 200
 _FOLDS = 5
 _LEAST_ROWS = 10 * _FOLDS
 _MOST_RESAMPLED = 20_000_000  # rows in all resamplings of one metric together
 _POINTS = 25
+_POINTS_AT_ONCE = 5  # whose scores are held, 8 bytes a row each
 _FEW_VALUES = 1_000_000
 _DIGITS = 12  # sums of floats differ beyond
 _CV_METRIC = {"binary": "logloss", "multi": "mlogloss"}
@@ -76,7 +80,7 @@ def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
 def train_alone(params: Mapping[str, Any], table: Table, n_rounds: int) -> xgb.Booster:
     """Train stock XGBoost on a site's own rows with a job's parameters. Raises: ScoringError."""
     try:
-        return xgb.train(_own(params, table), _matrix(table), n_rounds, verbose_eval=False)
+        return xgb.train(_own(params, table), _matrix(params, table), n_rounds, verbose_eval=False)
     except xgb.core.XGBoostError:
         raise ScoringError("XGBoost cannot train on this site's rows alone with the job's parameters") from None
 
@@ -91,11 +95,42 @@ def best_rounds(params: Mapping[str, Any], table: Table, n_rounds: int) -> int |
         return None
     chosen = {**_own(params, table), **({} if metric is None else {"eval_metric": metric})}
     try:
-        history = xgb.cv(chosen, _matrix(table), n_rounds, nfold=_FOLDS, stratified=is_classes, seed=0, as_pandas=False)
+        folds = [_fold_scores(chosen, table, is_test, n_rounds) for is_test in _folds(table.label, is_classes)]
     except xgb.core.XGBoostError:
         return None
-    last = [values for name, values in history.items() if name.startswith("test") and name.endswith("-mean")][-1]
-    return int(np.argmin(last)) + 1
+    return int(np.argmin(np.mean(folds, axis=0))) + 1
+
+
+def _folds(label: NDArray[np.float32], is_classes: bool) -> Iterator[NDArray[np.bool_]]:
+    """Yield which rows each fold tests on, as ``xgb.cv`` divides them. Shapes: bool[n_rows]."""
+    if is_classes:
+        parts = [test for _, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=0).split(label, label)]
+    else:
+        parts = np.array_split(np.random.RandomState(0).permutation(label.size), _FOLDS)
+    for part in parts:
+        is_test = np.zeros(label.size, dtype=bool)
+        is_test[part] = True
+        yield is_test
+
+
+def _fold_scores(params: Mapping[str, Any], table: Table, is_test: NDArray[np.bool_], n_rounds: int) -> list[float]:
+    """Train without a fold; return the metric on it after each round."""
+    training = _matrix(params, table, ~is_test)
+    test = _matrix(params, table, is_test, training)
+    booster, found = xgb.Booster(dict(params), [training, test]), []
+    for number in range(n_rounds):
+        booster.update(training, number)
+        found.append(list(parse_metrics(booster.eval_set([(test, "test")], number)).values())[-1])
+    return found
+
+
+def scores_after(model: FinishedModel, table: Table, rounds: Sequence[str | int] = ("all",)) -> list[Scores]:
+    """Return ``scores_of`` all rows for each choice of rounds; they are read once."""
+    found: list[list[Scores]] = [[] for _ in rounds]
+    for block in table.blocks():
+        for parts, one in zip(found, rounds, strict=True):
+            parts.append(scores_of(model, block, one))
+    return [np.concatenate(parts) for parts in found]
 
 
 def scores_of(model: FinishedModel, features: NDArray[np.float32], rounds: str | int = "all") -> Scores:
@@ -117,7 +152,7 @@ def compare(
         alone, tuned, federated: scores of the models for them.
     """
     label, weight = table.label.astype(np.float64), _weights(table)
-    draws = _draws(label, min(_RESAMPLINGS, max(40, _MOST_RESAMPLED // max(label.size, 1))))
+    n_draws = min(_RESAMPLINGS, max(40, _MOST_RESAMPLED // max(label.size, 1)))
     found = []
     for metric in metrics:
         values = [round(metric.measure(label, one, weight), _DIGITS) for one in (alone, federated)]
@@ -127,7 +162,7 @@ def compare(
         changes = [
             metric.measure(label[rows], federated[rows], weight[rows])
             - metric.measure(label[rows], own[rows], weight[rows])
-            for rows in draws
+            for rows in _draws(label, n_draws)
         ]
         low, high = np.quantile(np.round(changes, _DIGITS), (0.025, 0.975)) if changes else (-np.inf, np.inf)
         found.append(
@@ -136,11 +171,16 @@ def compare(
     return tuple(found)
 
 
-def curve(metric: Metric, table: Table, scores_after: Callable[[int], Scores], n_rounds: int) -> Curve:
-    """Return a metric after rounds, at 25 of them at most."""
+def curve(metric: Metric, table: Table, model: FinishedModel, n_rounds: int) -> Curve:
+    """Return a model's metric after rounds, at 25 of them at most."""
     rounds = sorted({*np.linspace(1, n_rounds, min(n_rounds, _POINTS)).astype(int).tolist(), n_rounds})
     label, weight = table.label.astype(np.float64), _weights(table)
-    return tuple((float(n), metric.measure(label, scores_after(n), weight)) for n in rounds)
+    points: list[tuple[float, float]] = []
+    for first in range(0, len(rounds), _POINTS_AT_ONCE):
+        some = rounds[first : first + _POINTS_AT_ONCE]
+        scores = scores_after(model, table, some)
+        points += [(float(n), metric.measure(label, one, weight)) for n, one in zip(some, scores, strict=True)]
+    return tuple(points)
 
 
 def check_rows(training: Table, evaluation: Table, n_classes: int | None) -> None:
@@ -162,12 +202,14 @@ def check_rows(training: Table, evaluation: Table, n_classes: int | None) -> Non
             raise ScoringError(f"the {use} rows of this site are all of one class: nothing can be compared on its own")
 
 
-def _draws(label: Scores, n: int) -> list[NDArray[np.int64]]:
-    """Return resampled rows, those left out that have not all classes: no metric is defined there."""
+def _draws(label: Scores, n: int) -> Iterator[NDArray[np.int64]]:
+    """Yield resampled rows, those left out that have not all classes: no metric is defined there."""
     random = np.random.default_rng(0)  # the page should be the same when it is made again
-    drawn = [random.integers(0, label.size, label.size) for _ in range(n)]
     distinct = np.unique(label).size
-    return [rows for rows in drawn if distinct > 20 or np.unique(label[rows]).size == distinct]
+    for _ in range(n):
+        rows = random.integers(0, label.size, label.size)
+        if distinct > 20 or np.unique(label[rows]).size == distinct:
+            yield rows
 
 
 def _weights(table: Table) -> Scores:
@@ -176,15 +218,33 @@ def _weights(table: Table) -> Scores:
 
 def _own(params: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """Return the parameters for this machine: on few values threads wait for each other longer than they work."""
-    return {**params, "nthread": 1 if table.features.size < _FEW_VALUES else 0, "verbosity": 0}
+    n_values = table.n_rows * len(table.feature_names)
+    return {**params, "nthread": 1 if n_values < _FEW_VALUES else 0, "verbosity": 0}
 
 
-def _matrix(table: Table) -> xgb.DMatrix:
-    return xgb.DMatrix(
-        table.features,
-        label=table.label,
-        weight=table.weight,
-        feature_names=list(table.feature_names),
-        feature_types=list(table.feature_types),
-        enable_categorical=True,
-    )
+def _matrix(
+    params: Mapping[str, Any],
+    table: Table,
+    chosen: NDArray[np.bool_] | None = None,
+    reference: xgb.DMatrix | None = None,
+) -> xgb.QuantileDMatrix:
+    """Bin rows of a table that need not be held; trees on it are those on the values.
+
+    Shapes: chosen: bool[n_rows], which rows; None takes all.
+
+    Args:
+        reference: whose cut points to take; None finds them in these rows.
+    """
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        first = 0
+        for block in table.blocks():
+            rows = slice(first, first := first + len(block))
+            yield block if chosen is None else block[chosen[rows]]
+
+    def part(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values if chosen is None else values[chosen]
+
+    layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
+    rows = RowBlocks(blocks, part(table.label), None if table.weight is None else part(table.weight), layout)
+    return xgb.QuantileDMatrix(rows, max_bin=int(params.get("max_bin", 256)), ref=reference, enable_categorical=True)

@@ -11,8 +11,11 @@ from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.policy.values import is_private
 
 
-def load_again(spec: DataSet, facts: DataFacts, record: RunRecord) -> Table:
+def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, takes_passes: bool = False) -> Table:
     """Return the rows of a data set with a run's columns, lists and label.
+
+    Args:
+        takes_passes: the caller does without ``Table.features`` where the policy wants no data set held.
 
     Raises:
         ConfigurationError: they do not fit any more; the reason is this site's own, and nobody else reads it.
@@ -28,7 +31,8 @@ def load_again(spec: DataSet, facts: DataFacts, record: RunRecord) -> Table:
             unknown_is_missing=bool(record.settings.get("unknown_category_is_missing")),
             may_lack_rows=True,
             repair=is_private(record.profile),
-            held_by="whoever trains, or attacks, again at the site holds all rows at once",
+            takes_passes=takes_passes,
+            held_by="whoever attacks a model at the site holds all rows at once",
         )
     except DataRefusal as error:
         raise ConfigurationError(error.reason) from None

@@ -50,6 +50,23 @@ def check_gradients(n_rows: int, n_outputs: int) -> None:
         )
 
 
+def check_predictions(n_rows: int, n_nodes: int) -> None:
+    """Refuse rows whose ways through trees XGBoost could not ask for: it sends a bit for each row and node at once.
+
+    Args:
+        n_nodes: of all trees that it predicts with at a time.
+
+    Raises:
+        ConfigurationError: the message would be longer than gRPC's 2 GiB.
+    """
+    if n_nodes and n_rows > (most := LARGEST_BUFFER_BYTES // n_nodes * 8):
+        raise ConfigurationError(
+            f"trees of {n_nodes:,} nodes together take at most {most:,} rows: XGBoost at the active party asks how "
+            "rows go at all of their nodes in one message of at most 2 GiB. Evaluate fewer rows (eval_data_set, "
+            "evaluate_training), make smaller trees (max_depth, num_parallel_tree), or begin without initial_model."
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class MessageSizes:
     """What decides how long messages get.

@@ -107,8 +107,7 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
         # Noised sums are paid for from the training set's budget.
         is_paid = job.is_noised and not is_active and name == "train"
         data_set = context.policy.data_set_for(source, job.profile, is_paid=is_paid)
-        if not is_active:
-            data_set.check_holds_bins("a vertical training holds them")
+        data_set.check_holds_bins("a vertical training holds them")
         table = load_table(
             data_set,
             label=job.label if is_active else None,
@@ -120,8 +119,7 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
             unknown_is_missing=job.unknown_category_is_missing,
             may_lack_features=is_active,
             with_ids=True,
-            takes_passes=not is_active,
-            held_by="the party with the label trains by XGBoost's column split, which takes no rows in parts",
+            takes_passes=True,
         )
         if table.weight is not None and not table.weight.any():
             raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")

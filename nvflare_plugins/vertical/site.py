@@ -34,6 +34,7 @@ from nvflare_plugins.vertical.active.gradient_scale import FINEST, check_weights
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.message_sizes import check_gradients
 from nvflare_plugins.vertical.model.conclusion import conclude_part
 from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.model.model_files import (
@@ -180,6 +181,7 @@ class VerticalRun:
 
     def _agree(self, data: PartyData) -> int:
         """Compare terms with all parties; return the rounds that are done already."""
+        check_gradients(data.train.table.n_rows, self._prepared.parameters.objective.n_outputs)
         prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
         proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
@@ -320,6 +322,8 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     if job.profile == VerticalProfile.ELGAMAL.value:
         require_curve(policy.arithmetic)
     data = load_party(job, context, group)
+    if job.alignment is None:  # else when the common rows are known
+        check_gradients(data.train.table.n_rows, parameters.objective.n_outputs)
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)

@@ -87,16 +87,13 @@ class UnreadRows:
         return UnreadRows(self.passes.taken(alignment.positions), ids)
 
     def part(self, rows: list[int] | None) -> Rows:
-        """Read the rows from a position on and before another, column by column.
+        """Read the rows from a position on and before another.
 
         Raises:
             DataRefusal: there are no such rows, or a file has changed.
         """
         first, end = _range(rows, self.n_rows)
-        passes = self.passes.taken(np.arange(first, end))
-        features = np.empty(passes.shape[::-1], dtype=np.float32)
-        for place, column in enumerate(passes):
-            features[:, place] = column
+        features = self.passes.taken(np.arange(first, end)).held()
         return Rows(features, None if self.ids is None else self.ids[first:end], first)
 
 

@@ -10,11 +10,13 @@ before the job. What the last line of the output holds, one JSON object:
                       of them; what does not grow with rows, histograms and messages, falls out); a float32 takes 4
     seconds           of the job, likewise
     models_equal      all forms of a table have given the same bytes
+    label_owner       the same of a vertical training (2 rounds of depth 6, 256 bins, profile plain), whose party with
+                      the label has all columns but one; both in one process: bytes_per_value by form, and seconds
     limited           one large table: bytes of its float32 values, the memory limit of its process (a cgroup's where
                       the machine lets one be made, else the limit of data, prlimit --data), their quotient, seconds,
                       and bytes with the bins in files; and whether bins in memory fit under the limit too (null: no)
 
-Run: make bench-tables, or python -m tests.bench.bench_tables [--quick] [--only forms limited]
+Run: make bench-tables, or python -m tests.bench.bench_tables [--quick] [--only forms|label_owner|limited]
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ SMALL_ROWS = 3_000
 GROUP = Path("/sys/fs/cgroup/memory")
 FORMS = ("file", "passes", "external")
 LIMITED = "limited-"
+LABEL_OWNER = "label-owner-"
 
 
 def shard(number: int, n_rows: int, n_features: int, has_missing: bool) -> pa.Table:
@@ -117,6 +120,28 @@ def train(folder: Path, form: str) -> None:
     print(json.dumps({"seconds": seconds, "before": peak.before, "bytes": peak.most - peak.before, "model": model}))
 
 
+def train_vertically(folder: Path, form: str) -> None:
+    """Run a vertical job in this process and print what it took."""
+    import xgboost  # noqa: F401
+
+    from tests.support.parties import Parties, succeed
+    from tests.support.vertical_jobs import POLICY, job, merged
+    from tests.support.vertical_jobs import run as run_job
+
+    parties = Parties(folder, 2, dict(POLICY))
+    n_rows = pq.ParquetDataset(folder / "site-1" / "rows").read(["label"]).num_rows
+    parties.give("site-2", "data", pa.table({"z": np.random.default_rng(0).standard_normal(n_rows)}).to_pandas())
+    (folder / "site-1" / "local").mkdir(exist_ok=True)
+    held = {"path": "rows.parquet" if form == "file" else "rows", "memory": "whole" if form == "file" else form}
+    parties.set_policy("site-1", data_sets={"data": held})
+    params = {"objective": "binary:logistic", "max_bin": 256, "max_depth": 6}
+    peak, started, name = Peak(), time.perf_counter(), f"job-{form}-{os.getpid()}"
+    succeed(run_job(parties, job(label="label", params=params, num_rounds=2), name))
+    seconds = time.perf_counter() - started
+    model = hashlib.sha256(merged(parties, name)).hexdigest()
+    print(json.dumps({"seconds": seconds, "before": peak.before, "bytes": peak.most - peak.before, "model": model}))
+
+
 def run(folder: Path, form: str, limit: int | None = None) -> dict[str, Any] | None:
     """Run the job in a process of its own. Returns: what it took, None if the limit ended it."""
     command = [sys.executable, "-m", "tests.bench.bench_tables", "--train", form, "--folder", str(folder)]
@@ -150,6 +175,22 @@ def has_groups() -> bool:
     except OSError:
         return False
     return True
+
+
+def label_owner(n_rows: int) -> dict[str, Any]:
+    """Compare forms at the party with the label of a vertical training."""
+    per_value, seconds, models = {}, {}, set()
+    with tempfile.TemporaryDirectory() as name:
+        for size in (n_rows // 4, n_rows):
+            write_sites(Path(name) / str(size), size, FEATURES, False)
+        for form in ("file", "passes"):
+            small, large = (run(Path(name) / str(size), LABEL_OWNER + form) for size in (n_rows // 4, n_rows))
+            if small is None or large is None:
+                continue
+            per_value[form] = round((large["bytes"] - small["bytes"]) / ((n_rows - n_rows // 4) * FEATURES), 2)
+            seconds[form] = round(large["seconds"], 1)
+            models.add(large["model"])
+    return {"bytes_per_value": per_value, "seconds": seconds, "models_equal": len(models) == 1}
 
 
 def forms(n_rows: int) -> dict[str, Any]:
@@ -198,18 +239,24 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="smaller tables")
-    parser.add_argument("--train", choices=[*FORMS, *(LIMITED + form for form in FORMS)])
+    parser.add_argument("--train", choices=[head + form for head in ("", LIMITED, LABEL_OWNER) for form in FORMS])
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--only", choices=("forms", "limited"))
+    parser.add_argument("--only", choices=("forms", "label_owner", "limited"))
     parser.add_argument("--limit-mib", type=int, default=512)
     options = parser.parse_args()
     if options.train:
+        if options.train.startswith(LABEL_OWNER):
+            train_vertically(options.folder, options.train.removeprefix(LABEL_OWNER))
+            return
         train(options.folder, options.train)
         return
     figures: dict[str, Any] = {}
-    if options.only != "limited":
-        figures |= forms(100_000 if options.quick else 400_000)
-    if options.only != "forms":
+    n_rows = 100_000 if options.quick else 400_000
+    if options.only in (None, "forms"):
+        figures |= forms(n_rows)
+    if options.only in (None, "label_owner"):
+        figures["label_owner"] = label_owner(n_rows)
+    if options.only in (None, "limited"):
         figures["limited"] = under_limit(options.limit_mib << 20)
     print(json.dumps(figures))
 

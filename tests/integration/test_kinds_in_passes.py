@@ -119,7 +119,7 @@ COLORS = ["red", "green", "blue", "none of them"]
 
 
 def vertical_parties(folder: Path, mode: str) -> Parties:
-    """Two passive parties with numbers and categories, their rows in an order of their own, one file or several."""
+    """Three parties with numbers and categories, two with rows in an order of their own, one file or several."""
     parties, rng = Parties(folder, 3, {**POLICY, "vertical": {"min_intersection": 50}}), np.random.default_rng(6)
     frame = table(420, 5).assign(id=[f"row {number}" for number in range(420)])
     frame.insert(3, "color", rng.choice(COLORS[:3], 420))
@@ -132,15 +132,15 @@ def vertical_parties(folder: Path, mode: str) -> Parties:
             own = pd.read_parquet(path).iloc[7 * number :]  # fewer rows than the others
             own.sample(frac=1, random_state=number).to_parquet(path, index=False)
         if mode == "parts":
-            in_parts(parties, name, PASSIVE)
-            for site in PASSIVE:
+            in_parts(parties, name)
+            for site in parties.sites:
                 sets = parties.policy_of(site)["data_sets"]
                 parties.set_policy(site, data_sets={**sets, name: {**sets[name], "path": f"parts/{name}"}})
     return parties
 
 
 @pytest.mark.parametrize("preset", ["exact", "guarded"])
-def test_passive_parties_train_on_rows_that_they_do_not_hold(
+def test_vertical_parties_train_on_rows_that_are_read_in_passes(
     tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, found = noted_reads(monkeypatch), []
@@ -170,15 +170,14 @@ def test_buckets_of_rows_are_made_of_held_rows_alone(tmp_path: Path) -> None:
         load_rows(spec, ["x"], None, None, None)  # type: ignore[arg-type]
 
 
-def test_who_has_the_label_holds_all_rows_and_says_why(tmp_path: Path) -> None:
+def test_no_vertical_party_keeps_bins_in_files_and_each_says_why(tmp_path: Path) -> None:
     parties = vertical_parties(tmp_path, "file")
-    sets = parties.policy_of("site-1")["data_sets"]
-    parties.set_policy("site-1", data_sets={**sets, "data": {**sets["data"], "memory": "passes"}})
-    sets = parties.policy_of("site-2")["data_sets"]
-    parties.set_policy("site-2", data_sets={**sets, "data": {**sets["data"], "memory": "external"}})
+    for site in ("site-1", "site-2"):
+        sets = parties.policy_of(site)["data_sets"]
+        parties.set_policy(site, data_sets={**sets, "data": {**sets["data"], "memory": "external"}})
     outcomes = run(parties, vertical_job(categories={"site-2": {"color": COLORS}}))
-    for site, words in (("site-1", "column split"), ("site-2", "a vertical training holds them")):
-        with pytest.raises(ConfigurationError, match=rf"{words}.*data_sets\.data\.memory"):
+    for site in ("site-1", "site-2"):
+        with pytest.raises(ConfigurationError, match=r"a vertical training holds them.*data_sets\.data\.memory"):
             raise outcomes[site]  # type: ignore[misc]
 
 

@@ -38,6 +38,7 @@ from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, lea
 from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import counts_leaves
+from nvflare_plugins.horizontal.training import check_histograms
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters
@@ -55,6 +56,7 @@ def plan(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
             f"profile {arguments.profile!r} is none of horizontal training: {', '.join(HORIZONTAL)}"
         )
     workload, network = _workload(arguments, job), Network.of(arguments)
+    check_histograms(workload.features * workload.bins, max(built_nodes(workload)))
     profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
     trees = measure_trees(workload)
     rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}

@@ -23,6 +23,7 @@ from nvflare_plugins.vertical.active.split_evaluation import SplitFormula
 from nvflare_plugins.vertical.active.tree_growth import DISAGREE, EncodedGradients, TreeGrowth
 from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
+from nvflare_plugins.vertical.message_sizes import check_predictions
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
 from nvflare_plugins.vertical.noised.plan import NoisePlan, PartyNoise
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner, Timer, untimed
@@ -166,6 +167,12 @@ class ActiveEngine:
         """Return the reply to one message of XGBoost."""
         with self._timer("engine"):
             return self._answers[message.kind](buffer)
+
+    def check_predictions(self, data_sets: Sequence[int]) -> None:
+        """Refuse sets whose rows XGBoost could not ask about, before it does. Raises: ConfigurationError."""
+        for data_set in data_sets:
+            n_nodes = sum(tree.n_nodes for tree in self.trees[self._predicted[data_set] :])
+            check_predictions(self._own_sets[data_set].shape[0], n_nodes)
 
     def check_round(self, model_trees: Sequence[TreeStructure]) -> None:
         """Compare the trees of the round just finished with those that XGBoost made.

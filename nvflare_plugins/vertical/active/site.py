@@ -22,7 +22,7 @@ from nvflare_plugins.vertical.active.training import (
     train_vertical,
 )
 from nvflare_plugins.vertical.active.xgboost_random import with_own_seed
-from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES, check_gradients
+from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
@@ -144,7 +144,6 @@ class ActiveSite:
         """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
         start, (names, categories) = self._start, self._columns(parties)
         params = with_own_seed(check_vertical_parameters(start.job.params, names))
-        check_gradients(max(one.table.n_rows for one in start.data.sets), params.objective.n_outputs)
         if start.initial is not None:
             part = start.initial.part
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:
@@ -155,7 +154,7 @@ class ActiveSite:
 
     def _sets(self) -> list[LabelledSet]:
         return [
-            LabelledSet(one.name, one.table.features, one.table.label, one.table.weight)
+            LabelledSet(one.name, one.table.held_features(), one.table.label, one.table.weight)
             for one in self._start.data.sets
         ]
 

@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data_sets.table import Table, load_table
 from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
 from nvflare_plugins.report.local_page import Compared, Comparison, build_page
 from nvflare_plugins.report.run_record import RunRecord
@@ -189,15 +189,62 @@ def test_rows_that_no_metric_takes_are_refused_in_words(
     assert said in shown and shown.startswith("veilboost compare: ") and not (run / "local.html").exists()
 
 
-def test_a_table_that_the_policy_wants_read_in_passes_is_refused_by_name(tmp_path: Path, capsys) -> None:
-    run, folder = workspace(tmp_path)
-    (folder / "parts").mkdir()
-    pd.read_csv(folder / "test.csv").to_parquet(folder / "parts" / "0.parquet", index=False)
-    policy = {"data_sets": {"train": {"path": "train.csv"}, "test": {"path": "parts"}}}
-    (folder / "local" / "veilboost.json").write_text(json.dumps(policy))
-    assert main(["compare", str(run)]) == 1
-    told = capsys.readouterr().err
-    assert "again at the site holds all rows" in told and 'data_sets.test.memory ("whole")' in told
-    policy["data_sets"]["test"]["memory"] = "whole"
-    (folder / "local" / "veilboost.json").write_text(json.dumps(policy))
-    assert main(["compare", str(run)]) == 0
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_a_table_that_is_read_in_passes_is_compared_as_a_held_one(
+    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Table.blocks, "__defaults__", (60,))
+    run, folder = workspace(tmp_path, n_training=150)
+    frames = {name: pd.read_csv(folder / f"{name}.csv") for name in ("train", "test")}
+    document = json.loads((run / "run.json").read_text())
+    for number, (name, frame) in enumerate(frames.items()):
+        frame.loc[number::7, ["age", "ward"]] = None
+        frame["Gewicht in größen"] = np.random.default_rng(number).random(len(frame))
+        if task == "numbers":
+            frame["outcome"] = np.nan_to_num(frame.age) + frame.dose
+        frame.to_parquet(folder / f"{name}.parquet", index=False)
+        (folder / name).mkdir()
+        for part, rows in enumerate(np.array_split(np.arange(len(frame)), 3)):
+            frame.iloc[rows].to_parquet(folder / name / f"{part}.parquet", index=False, row_group_size=17)
+    for facts in document["data"]:
+        facts["weight"] = "Gewicht in größen"
+        facts["label_classes"] = [] if task == "numbers" else facts["label_classes"]
+    if task == "numbers":
+        document["params"]["objective"] = "reg:squarederror"
+        model = json.loads((run / "model.json").read_text())
+        model["learner"]["objective"] = {"name": "reg:squarederror", "reg_loss_param": {"scale_pos_weight": "1"}}
+        model["learner"]["attributes"] = {
+            name: value for name, value in model["learner"]["attributes"].items() if "class" not in name
+        }
+        (run / "model.json").write_text(json.dumps(model))
+    (run / "run.json").write_text(json.dumps(document))
+    found = []
+    for ending in (".parquet", ""):
+        policy = {"data_sets": {name: {"path": f"{name}{ending}"} for name in frames}}
+        (folder / "local" / "veilboost.json").write_text(json.dumps(policy))
+        assert main(["compare", str(run)]) == 0
+        found.append((capsys.readouterr().out, (run / "local.html").read_text()))
+    assert found[0] == found[1]
+
+
+def test_rounds_are_chosen_and_trees_trained_as_xgboost_does_on_held_rows(tmp_path: Path) -> None:
+    _, folder = workspace(tmp_path, n_training=300)
+    table = load_table(
+        DataSet(name="train", path=folder / "train.csv", format="csv"),
+        label="outcome",
+        categories={"ward": WARDS},
+        label_classes=["well", "ill"],
+    )
+    matrix = xgb.DMatrix(
+        table.features,
+        label=table.label,
+        feature_names=list(table.feature_names),
+        feature_types=list(table.feature_types),
+        enable_categorical=True,
+    )
+    options = {**PARAMS, "nthread": 1}
+    alone = xgb.train(options, matrix, ROUNDS)
+    assert comparison.train_alone(PARAMS, table, ROUNDS).save_raw("json") == alone.save_raw("json")
+    options["eval_metric"] = "logloss"
+    history = xgb.cv(options, matrix, 30, nfold=5, stratified=True, seed=0, as_pandas=False)
+    assert comparison.best_rounds(PARAMS, table, 30) == int(np.argmin(history["test-logloss-mean"])) + 1 < 30

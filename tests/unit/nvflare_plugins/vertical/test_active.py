@@ -293,3 +293,16 @@ def test_gradients_beyond_their_bounds_are_not_encoded(monkeypatch):
     )
     with pytest.raises(CapacityExceeded):
         federate(data(), PARAMS, 1)
+
+
+def test_columns_are_kept_without_numbers_of_rows_where_that_takes_less() -> None:
+    own = np.zeros((1_000, 10), dtype=np.float32)
+    dense = {"sparse_threshold": 0.0}
+    assert training.column_storage(own, 69, {}) == dense and training.column_storage(own, 71, {}) == {}
+    assert (
+        training.column_storage(own, 37, {"max_bin": 257}) == dense
+        and training.column_storage(own, 38, {"max_bin": 257}) == {}
+    )
+    own[100:] = np.nan  # and nine tenths of the values are missing
+    assert training.column_storage(own, 1, {}) == {}
+    assert training.column_storage(own[:, :0], 3, {}) == {} and training.column_storage(own[:0], 3, {}) == {}

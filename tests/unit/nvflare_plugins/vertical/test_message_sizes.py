@@ -88,3 +88,12 @@ def test_gradients_that_no_message_holds_are_refused(n_outputs):
     message_sizes.check_gradients(most, n_outputs)
     with pytest.raises(ConfigurationError, match=rf"at most {most:,} rows with {n_outputs} outputs.*2 GiB"):
         message_sizes.check_gradients(most + 1, n_outputs)
+
+
+@pytest.mark.parametrize("n_nodes", [1, 63, 12_600])
+def test_predictions_that_no_message_holds_are_refused(n_nodes):
+    most = ((1 << 31) - 1 - 1024) // n_nodes * 8
+    message_sizes.check_predictions(most, n_nodes)
+    message_sizes.check_predictions(1 << 40, 0)
+    with pytest.raises(ConfigurationError, match=rf"{n_nodes:,} nodes together take at most {most:,} rows.*2 GiB"):
+        message_sizes.check_predictions(most + 1, n_nodes)
