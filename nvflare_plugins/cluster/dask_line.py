@@ -13,12 +13,32 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from nvflare_plugins.cluster.dask_peers import dask_peers
 from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.line import Line, serve
+from nvflare_plugins.cluster.peers import Parcel
 
 
 class DaskDesk(Desk):
     """A desk as an actor of Dask's, to which a line leads."""
+
+    def meet(self, number: int, desks: list[tuple[str, str]]) -> None:
+        """Let parts exchange values with those on the site's other workers. Args: see ``dask_peers``."""
+        self.join(dask_peers(number, desks))
+
+    async def deliver(self, parcel: Parcel) -> None:
+        """Take what another worker's part sends, whatever this one's does: Dask's event loop runs it."""
+        if self.peers is not None:
+            self.peers.deliver(parcel)
+
+    async def end_exchange(self, exchange: int) -> None:
+        """Let the part wait no longer for other workers in this exchange and those before it."""
+        if self.peers is not None:
+            self.peers.end(exchange)
+
+    async def waits_for(self) -> int | None:
+        """Return the worker for which the part waits; None where it waits for none."""
+        return None if self.peers is None else self.peers.waits_for()
 
     def await_line(self, name: str) -> None:
         """Have this worker hand the connection over that says a name, once."""

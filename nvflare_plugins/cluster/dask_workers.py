@@ -22,13 +22,14 @@ from nvflare_plugins.cluster.dask_line import DaskDesk, open_line
 from nvflare_plugins.cluster.losses import lost
 from nvflare_plugins.cluster.probe import check_worker, describe_worker
 from nvflare_plugins.cluster.reach import load_certificates, why_not
-from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect
+from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, WorkerSilent, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster, is_on_loopback
 from nvflare_plugins.failures import WorkerLost
 
 _log = logging.getLogger(__name__)
 _LOST = (OSError, RuntimeError, ValueError, UnpicklingError)
 """What a connection to a worker raises when it ends, a connection that the system gives up (TimeoutError) included."""
+_STATE_S = 5.0  # how long a worker that did not answer in time is asked for which other it waits
 FIND_S = 30.0
 """How long a site waits for its scheduler to answer, and for so many workers to be there. Units: seconds."""
 NEEDS_EXTRA = (
@@ -42,7 +43,7 @@ class DaskWorkers(LinkedWorkers):
     """Workers behind a Dask scheduler; made by ``open_workers``."""
 
     def __init__(self, client: Any, links: list[_WorkerLink]) -> None:
-        super().__init__(links)
+        super().__init__(links, links if len(links) > 1 else ())
         self._client, self._lines = client, links
 
     def __exit__(
@@ -104,10 +105,31 @@ class _WorkerLink:
                 f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log says why"
             )
         if time.monotonic() > self._until:
+            raise WorkerSilent(self._number, self._deadline_s)
+
+    def meet(self, desks: Sequence[tuple[str, str]]) -> None:
+        """Tell the desk where the others are. Args: see ``dask_peers``."""
+        try:
+            self._actor.meet(self._number, list(desks)).result(FIND_S)
+        except _LOST:
             raise WorkerLost(
-                f"worker {self._number} of this site's cluster did not answer within {self._deadline_s:g} s "
-                "(policy key: cluster.deadline_s)"
-            )
+                f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
+            ) from None
+
+    @property
+    def key(self) -> str:
+        """Return Dask's name of the desk."""
+        return str(self._actor.key)
+
+    def end_exchange(self, exchange: int) -> None:
+        with contextlib.suppress(Exception):  # what is lost waits for nobody
+            self._actor.end_exchange(exchange)
+
+    def waits_for(self) -> int | None:
+        with contextlib.suppress(Exception):
+            other = self._actor.waits_for().result(_STATE_S)
+            return other if isinstance(other, int) else None
+        return None
 
 
 def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
@@ -130,6 +152,10 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         _check(client, addresses, find_s)
         for number, address in enumerate(addresses):
             links.append(_WorkerLink(client, number, address, cluster.deadline_s, find_s, context))
+        if len(links) > 1:
+            desks = [(address, link.key) for address, link in zip(addresses, links, strict=True)]
+            for link in links:
+                link.meet(desks)
         workers = DaskWorkers(client, links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])

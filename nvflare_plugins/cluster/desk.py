@@ -11,10 +11,12 @@ from typing import Any
 
 import he_processors.errors
 from he_processors.errors import VeilBoostError
+from nvflare_plugins.cluster.peers import ExchangeOver, PeerLost, Peers
 from nvflare_plugins.cluster.plain_values import require_plain
 from nvflare_plugins.failures import reason_of
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
+LOST, OVER = "lost", "over"
 _PACKAGE = "nvflare_plugins."
 
 
@@ -23,7 +25,12 @@ class WorkerPart:
 
     Its methods are called one at a time, in the order in which the site asked, all in one thread. A method that waits
     for XGBoost has XGBoost in a thread of its own.
+
+    Attributes:
+        peers: the other workers of the site; None where there is no other.
     """
+
+    peers: Peers | None = None
 
     def end(self) -> None:
         """Let go of everything, threads too; called before another one takes the place, and at the end."""
@@ -42,6 +49,11 @@ class Desk:
 
     def __init__(self) -> None:
         self._part: WorkerPart | None = None
+        self.peers: Peers | None = None
+
+    def join(self, peers: Peers) -> None:
+        """Let the parts that are made from now on exchange values with other workers'."""
+        self.peers = peers
 
     def begin(self, path: str, args: tuple[Any, ...]) -> tuple[str, Any, str]:
         """Make the object. Args: path: "nvflare_plugins.module:Class"."""
@@ -51,8 +63,9 @@ class Desk:
         """Call a method of it.
 
         Returns:
-            DONE, its value, nothing; REFUSED, the kind of one of our own errors, its words; or FAILED, the kind of
-            another one, what may be said of it.
+            DONE, its value, nothing; REFUSED, the kind of one of our own errors, its words; LOST, the number of another
+            worker, which cannot be reached, nothing; OVER, None, nothing, where the site has ended the exchange; or
+            FAILED, the kind of another error, what may be said of it.
         """
         return self._told(lambda: self._call(method, args))
 
@@ -69,6 +82,7 @@ class Desk:
         if not (isinstance(part, type) and issubclass(part, WorkerPart)):
             raise TypeError("no part that stands on a worker")
         self._part = part(*args)
+        self._part.peers = self.peers
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if self._part is None or method.startswith("_"):
@@ -88,6 +102,10 @@ class Desk:
             return DONE, work(), ""
         except VeilBoostError as error:
             return REFUSED, type(error).__name__, str(error)
+        except PeerLost as error:
+            return LOST, error.number, ""
+        except ExchangeOver:
+            return OVER, None, ""
         except Exception as error:
             return FAILED, type(error).__name__, reason_of(error)
 

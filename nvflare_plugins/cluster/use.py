@@ -35,10 +35,11 @@ def work_section(work: Sequence[Work]) -> ReportSection:
             f"{100 * one.seconds / longest:.0f} %" if longest else "",
             human_bytes(one.bytes_to),
             human_bytes(one.bytes_from),
+            human_bytes(one.bytes_to_others) if one.bytes_to_others else "",
         )
         for number, one in enumerate(work)
     ]
-    columns = ("worker", "rows", "calls", "seconds busy", "of the slowest", "to it", "from it")
+    columns = ("worker", "rows", "calls", "seconds busy", "of the slowest", "to it", "from it", "to others")
     return ReportSection("Workers", columns=columns, rows=tuple(rows))
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -28,12 +29,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster.desk import DONE, FAILED, Desk, error_of
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.cluster.desk import DONE, FAILED, LOST, OVER, Desk, error_of
+from nvflare_plugins.cluster.peers import ALL, Parcel, Peers
 from nvflare_plugins.cluster.plain_values import require_plain
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.failures import WorkerFailure, WorkerLost
 
 TRIAL = "nvflare_plugins.cluster.desk:Trial"
+_OWN_WORDS_S = 3.0
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Work:
 
     Attributes:
         calls, bytes_to, bytes_from: that have been answered; bytes there and back.
+        bytes_to_others: to the site's other workers.
         rows: that it has been given, or has encrypted or blinded, by such a word.
         told: of a call that goes on: what it does in words, and how many of how many rows it has come to.
     """
@@ -49,6 +53,7 @@ class Work:
     calls: int = 0
     bytes_to: int = 0
     bytes_from: int = 0
+    bytes_to_others: int = 0
     rows: dict[str, int] = field(default_factory=dict)
     told: tuple[str, int, int] | None = None
     _clock: tuple[float, str, float] = (0.0, "", 0.0)  # seconds of what is done, what goes on, since when: one value
@@ -77,6 +82,12 @@ class Work:
             yield
         finally:
             self._clock = (done + time.perf_counter() - since, "", 0.0)
+
+    def exchanged(self, n_bytes: int, waited_s: float) -> None:
+        """Take note of what an answered call has sent to other workers, and how long it was not busy but waited."""
+        done, asked, since = self._clock
+        self.bytes_to_others += n_bytes
+        self._clock = (max(done - waited_s, 0.0), asked, since)
 
     def counting(self, done: str, n_rows: int) -> Callable[[Future[Any]], None]:
         """Return what counts rows once a call is answered. Args: done: what has been done to them."""
@@ -114,6 +125,13 @@ class Workers(Protocol):
     def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
         """Have a worker call a method of its part; see ``begin``."""
 
+    def together(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """Have all workers call a method in which their parts exchange values (``peers``), one such call at a time.
+
+        Args:
+            args: of each worker's; the number of the exchange comes before them.
+        """
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -128,11 +146,36 @@ class DeskLink(Protocol):
         """Call a function of ``Desk``. Raises: WorkerFailure."""
 
 
+class PeerLink(Protocol):
+    """The way to a desk while its part is at work."""
+
+    def end_exchange(self, exchange: int) -> None:
+        """Have it wait no longer for other workers (``Desk.end_exchange``); return at once."""
+
+    def waits_for(self) -> int | None:
+        """Return the worker for which it waits; None where it waits for none, or does not answer."""
+
+
+class WorkerSilent(WorkerLost):
+    """A worker did not answer in time."""
+
+    def __init__(self, worker: int, deadline_s: float) -> None:
+        super().__init__(
+            f"worker {worker} of this site's cluster did not answer within {deadline_s:g} s (policy key: "
+            "cluster.deadline_s)"
+        )
+        self.deadline_s = deadline_s
+
+
 class LinkedWorkers:
     """Workers behind links, each with a thread at the site that asks it one thing after the other."""
 
-    def __init__(self, links: Sequence[DeskLink]) -> None:
-        self._links = links
+    def __init__(self, links: Sequence[DeskLink], peers: Sequence[PeerLink] = ()) -> None:
+        """Args: peers: the same desks, where they can exchange values."""
+        self._links, self._peers = links, peers
+        self._exchanges = itertools.count(1)
+        self._has_failed = threading.Event()
+        self._refusal: VeilBoostError | None = None  # that ended an exchange
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"veilboost_worker_{number}") for number in range(len(links))
         ]
@@ -148,6 +191,13 @@ class LinkedWorkers:
     def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
         return self._threads[worker].submit(self._ask, worker, "call", method, args)
 
+    def together(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        exchange = next(self._exchanges)
+        return [
+            self._threads[worker].submit(self._ask, worker, "call", method, (exchange, *own), exchange=exchange)
+            for worker, own in enumerate(args)
+        ]
+
     def __enter__(self) -> Self:
         return self
 
@@ -162,27 +212,58 @@ class LinkedWorkers:
         for thread in self._threads:
             thread.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
-    def _fail(self, failure: WorkerFailure) -> None:
+    def _fail(self, failure: WorkerFailure) -> WorkerFailure:
+        """Take note of the first failure, which ends everything, and return it: nobody waits for others any longer."""
         self._failure = self._failure or failure
+        self._has_failed.set()
+        self._end_exchanges(ALL)
+        return self._failure
 
-    def _ask(self, worker: int, function: str, *args: Any) -> Any:
+    def _end_exchanges(self, exchange: int) -> None:
+        for peer in self._peers:
+            peer.end_exchange(exchange)
+
+    def _ask(self, worker: int, function: str, *args: Any, exchange: int | None = None) -> Any:
         if self._failure is not None:
             raise self._failure
         n_bytes, done = require_plain(args), self.work[worker]
         try:
             with done.busy(str(args[0]) if function == "call" else function):
                 state, value, words = self._links[worker].ask(function, *args)
+        except WorkerSilent as silent:
+            raise self._fail(WorkerSilent(self._awaited_by(worker), silent.deadline_s)) from None
         except WorkerFailure as failure:
-            self._fail(failure)
-            raise self._failure or failure from None
+            raise self._fail(failure) from None
         done.calls, done.bytes_to = done.calls + 1, done.bytes_to + n_bytes
         done.bytes_from += require_plain(value)
         if state == DONE:
             return value
         if state == FAILED:
-            self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
-            raise self._failure or WorkerFailure(words)
-        raise error_of(value, words)
+            raise self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
+        if state == LOST:
+            self._has_failed.wait(_OWN_WORDS_S)  # the lost worker's own link says more
+            raise self._fail(
+                WorkerLost(
+                    f"worker {value} of this site's cluster was lost, or worker {worker} does not reach it; its log, "
+                    "or its machine's, says why"
+                )
+            )
+        if state == OVER:
+            raise self._failure or self._refusal or WorkerFailure("the work on this site's cluster has ended")
+        refusal = error_of(value, words)
+        if exchange is not None:  # the others would wait for what this one does not send
+            self._refusal = refusal
+            self._end_exchanges(exchange)
+        raise refusal
+
+    def _awaited_by(self, worker: int) -> int:
+        """Return the worker for which one waits that does not answer, or for which that one waits, and so on."""
+        for _ in self._peers:
+            other = self._peers[worker].waits_for()
+            if other is None:
+                break
+            worker = other
+        return worker
 
 
 class _DeskHere:
@@ -196,10 +277,32 @@ class _DeskHere:
         answer: tuple[str, Any, str] = getattr(self._desk, function)(*sent)
         return answer
 
+    def meet(self, number: int, desks: Sequence[_DeskHere]) -> None:
+        """Have the desk exchange values with others."""
+
+        def send(to: int, parcel: Parcel) -> Future[Any]:
+            if (peers := desks[to]._desk.peers) is not None:
+                peers.deliver(pickle.loads(pickle.dumps(parcel)))  # noqa: S301  # our own bytes
+            sent: Future[Any] = Future()
+            sent.set_result(None)
+            return sent
+
+        self._desk.join(Peers(number, send, lambda: True))
+
+    def end_exchange(self, exchange: int) -> None:
+        if self._desk.peers is not None:
+            self._desk.peers.end(exchange)
+
+    def waits_for(self) -> int | None:
+        return None if self._desk.peers is None else self._desk.peers.waits_for()
+
 
 def workers_here(n_workers: int) -> LinkedWorkers:
     """Return workers that are threads of this process: for tests, and to see what shards change without a cluster."""
-    return LinkedWorkers([_DeskHere() for _ in range(n_workers)])
+    desks = [_DeskHere() for _ in range(n_workers)]
+    for number, desk in enumerate(desks):
+        desk.meet(number, desks)
+    return LinkedWorkers(list(desks), desks)
 
 
 def collect(futures: Sequence[Future[Any]]) -> list[Any]:

@@ -131,7 +131,7 @@ class _LostAtSums:
         self._link = link
 
     def ask(self, function: str, *args):
-        if function == "call" and args[0] == "sum_bins":
+        if function == "call" and args[0] == "sum_share":
             raise WorkerFailure("worker 1 of this site's cluster was lost; its log, or its machine's, says why")
         return self._link.ask(function, *args)
 

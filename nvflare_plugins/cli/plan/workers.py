@@ -1,7 +1,7 @@
 """What a vertical training takes where each party has workers of its own: seconds, bytes and memory for each number.
 
-The rows of a party are divided among its workers. What is not divided: opening sums, which stays in the active party's
-process, and what goes through a party's process, partial sums of all workers above all, there and back.
+The rows of a party are divided among its workers, and so is the opening of sums. What is not divided: what goes through
+a party's process, the encrypted pairs above all, and what workers send one another: each nearly all of its sums.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ def _estimate(
 ) -> WorkersEstimate:
     upload = workload.rows * rates.ciphertext_bytes
     active_bytes = upload + workload.rows * _PAIR_BYTES
-    passive_bytes = [
-        upload + round(workload.built_rows) * _ROW_BYTES + 2 * (n - 1) * _partial_bytes(workload, rates, party)
-        for party in range(len(workload.foreign))
-    ]
+    passive_bytes = [upload + round(workload.built_rows) * _ROW_BYTES for _ in workload.foreign]
+    exchanged = max(_partial_bytes(workload, rates, party) for party in range(len(workload.foreign)))
     # What is not divided, and what more workers make longer, beside what is.
     steps = {
         "encrypting": estimate.encrypt_s / n,
         "adding and hiding": max(one.core_s for one in estimate.passives) / n,
-        "opening": estimate.open_s,
+        "opening": estimate.open_s / n,
+        "between a party's workers": exchanged * (n - 1) / n / INNER_BYTES_PER_S,
         "a party's line to its workers": (active_bytes + max(passive_bytes)) / INNER_BYTES_PER_S,
         "the line between the parties": estimate.network_s,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,7 +21,7 @@ from he_processors.elgamal.wire import Content, PointHeader
 from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.packing import PackingLayout
-from nvflare_plugins.cluster.workers import Workers, begin, collect, note_rows, shard_rows
+from nvflare_plugins.cluster.workers import Work, Workers, begin, collect, note_rows, shard_rows
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
 from nvflare_plugins.vertical.protocol.encrypted_scheme import (
     CLEAR_CODE,
@@ -121,30 +121,34 @@ class ShardedHistogramMaker:
             raise ValueError("sums of shards need the numbers of the features")
         with self._timer("histogram"):
             self._settle()  # gradients that are none are refused as such, before sums fail for want of them
-            n_slots = len(node_rows) * layout.n_slots
-            bounds = self._bounds(n_slots)
-            alone = _slots_of(noise, 0, n_slots) if len(self._workers) == 1 else None
-            args = (features.astype(np.int64), layout.n_bins, tuple(bounds), alone)
-            nodes = self._nodes(node_rows)
-            sums = [self._workers.call(number, "sum_bins", *args, own) for number, own in enumerate(nodes)]
-            self._settle()
-            parts = collect(sums)
-            found = parts[0][0] if len(parts) == 1 else self._finish(bounds, parts, noise)
-            return self._form.header(n_slots) + b"".join(found)
+            found = self._hidden(features.astype(np.int64), layout, node_rows, noise)
+            return self._form.header(len(node_rows) * layout.n_slots) + b"".join(found)
 
     def prepare(self, is_last: bool) -> bool:
         """Have the workers make some masks ahead."""
         with self._timer("prepare"):
             return any(collect([self._workers.call(n, "prepare", is_last) for n in range(len(self._workers))]))
 
-    def _finish(self, bounds: list[int], parts: list[list[list[bytes]]], noise: BinNoise | None) -> list[bytes]:
-        """Give each worker what the others have in its slots; return the hidden columns, joined over the workers."""
-        futures = []
-        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-            others = [part[number] for worker, part in enumerate(parts) if worker != number]
-            of_slots = _slots_of(noise, start, stop)
-            futures.append(self._workers.call(number, "finish", start, stop, others, of_slots))
-        finished = [columns for columns in collect(futures) if columns]
+    def _hidden(
+        self,
+        features: NDArray[np.int64],
+        layout: BinLayout,
+        node_rows: Sequence[NDArray[np.int32]],
+        noise: BinNoise | None,
+    ) -> list[bytes]:
+        """Have sums added, among the workers too, and hidden; return the columns, joined over the workers."""
+        n_slots, n_bins, nodes = len(node_rows) * layout.n_slots, layout.n_bins, self._nodes(node_rows)
+        if len(self._workers) == 1:
+            args = (features, n_bins, _slots_of(noise, 0, n_slots), nodes[0])
+            alone: list[bytes] = self._workers.call(0, "sum_bins", *args).result()
+            return alone
+        bounds = self._bounds(n_slots)
+        shares = [_slots_of(noise, start, stop) for start, stop in itertools.pairwise(bounds)]
+        each = [(features, n_bins, tuple(bounds), *own) for own in zip(shares, nodes, strict=True)]
+        futures = self._workers.together("sum_share", each)
+        for work, future in zip(self._workers.work, futures, strict=True):
+            future.add_done_callback(_exchanges(work))
+        finished = [columns for columns, _, _ in collect(futures) if columns]
         return [b"".join(column) for column in zip(*finished, strict=True)]
 
     def _nodes(self, node_rows: Sequence[NDArray[np.int32]]) -> list[list[NDArray[np.int32]] | None]:
@@ -184,6 +188,14 @@ class ShardedHistogramMaker:
 
 
 _Rows = tuple[NDArray[np.uint8], int, int, int]  # a block, how many rows it has, the first and the last of a worker's
+
+
+def _exchanges(work: Work) -> Callable[[Future[Any]], None]:
+    def note(future: Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            work.exchanged(*future.result()[1:])
+
+    return note
 
 
 def _slots_of(noise: BinNoise | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:

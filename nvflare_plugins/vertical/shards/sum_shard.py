@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,13 @@ from numpy.typing import NDArray
 from he_processors.histogram.bin_noise import BinNoise
 from he_processors.histogram.bins import BinCodes, BinLayout
 from nvflare_plugins.cluster.desk import WorkerPart
+from nvflare_plugins.cluster.peers import reduce_scatter
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.vertical.shards.pair_shards import open_pairs
 
 PART = f"{__name__}:SumShard"
+Drawn = tuple[NDArray[np.int64], NDArray[np.int64]] | None
+Nodes = list[NDArray[np.int32]] | None
 
 
 class SumShard(WorkerPart):
@@ -41,7 +43,6 @@ class SumShard(WorkerPart):
         self._number, self._codes = number, codes
         self._pairs = open_pairs(TrainingSetup(*setup), backend, allow_toy_keys, tails)
         self._node_rows: Sequence[NDArray[np.int32]] = ()
-        self._sums: Any = None
 
     def add_gradients(self, is_first: bool, blocks: list[tuple[NDArray[np.uint8], int, int, int]]) -> None:
         """Take rows of some blocks.
@@ -57,56 +58,57 @@ class SumShard(WorkerPart):
             self._pairs.take(block.data, n_block_rows, slice(start, stop))
 
     def sum_bins(
-        self,
-        features: NDArray[np.int64],
-        n_bins: tuple[int, ...],
-        bounds: tuple[int, ...],
-        noise: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
-        node_rows: list[NDArray[np.int32]] | None,
-    ) -> list[list[bytes]]:
-        """Add the pairs of the nodes into the bins of some features.
+        self, features: NDArray[np.int64], n_bins: tuple[int, ...], noise: Drawn, node_rows: Nodes
+    ) -> list[bytes]:
+        """Add the pairs of the nodes into the bins of some features, pack and hide: what the only worker does.
 
         Args:
             n_bins: of each of these features.
-            bounds: worker w finishes the slots from bounds[w] to bounds[w + 1].
-            noise: as ``finish``, if this worker is alone; None if it is not.
+            noise: of the preset noised, on these sums of g and of h, int64[n] each; None where sums are exact.
             node_rows: of each node int32[n_node_rows]; None for those of the last call.
 
         Returns:
-            For each worker its slots, column by column; for this one nothing, or what ``finish`` gives if it is alone.
+            By column.
         """
-        if node_rows is not None:
-            self._node_rows = node_rows
-        whole = np.array_equal(features, np.arange(features[0], features[-1] + 1))
-        codes = self._codes[features[0] : features[-1] + 1] if whole else self._codes[features]
-        self._sums = self._pairs.sum(codes, BinLayout(tuple(n_bins)), self._node_rows)
-        if len(bounds) == 2:
-            return [self._pairs.finish(self._sums, _noise(noise))]
-        slots = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
-        return [[] if number == self._number else self._pairs.part(self._sums, one) for number, one in enumerate(slots)]
+        return self._pairs.finish(self._sum(features, n_bins, node_rows), _noise(noise))
 
-    def finish(
+    def sum_share(
         self,
-        start: int,
-        stop: int,
-        others: list[list[bytes]],
-        noise: tuple[NDArray[np.int64], NDArray[np.int64]] | None,
-    ) -> list[bytes]:
-        """Add what the other workers have in this one's slots, in their order; pack and hide. Returns: by column.
+        exchange: int,
+        features: NDArray[np.int64],
+        n_bins: tuple[int, ...],
+        bounds: tuple[int, ...],
+        noise: Drawn,
+        node_rows: Nodes,
+    ) -> tuple[list[bytes], int, float]:
+        """Do the same with the other workers: each packs and hides a share of the sums, with its share of the noise.
 
         Args:
-            noise: of the preset noised, on these sums of g and of h; None where sums are exact.
-                Shapes: int64[stop - start] each.
+            exchange: its number.
+            bounds: worker w has the slots from bounds[w] to bounds[w + 1].
+
+        Returns:
+            By column, nothing where there is no share; bytes sent to other workers; seconds waited for them.
         """
-        sums, self._sums = self._sums, None
-        if stop == start:
-            return []
-        return self._pairs.finish(self._pairs.add(sums, slice(start, stop), others), _noise(noise))
+        if self.peers is None:
+            raise TypeError("this worker has no other to add sums with")
+        sent, waited = self.peers.sent_bytes, self.peers.waited_s
+        sums = self._sum(features, n_bins, node_rows)
+        share = reduce_scatter(self.peers, exchange, bounds, sums, self._pairs.part, self._pairs.add)
+        columns = [] if share is None else self._pairs.finish(share, _noise(noise))
+        return columns, self.peers.sent_bytes - sent, self.peers.waited_s - waited
 
     def prepare(self, is_last: bool) -> bool:
         """Make a little of what hides later sums; return whether more is due."""
         return self._pairs.prepare(is_last)
 
+    def _sum(self, features: NDArray[np.int64], n_bins: tuple[int, ...], node_rows: Nodes) -> Any:
+        if node_rows is not None:
+            self._node_rows = node_rows
+        whole = np.array_equal(features, np.arange(features[0], features[-1] + 1))
+        codes = self._codes[features[0] : features[-1] + 1] if whole else self._codes[features]
+        return self._pairs.sum(codes, BinLayout(tuple(n_bins)), self._node_rows)
 
-def _noise(drawn: tuple[NDArray[np.int64], NDArray[np.int64]] | None) -> BinNoise | None:
+
+def _noise(drawn: Drawn) -> BinNoise | None:
     return None if drawn is None else BinNoise(*drawn)

@@ -10,13 +10,20 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from he_processors.histogram.bins import BinLayout
 from nvflare_plugins.cluster.dask_workers import _find, open_workers
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker
+from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
 from tests.support.local_cluster import local_cluster, stall
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -29,6 +36,34 @@ def test_a_worker_answers_and_its_loss_is_named() -> None:
         os.kill(cluster.pids[0], signal.SIGKILL)
         with pytest.raises(WorkerFailure, match="worker 0 of this site's cluster was lost"):
             workers.call(0, "echo", b"two").result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_workers_add_among_themselves_and_one_that_is_lost_meanwhile_is_named(how: signal.Signals) -> None:
+    n_rows, layout = 600, BinLayout((3, 2))
+    pairs = pair_format(n_rows)
+    setup = TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b"")
+    codes = np.random.default_rng(1).integers(0, 3, (2, n_rows)).astype(np.uint8)
+    owner, nodes = ClearGradientOwner(pairs), [np.arange(n_rows, dtype=np.int32)]
+    with local_cluster(3) as cluster, open_workers(Cluster(cluster.address, 3, deadline_s=20)) as workers:
+        makers = [
+            ShardedHistogramMaker(setup, n_rows, workers, allow_clear=True),
+            histogram_maker(setup, n_rows, allow_clear=True),
+        ]
+        for maker in makers:
+            maker.hold(codes)
+            maker.begin_tree(n_rows)
+            maker.add_gradients(owner.encrypt(np.arange(n_rows), np.arange(n_rows)))
+        there, here = (maker.sum_bins(codes, layout, nodes, np.arange(2)) for maker in makers)
+        assert there == here
+        assert sum(work.bytes_to_others for work in workers.work) > 0
+        os.kill(cluster.pids[2], how)
+        with pytest.raises(WorkerLost, match=r"worker 2 of this site's cluster (was lost|did not answer)"):
+            makers[0].sum_bins(codes, layout, nodes, np.arange(2))
+        with open_workers(Cluster(cluster.address, 2, deadline_s=20)) as others:  # no worker is left waiting
+            begin(others, TRIAL, [()] * 2)
+            assert collect([others.call(n, "echo", b"") for n in range(2)]) == [b"", b""]
 
 
 @pytest.mark.slow
