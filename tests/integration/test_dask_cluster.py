@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
+from nvflare_plugins.alignment import blind_shard
+from nvflare_plugins.failures import WorkerLost
 from nvflare_plugins.vertical.protocol import gradient_scheme
-from tests.integration.test_vertical_jobs import nothing_written, same
-from tests.support.local_cluster import local_cluster
+from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
+from tests.support.local_cluster import local_cluster, worker_of
 from tests.support.parties import succeed
 from tests.support.tls_files import make_tls_files
 from tests.support.vertical_jobs import central, federation, job, merged, run, table
@@ -90,3 +92,38 @@ def test_a_worker_killed_while_the_job_runs_ends_it_and_it_resumes_without(tmp_p
     parties.set_policy("site-2", cluster=None)
     succeed(run(parties, job(num_rounds=122, checkpoint_every=0, resume_from="job"), "resumed"))
     assert same(merged(parties, "resumed"), central(TRAIN, 122))
+
+
+def test_a_job_that_waits_outlives_workers_lost_in_its_alignment_and_amid_its_trees(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr("nvflare_plugins.alignment.align.LEAST_IDS", 0)
+    parties, common = overlapping(tmp_path)
+    waiting = job(alignment="first", num_rounds=60, on_lost_site="wait")
+    with local_cluster(2, nanny=True) as cluster:
+        on(parties, "site-2", cluster.address, 2)
+        whole = blind_shard.SpreadKey.blind
+
+        def kill() -> None:
+            os.kill(worker_of(cluster.pids[1]), signal.SIGKILL)
+
+        def kill_then_blind(self: blind_shard.SpreadKey, points: list[bytes]) -> list[bytes]:
+            kill()
+            return whole(self, points)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(blind_shard.SpreadKey, "blind", kill_then_blind)
+            assert isinstance(run(parties, waiting)["site-2"], WorkerLost)
+
+        def kill_after_a_checkpoint() -> None:
+            until = time.monotonic() + 60
+            while time.monotonic() < until and not list(parties.run_folder("site-2").rglob("*checkpoint*")):
+                time.sleep(0.01)
+            kill()
+
+        killer = threading.Thread(target=kill_after_a_checkpoint)
+        killer.start()
+        assert isinstance(run(parties, waiting, number=2)["site-2"], WorkerLost)
+        killer.join()
+        succeed(run(parties, waiting, number=3))
+    assert same(merged(parties), central(common, 60))
+    assert any("resuming job after" in line for line in parties.said["site-2"])
