@@ -33,16 +33,6 @@ def shap_columns(model: FinishedModel, contributions: NDArray[np.float32]) -> di
     return columns
 
 
-def strongest_features(model: FinishedModel, contributions: NDArray[np.float32]) -> list[tuple[str, float]]:
-    """Return features with their mean absolute SHAP value over rows and classes, the largest first.
-
-    Shapes: contributions: as ``FinishedModel.contributions``, of at least one row.
-    """
-    strengths = Strengths(model)
-    strengths.add(contributions)
-    return strengths.ranked()
-
-
 class Strengths:
     """Mean absolute SHAP values of a model's features, over rows that are seen some at a time."""
 

@@ -184,11 +184,6 @@ class Channel:
         """
         return self._exchange(FrameType.CONTRIBUTION, Operation.SUM, kind, codec, payload, n_values, tail)
 
-    def mark_head(self) -> None:
-        """Let the next frame carry this site's evidence head, where heads travel."""
-        if self.heads is not None:
-            self.heads.mark()
-
     def request_rescale(self, kind: Kind, codec: Codec, n_values: int, tail: int = 0) -> NoReturn:
         """Say, instead of contributing, that this site's values do not fit the agreed scale.
 

@@ -252,6 +252,14 @@ class _Look:
             found += self._ids(str(spec.id))
         options = _merged({}, found)
         draft = Draft(options=options) if self.names_are_data else self._draft(facts, bounds, classes, options)
+        if (
+            use.label in self.columns
+            and n_rows
+            and use.features is None
+            and not (draft.features or self.names_are_data)
+        ):
+            words = "no column is left to train on: ids, constants, free text and what cannot be read are no features"
+            found.append(Finding("no_features", words, False))
         return Survey(n_rows, tuple(found), draft)
 
     def _absent(self) -> Iterator[Finding]:

@@ -194,6 +194,14 @@ def test_columns_that_teach_nothing(tmp_path: Path) -> None:
     assert finding(found, "categories").count == 290 and found.draft.features == ()
 
 
+def test_a_table_without_a_column_to_train_on_is_said_to_be_one(tmp_path: Path) -> None:
+    alone = written(tmp_path, lines(labels(), header="y"))
+    assert kinds(survey(alone, Use(label="y")), problems_only=False) == ["no_features"]
+    assert survey(alone, Use()).findings == () and survey(alone, Use(label="y")).is_fine
+    other = written(tmp_path, lines(["7"] * ROWS, labels(), header="one,y"))
+    assert kinds(survey(other, Use(label="y")), problems_only=False) == ["constant", "no_features"]
+
+
 def test_words_may_be_categories_and_marks_are_not(tmp_path: Path) -> None:
     text = lines(["?", "unknown", "a"] * 20, ["unknown", "1.5", "2.5"] * 20, labels(), header="c,x,y")
     found = survey(written(tmp_path, text), Use(label="y"))
