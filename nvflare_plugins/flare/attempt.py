@@ -23,7 +23,7 @@ from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.flare.metrics import ServerMetrics
-from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
+from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
 from nvflare_plugins.formatting import printable
@@ -164,12 +164,13 @@ class ServerAttempt:
         self.attempt = attempt.hex()
         self.sites = sorted(site_cells)
         self._job_id, self._profile, self._folder = job_id, profile, folder
-        self._lock = threading.Lock()
+        self._lock, self._clock = threading.Lock(), clock
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
         self._metrics = metrics
         self._gone: frozenset[str] = frozenset()
         self._lost: frozenset[str] = frozenset()
+        self._completed_at: float | None = None  # when the first site reported that it is done
         self.has_trained = False
         path = folder / EVIDENCE_FOLDER / export_name(SERVER)
         earlier = earlier_log(folder, SERVER) if number > 1 else None
@@ -244,6 +245,12 @@ class ServerAttempt:
             what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
             self.lose(silent, what)
         self._aggregator.expire()  # last: a site that is not there is lost, and not late
+        if self._completed_at is not None and self._clock() - self._completed_at > REPORT_S and self.missing:
+            late = ", ".join(self.missing)
+            self.fail(
+                f"no result from {late} within {REPORT_S:.0f} s after the first site had ended: its work hangs, though "
+                "it gives signs of life: look at its disk and at the log of FLARE there"
+            )
 
     def _transfer(self, transfer: Transfer) -> None:
         self.has_trained = self.has_trained or transfer.frame.moment.phase is Phase.UPDATE
@@ -305,6 +312,8 @@ class ServerAttempt:
             report = SiteReport(FAILED, f"sent {error}")
         with self._lock:
             self._reports[site] = report
+            if report.status == COMPLETED and self._completed_at is None:
+                self._completed_at = self._clock()
         if report.status == INTERRUPTED:
             self.lose([site], f"{site}: {report.error}")
         elif report.status in (FAILED, CANNOT_GO_ON):

@@ -8,6 +8,8 @@ Nothing is ever waited for without end:
 * A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py).
 * A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's
   local work between two exchanges, plus the transfer of the messages that this exchange really has.
+* After the last exchange nothing is left to be missing from: who has not reported REPORT_S after the first site that is
+  done is not waited for.
 * A site's own wait for a reply is the last resort against a server that sends signs and never answers.
 * After the end of a job a site's work has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a
   thread that the system refused) is left behind, evidence and report are made without it, and the process is left.
@@ -48,6 +50,7 @@ COMMUNICATOR_S = 60.0  # for XGBoost to open or to close its end of the federati
 LEAVE_S = 30.0  # for FLARE to hand the report over and to leave a process in which work is stuck
 
 LOCAL_WORK_S = 600.0  # reading data, building the matrix, one tree level, encrypting: for tables up to some 10^7 rows
+REPORT_S = LOCAL_WORK_S  # for the last site to report, after the first one did: no exchange is open any more
 START_SILENCE_S = LOCAL_WORK_S  # for a site's process to start and to take the task
 ASSUMED_BYTES_PER_SECOND = 1.25e6  # a 10 Mbit/s line
 SITE_MARGIN_S = 60.0

@@ -75,6 +75,7 @@ FOUND: tuple[tuple[str, int], ...] = (
     ("horizontal_continue", 200154),
     ("horizontal", 201062),
     ("dpboost", 203965),
+    ("alignment", 204767),
 )
 """Runs that found something once, beside those of the first seeds."""
 

@@ -26,7 +26,7 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
 )
 from nvflare_plugins.flare.controller import JobController
-from nvflare_plugins.flare.timeouts import START_SILENCE_S
+from nvflare_plugins.flare.timeouts import REPORT_S, START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
@@ -287,6 +287,22 @@ def test_sites_that_have_reported_may_be_silent(federation: Federation) -> None:
     federation.attempt.add_report("site-2", GOOD.to_dict())
     federation.pass_time(120.0, alive=("site-1", "site-3"))
     assert federation.attempt.reason is None
+
+
+def test_a_site_that_gives_signs_of_life_and_never_reports_is_not_waited_for_without_end(
+    federation: Federation,
+) -> None:
+    """After the last exchange it is missing from none: what hung then was once waited for until an operator came."""
+    federation.all_beat()
+    federation.pass_time(2 * REPORT_S, alive=SITES)
+    assert federation.attempt.reason is None, "as long as nobody is done, exchanges have their own deadlines"
+    federation.attempt.add_report("site-1", GOOD.to_dict())
+    federation.pass_time(100.0, alive=SITES)
+    federation.attempt.add_report("site-3", GOOD.to_dict())
+    federation.pass_time(REPORT_S - 110.0, alive=SITES)
+    assert federation.attempt.reason is None
+    federation.pass_time(20.0, alive=SITES)
+    assert str(federation.attempt.reason).startswith("no result from site-2 within 600 s")
 
 
 def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
