@@ -41,7 +41,7 @@ def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:
     channel, session, policy = attempt.channel, attempt.session, context.policy
     for name in _small(ids):
         attempt.notes += in_own_process(policy, name, f"aligning fewer than {LEAST_IDS:,} ids")
-    with _workers_of(policy, ids) as workers, ExitStack() as told:  # before anything is reserved or leaves
+    with workers_of(policy, ids) as workers, ExitStack() as told:  # before anything is reserved or leaves
         of_clusters = list({id(one): one for one in workers.values()}.values())
         for one in of_clusters:
             attempt.progress = told.enter_context(watched(one, attempt.progress))
@@ -61,7 +61,7 @@ def _small(ids: Mapping[str, Collection[bytes]]) -> list[str]:
 
 
 @contextmanager
-def _workers_of(policy: SitePolicy, ids: Mapping[str, Collection[bytes]]) -> Iterator[dict[str, Workers]]:
+def workers_of(policy: SitePolicy, ids: Mapping[str, Collection[bytes]]) -> Iterator[dict[str, Workers]]:
     """Open the clusters that the policy names for large data sets, each once."""
     found: dict[str, Workers] = {}
     with ExitStack() as open_until_then:

@@ -17,10 +17,11 @@ import numpy as np
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.alignment.site import workers_of
 from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.cluster.use import OnCluster
+from nvflare_plugins.cluster.use import OnCluster, in_own_process
 from nvflare_plugins.evidence.contents import Content
 from nvflare_plugins.report.data_facts import SCORING, DataFacts, missing_of
 from nvflare_plugins.report.run_record import ReportSection
@@ -52,6 +53,7 @@ from nvflare_plugins.vertical_inference.serving.parties import check_cap, serve,
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
 from nvflare_plugins.xgb.versions import installed_release
 
+_BLINDED = "Workers of this site's cluster blinded the ids; the rest ran in the site's own process."
 _PURPOSE = "prediction"
 _SHOWN_FEATURES = 20
 _NO_ROWS = Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
@@ -182,6 +184,8 @@ def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
     """Bring the rows into the order of all parties, as the job asks for."""
     job, context, attempt = run.job, run.context, run.attempt
     alignment = alignment_in_use(run)
+    if alignment != ALIGN_FIRST:
+        attempt.notes += in_own_process(context.policy, str(job.data_set), "the use of a vertical model")
     if alignment is None:
         return rows
     if alignment != ALIGN_FIRST:
@@ -190,8 +194,13 @@ def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
         return rows.aligned(found)
     ids = {str(job.data_set): rows.ids or ()}
     say, evidence = attempt.progress.say, attempt.evidence
-    with align(attempt.channel, attempt.session, ids, context.policy, say, evidence, standing=True) as aligned:
-        save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(aligned.values()))
+    with workers_of(context.policy, ids) as workers:  # before anything is reserved or leaves
+        own = in_own_process(context.policy, str(job.data_set), "the use of a vertical model")
+        attempt.notes += (_BLINDED,) if workers else own
+        with align(
+            attempt.channel, attempt.session, ids, context.policy, say, evidence, standing=True, workers=workers
+        ) as aligned:
+            save_alignments(attempt.folder.path, context.job_id, context.site, context.sites, list(aligned.values()))
     return rows.aligned(aligned[str(job.data_set)])
 
 
@@ -338,7 +347,7 @@ def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows | UnreadRow
     return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
 
 
-run_inference = SitePart(_prepare, _use, protection=_facts, on_cluster=OnCluster.NOT_NEEDED)
+run_inference = SitePart(_prepare, _use, protection=_facts, on_cluster=OnCluster.USED)
 """Takes part in one attempt of a job with a vertical model.
 
 Privacy: the server learns which model and action the job names, sizes and times. What parties learn of each other, see
