@@ -26,6 +26,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PAGE = (ROOT / "jobs" / "CONTAINERS.md").read_text()
 COMPOSE = yaml.safe_load((FOLDER / "compose.yml").read_text())
 MANIFESTS = [one for path in sorted((FOLDER / "kubernetes").glob("*.yml")) for one in yaml.safe_load_all(path.open())]
+CLUSTER = FOLDER / "dask" / "cluster.yml"
 DEPLOYMENTS = [one for one in MANIFESTS if one["kind"] == "Deployment"]
 USER = 10001
 _METRIC = re.compile(r"veilboost_(?:site|server)_[a-z_]+")
@@ -243,6 +244,83 @@ def test_yamllint_accepts_the_documents() -> None:
 @pytest.mark.parametrize("tool", ["kubeconform", "kubernetes-validate"])
 def test_manifests_fit_kubernetes_schemas(tool: str) -> None:
     run_tool(tool, *(["-strict"] if tool == "kubeconform" else ["--strict"]), *(FOLDER / "kubernetes").glob("*.yml"))
+
+
+def test_kubernetes_accepts_the_policy_of_the_cluster(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text(yaml.safe_dump(list(yaml.safe_load_all(CLUSTER.read_text()))[1]))
+    run_tool("kubernetes-validate", "--strict", policy)
+
+
+def unknown(schema: dict[str, Any], value: Any, place: str = "") -> Iterator[str]:
+    """Yield what Kubernetes would drop: keys that a resource's schema does not have."""
+    if isinstance(value, dict) and "properties" in schema:
+        for key, inner in value.items():
+            if key in schema["properties"]:
+                yield from unknown(schema["properties"][key], inner, f"{place}.{key}")
+            else:
+                yield f"{place}.{key}"
+    for inner in value if isinstance(value, list) else ():
+        yield from unknown(schema.get("items", {}), inner, f"{place}[]")
+
+
+def test_the_cluster_fits_the_operators_own_schema() -> None:
+    validator = pytest.importorskip("jsonschema")
+    spec = importlib.util.find_spec("dask_kubernetes")
+    if spec is None or spec.origin is None:
+        pytest.skip("dask-kubernetes is not installed")
+    (path,) = Path(spec.origin).parent.rglob("crds/daskcluster.yaml")
+    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    cluster = next(yaml.safe_load_all(CLUSTER.read_text()))
+    validator.validate(cluster, schema)
+    assert list(unknown(schema["properties"]["spec"], cluster["spec"])) == []
+    broken = {"worker": {**cluster["spec"]["worker"], "replica": 8}}
+    assert list(unknown(schema["properties"]["spec"], broken)) == [".worker.replica"], "the control"
+
+
+def test_the_cluster_is_closed_single_threaded_and_speaks_tls_alone() -> None:
+    cluster, policy = yaml.safe_load_all(CLUSTER.read_text())
+    name = cluster["metadata"]["name"]
+    assert "DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False" in (ROOT / "jobs" / "CLUSTER.md").read_text()
+    for role in ("worker", "scheduler"):
+        pod = cluster["spec"][role]["spec"]
+        (container,) = pod["containers"]
+        assert pod["automountServiceAccountToken"] is False
+        assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["fsGroup"]) == (True, USER)
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        given = {one["name"]: one["value"] for one in container["env"]}
+        assert given["DASK_DISTRIBUTED__WORKER__MEMORY__TARGET"] == "False"
+        assert given["DASK_DISTRIBUTED__WORKER__MEMORY__SPILL"] == "False"
+        assert {mount["name"] for mount in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+        assert {"--tls-ca-file=/tls/ca.pem", "--tls-cert=/tls/node.pem", "--tls-key=/tls/node.key"} < {
+            *container["args"]
+        }
+    worker = cluster["spec"]["worker"]["spec"]["containers"][0]["args"]
+    assert f"tls://{name}-scheduler:8786" in worker
+    assert "--nthreads=1" in worker
+    assert policy["spec"]["podSelector"]["matchLabels"] == {"dask.org/cluster-name": name}
+    allowed = [one["podSelector"]["matchLabels"] for one in policy["spec"]["ingress"][0]["from"]]
+    sites = [one["spec"]["template"]["metadata"]["labels"] for one in DEPLOYMENTS]
+    assert allowed[0] == policy["spec"]["podSelector"]["matchLabels"]
+    assert allowed[1] in sites
+
+
+@pytest.mark.parametrize("role", ["worker", "scheduler"])
+def test_dask_has_the_options_that_manifest_and_guide_give(role: str) -> None:
+    command = pytest.importorskip(f"distributed.cli.dask_{role}", reason="the extra `cluster` is not installed").main
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    cluster = next(yaml.safe_load_all(CLUSTER.read_text()))
+    args = cluster["spec"][role]["spec"]["containers"][0]["args"]
+    assert args[:2] == ["dask", role]
+    guide = (ROOT / "jobs" / "CLUSTER.md").read_text().replace("\\\n", " ")
+    lines = [*re.findall(rf"(?m)^    dask {role} (.*)$", guide), " ".join(args)]
+    assert len(lines) >= 2
+    assert {word.partition("=")[0] for line in lines for word in line.split() if word.startswith("--")} <= known
 
 
 def test_compose_reads_the_file(tmp_path: Path) -> None:
