@@ -6,15 +6,15 @@ and on two. The last line of the output is one JSON object: of ``elgamal`` and o
 ``horizontal`` what cluster_horizontal.py says; of ``alignment`` the same of a party's blindings in an alignment of two
 sets of so many ids, half of them common, and connect_s, what it takes to reach and look at so many workers.
 
-    active, passive        encryption of a tree's pairs; the sums of all its levels, from the blocks of pairs on
+    active, passive, opening    encryption of a tree's pairs; the sums of all its levels, from the blocks of pairs on;
+                           the opening of all sums by the active party
         in_process, workers_1, workers_2
             wall_s         what a tree takes; on a busy machine more than it needs
             path_core_s    CPU seconds of the party's process and of its busiest worker, one after the other: what a
                            tree takes where each has a core of its own
-            bytes_to, bytes_from      to and from all workers, for a tree
+            bytes_to, bytes_from, bytes_between      to and from all workers, and among them, for a tree
         speed_up_2         path_core_s of one worker over that of two
         overhead_1         of one worker, over the party's own process, less one
-    open_core_s            the active party's opening of all sums, which stays in its process
     tree                   encryption, sums and opening one after the other: path_core_s without workers, with one and
                            with two at each party, and speed_up_2 of it
     curve                  path of a tree for 1 to 64 workers at each party, from these rates and bytes on a line of
@@ -64,7 +64,7 @@ from tests.support.local_cluster import LocalDask, local_cluster
 N_FEATURES, N_BINS, DEPTH = 18, 32, 5
 LINE_BYTES_PER_S = 1.25e9
 CURVE = (1, 2, 4, 8, 16, 32, 64)
-REPEATS = 3
+REPEATS = 5
 ROWS = {"elgamal": 200_000, "paillier": 20_000, "horizontal": 2_000_000, "alignment": 200_000}
 """Rows of each part, or ids."""
 TARGETS = {"tree_speed_up_2": 1.7, "overhead_1": 0.15}
@@ -89,6 +89,7 @@ class Cost:
     worker_core_s: float
     bytes_to: int
     bytes_from: int
+    bytes_between: int
 
     @property
     def path_core_s(self) -> float:
@@ -103,6 +104,7 @@ class Cost:
             "party_core_s": round(self.party_core_s, 3),
             "bytes_to": self.bytes_to,
             "bytes_from": self.bytes_from,
+            "bytes_between": self.bytes_between,
         }
 
 
@@ -138,21 +140,22 @@ def measure_vertical(scheme: str, n_rows: int) -> dict[str, Any]:
         "depth": DEPTH,
         "load_average": os.getloadavg()[0],
     }
-    active, passive, sums = {}, {}, b""
+    maker = histogram_maker(owner.setup(), n_rows)
+    sums = add_up(maker, tree, blocks)
+    active, passive, opening = {}, {}, {}
     for n_workers in (0, 1, 2):
         _say(f"{n_workers} workers")
         with local_cluster(max(n_workers, 1)) as cluster:
+            opening[n_workers] = _measure(cluster, n_workers, lambda at: _opening(owner, at, secret, tree, sums))
             active[n_workers] = _measure(cluster, n_workers, lambda at: _encrypting(owner, at, secret, tree, cuts))
             passive[n_workers] = _measure(cluster, n_workers, lambda at: _summing(owner, at, tree, blocks))
-    maker = histogram_maker(owner.setup(), n_rows)
-    sums = add_up(maker, tree, blocks)
-    open_s = _opening(owner, tree, sums)
-    results |= {"active": _of(active), "passive": _of(passive), "open_core_s": round(open_s, 3)}
-    path = {n: active[n].path_core_s + passive[n].path_core_s + open_s for n in (0, 1, 2)}
-    overhead = max(one[1].path_core_s / one[0].path_core_s - 1 for one in (active, passive))
+    steps = (active, passive, opening)
+    results |= {"active": _of(active), "passive": _of(passive), "opening": _of(opening)}
+    path = {n: sum(one[n].path_core_s for one in steps) for n in (0, 1, 2)}
+    overhead = path[1] / path[0] - 1
     results["tree"] = {f"workers_{n}" if n else "in_process": round(value, 3) for n, value in path.items()}
-    results["tree"]["speed_up_2"] = round(path[1] / path[2], 2)
-    results["curve"] = {n: round(_path_of(n, active, passive, open_s), 3) for n in CURVE}
+    results["tree"] |= {"speed_up_2": round(path[1] / path[2], 2), "overhead_1": round(overhead, 3)}
+    results["curve"] = {n: round(_path_of(n, steps), 3) for n in CURVE}
     results["targets_met"] = {
         "tree_speed_up_2": path[1] / path[2] >= TARGETS["tree_speed_up_2"],
         "overhead_1": overhead <= TARGETS["overhead_1"],
@@ -252,12 +255,21 @@ def _summing(owner: Any, workers: DaskWorkers | None, tree: Tree, blocks: Sequen
     return step
 
 
-def _opening(owner: Any, tree: Tree, sums: Sequence[tuple[BinLayout, list[NDArray[np.int32]], bytes]]) -> float:
+def _opening(
+    owner: Any,
+    workers: DaskWorkers | None,
+    secret: bytes,
+    tree: Tree,
+    sums: Sequence[tuple[BinLayout, list[NDArray[np.int32]], bytes]],
+) -> Callable[[], None]:
     totals = {id(nodes): [NodeTotal.of_rows(tree.g[rows], tree.h[rows]) for rows in nodes] for nodes in tree.levels}
-    started = time.process_time()
-    for layout, nodes, data in sums:
-        owner.open_sums(data, layout, totals[id(nodes)])
-    return time.process_time() - started
+    half = owner if workers is None else ShardedOwner(owner, workers, "auto", secret)
+
+    def step() -> None:
+        for layout, nodes, data in sums:
+            half.open_sums(data, layout, totals[id(nodes)])
+
+    return step
 
 
 def _measure(cluster: LocalDask, n_workers: int, prepare: Callable[[DaskWorkers | None], Callable[[], None]]) -> Cost:
@@ -273,15 +285,24 @@ def _repeat(step: Callable[[], None], workers: DaskWorkers | None, pids: Sequenc
     costs = []
     for _ in range(REPEATS):
         before = [_core_s(pid) for pid in pids]
-        sent = [(one.bytes_to, one.bytes_from) for one in (workers.work if workers else ())]
+        sent = _bytes_of(workers)
         started, own = time.perf_counter(), time.process_time()
         step()
         wall, party = time.perf_counter() - started, time.process_time() - own
         busiest = max((_core_s(pid) - then for pid, then in zip(pids, before, strict=True)), default=0.0)
-        now = [(one.bytes_to, one.bytes_from) for one in (workers.work if workers else ())]
-        there, back = (sum(b[i] - a[i] for a, b in zip(sent, now, strict=True)) for i in (0, 1))
-        costs.append(Cost(wall, party, busiest, there, back))
+        costs.append(
+            Cost(wall, party, busiest, *(now - then for now, then in zip(_bytes_of(workers), sent, strict=True)))
+        )
     return min(costs, key=lambda cost: cost.path_core_s)
+
+
+def _bytes_of(workers: DaskWorkers | None) -> tuple[int, int, int]:
+    work = workers.work if workers else ()
+    return (
+        sum(one.bytes_to for one in work),
+        sum(one.bytes_from for one in work),
+        sum(one.bytes_to_others for one in work),
+    )
 
 
 def _core_s(pid: int) -> float:
@@ -299,19 +320,20 @@ def _of(costs: dict[int, Cost]) -> dict[str, Any]:
     }
 
 
-def _path_of(n: int, active: dict[int, Cost], passive: dict[int, Cost], open_s: float) -> float:
+def _path_of(n: int, steps: Sequence[dict[int, Cost]]) -> float:
     """Return a tree's path for ``n`` workers at each party.
 
-    A worker's work is divided by n; what another worker adds to the party's process and to the line (partial sums,
-    which go there and back) is added n - 1 times, as it was measured between one worker and two.
+    What a worker takes is one part that is divided by n, and one that is not, as one worker and two have shown; each
+    worker more costs the party's process what the second did. Two have sent one another half of their sums each.
     """
-    total = open_s
-    for costs in (active, passive):
+    total = 0.0
+    for costs in steps:
         one, two = costs[1], costs[2]
+        fixed = min(max(2 * two.worker_core_s - one.worker_core_s, 0.0), one.worker_core_s)
         party = one.party_core_s + max(two.party_core_s - one.party_core_s, 0.0) * (n - 1)
-        more = (two.bytes_to + two.bytes_from) - (one.bytes_to + one.bytes_from)
-        line = (one.bytes_to + one.bytes_from + max(more, 0) * (n - 1)) / LINE_BYTES_PER_S
-        total += one.worker_core_s / n + party + line
+        between = two.bytes_between * (n - 1) / n  # from each worker
+        line = (one.bytes_to + one.bytes_from + between) / LINE_BYTES_PER_S
+        total += fixed + (one.worker_core_s - fixed) / n + party + line
     return total
 
 

@@ -19,7 +19,7 @@ from nvflare_plugins.cluster.workers import Workers, collect
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, OpenRows
 from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner
 
-LEAST_SLOTS = 192  # opened by one worker, of points: some milliseconds
+LEAST_SLOTS = 64  # opened by one worker, of points: more than a millisecond
 LEAST_CIPHERTEXTS = 8  # the same: as many as are decrypted side by side
 
 
