@@ -76,6 +76,7 @@ FOUND: tuple[tuple[str, int], ...] = (
     ("horizontal", 201062),
     ("dpboost", 203965),
     ("alignment", 204767),
+    ("horizontal_continue", 205914),
 )
 """Runs that found something once, beside those of the first seeds."""
 

@@ -293,10 +293,16 @@ def _whole_files(kind: str, outcome: Outcome) -> Iterator[str]:
         if left and outcome.is_over and site not in outcome.dead and not waits:
             yield f"the job is over, and {site} has {', '.join(left)} still"
         log = root / "evidence" / export_name(site)
-        if site in without and any((root / name).is_file() for name in JOBS[kind].case.results):
-            yield f"the job was completed without {site}, which has a result all the same"
+        has_result = any((root / name).is_file() for name in JOBS[kind].case.results)
+        # Lost when all had agreed on the result, and not all had written it, it may have it: the same trees.
+        if site in without and has_result and _in_common(kind, root) not in _of_completed(kind, outcome):
+            yield f"the job was completed without {site}, which has another result"
         if site in outcome.dead and log.exists() and read_log(log).unfinished:
             yield f"the evidence of {site}, which died, was finished and has no end"
+
+
+def _of_completed(kind: str, outcome: Outcome) -> list[bytes | None]:
+    return [_in_common(kind, outcome.folder(site)) for site in completed(outcome)]
 
 
 # -- over all jobs of a world -----------------------------------------------------------------------------------------
@@ -443,14 +449,18 @@ def _result(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> Iterat
 
 def results(kind: str, outcome: Outcome) -> Trees:
     """Return what the sites' results have in common with those of every other run."""
-    found = {}
-    for site in outcome.parties.sites:
-        path = outcome.folder(site) / EXACT.get(JOBS[kind].kind, "none")
-        if path.is_file():
-            document = json.loads(path.read_bytes())
-            if JOBS[kind].kind == "profile":
-                del document["job_id"]
-            else:
-                document = document["learner"]["gradient_booster"] if "learner" in document else document.get("part")
-            found[site] = json.dumps(document, sort_keys=True).encode()
-    return found
+    found = {site: _in_common(kind, outcome.folder(site)) for site in outcome.parties.sites}
+    return {site: result for site, result in found.items() if result is not None}
+
+
+def _in_common(kind: str, folder: Path) -> bytes | None:
+    """Return the part of a result that all runs have in common; None where there is none."""
+    path = folder / EXACT.get(JOBS[kind].kind, "none")
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_bytes())
+    if JOBS[kind].kind == "profile":
+        del document["job_id"]
+    else:
+        document = document["learner"]["gradient_booster"] if "learner" in document else document.get("part")
+    return json.dumps(document, sort_keys=True).encode()
