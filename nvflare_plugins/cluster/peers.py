@@ -2,7 +2,7 @@
 
 Sums of all workers are added in a tree, and divided on the way (``reduce_scatter``): a group of workers is halved, each
 half gets what the other has of its share, and so on, so that each worker ends with the whole sums of its own share
-after as many steps as the number of workers can be halved. What a worker sends is at most twice what it holds.
+after as many steps as the number of workers can be halved. What a worker sends is less than what it holds.
 
 Security: values go straight from worker to worker, over the connections of the cluster's own workers (TLS, or this
     machine's loopback), and are plain values of one party.

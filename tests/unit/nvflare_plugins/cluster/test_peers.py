@@ -58,7 +58,7 @@ def test_each_worker_ends_with_the_whole_sums_of_its_share(n: int) -> None:
                 found = share.result(PATIENCE_S)
                 assert expected.size == 0 if found is None else np.array_equal(found, expected)
     assert not any(one._parcels or one._under_way for one in peers)
-    assert all(one.sent_bytes <= 8 * 8 * 2 * 12 for one in peers), "at most twice what it holds"
+    assert all(one.sent_bytes <= 8 * 8 * 12 for one in peers), "no more than what it holds, of eight bytes, eight times"
 
 
 def test_whoever_waits_and_whoever_comes_to_wait_hears_of_the_end() -> None:
