@@ -165,6 +165,7 @@ class ServerAttempt:
         self.sites = sorted(site_cells)
         self._job_id, self._profile, self._folder = job_id, profile, folder
         self._lock, self._clock = threading.Lock(), clock
+        self._report_s = max(REPORT_S, deadline_s)
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
         self._metrics = metrics
@@ -245,11 +246,12 @@ class ServerAttempt:
             what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
             self.lose(silent, what)
         self._aggregator.expire()  # last: a site that is not there is lost, and not late
-        if self._completed_at is not None and self._clock() - self._completed_at > REPORT_S and self.missing:
+        if self._completed_at is not None and self._clock() - self._completed_at > self._report_s and self.missing:
             late = ", ".join(self.missing)
             self.fail(
-                f"no result from {late} within {REPORT_S:.0f} s after the first site had ended: its work hangs, though "
-                "it gives signs of life: look at its disk and at the log of FLARE there"
+                f"no result from {late} within {self._report_s:.0f} s after the first site had ended, though it gives "
+                "signs of life. Remedy: look at its disk and at the log of FLARE there; if it was still writing a "
+                "long result, give the job a longer deadline_s"
             )
 
     def _transfer(self, transfer: Transfer) -> None:

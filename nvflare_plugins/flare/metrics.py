@@ -277,7 +277,7 @@ class SiteMetrics:
         work: list[tuple[Labels, Work]] = [((("worker", str(n)),), one) for n, one in enumerate(self._workers)]
         busy = {own: one.seconds_until(now) for own, one in work}
         rows = {(*own, ("done", word)): n for own, one in work for word, n in list(one.rows.items())}
-        told = {own: one.told[1] for own, one in work if one.told is not None}
+        told = {own: said[1] for own, one in work if (said := one.told) is not None}  # read once: it may end meanwhile
         sent, received = ({own: getattr(one, way) for own, one in work} for way in ("bytes_to", "bytes_from"))
         asked = {own: float(bool(one.asked)) for own, one in work}
         yield Family("veilboost_site_worker_busy", "1 while it works.", asked)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_private
 from nvflare_plugins.formatting import counted, printable
 from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
@@ -85,12 +86,12 @@ class ModelVersions:
         """
         models: list[FoundModel] = []
         for folder in sorted(self._runs.iterdir()) if self._runs.is_dir() else ():
-            if (folder / FILE_NAME).exists():
-                try:
+            try:
+                if (folder / FILE_NAME).exists():
                     models += _models_of(folder)
-                except ConfigurationError as error:
-                    if unread is not None:
-                        unread.append(f"{folder.name}: {error}")
+            except (ConfigurationError, PermissionError) as error:  # the latter of a job that another user ran
+                if unread is not None:
+                    unread.append(f"{folder.name}: {reason_of(error)}")
         return sorted(models, key=lambda one: (one.finished, one.job))
 
     def names(self) -> dict[str, Named]:

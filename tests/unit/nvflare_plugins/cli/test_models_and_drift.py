@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import re
@@ -90,6 +91,23 @@ def drift(site: Path, new: pd.DataFrame, *options: str, model: str = "job-a") ->
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_another_user_has_kept_to_himself_hides_no_other(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "veilboost_runs" / "job-0").mkdir()
+    exists = Path.exists
+
+    def denied(path: Path) -> bool:
+        if path.parent.name == "job-0":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert models(site) == 0
+    told = capsys.readouterr().out
+    assert "job-b, eval-auc 0.71\n" in told and "left out: job-0: a file or folder may not be used" in told
 
 
 def test_models_are_listed_named_and_used(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

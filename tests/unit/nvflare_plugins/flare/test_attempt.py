@@ -305,6 +305,18 @@ def test_a_site_that_gives_signs_of_life_and_never_reports_is_not_waited_for_wit
     assert str(federation.attempt.reason).startswith("no result from site-2 within 600 s")
 
 
+def test_a_job_with_a_longer_deadline_waits_as_long_for_the_last_report(tmp_path: Path) -> None:
+    """One party may write predictions or SHAP values of many rows when the others have nothing left to do."""
+    federation = Federation(tmp_path / "veilboost", deadline_s=1200.0)
+    federation.all_beat()
+    for site in ("site-1", "site-3"):
+        federation.attempt.add_report(site, GOOD.to_dict())
+    federation.pass_time(1190.0, alive=SITES)
+    assert federation.attempt.reason is None
+    federation.pass_time(20.0, alive=SITES)
+    assert "within 1200 s" in str(federation.attempt.reason) and "deadline_s" in str(federation.attempt.reason)
+
+
 def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
     """Its process may have to be brought up first: a container, a queue."""
     federation.pass_time(START_SILENCE_S - 10.0, alive=("site-1", "site-2"))

@@ -8,6 +8,7 @@ import re
 import stat
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from nvflare.apis.fl_constant import ReservedTopic
@@ -15,7 +16,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 
 from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import Silent
-from nvflare_plugins.cluster.workers import TRIAL, begin, workers_here
+from nvflare_plugins.cluster.workers import TRIAL, Work, begin, workers_here
 from nvflare_plugins.flare.metrics import (
     KEPT_S,
     Family,
@@ -116,6 +117,17 @@ def test_a_site_writes_what_its_workers_have_done_and_do(tmp_path: Path) -> None
     assert found['veilboost_site_worker_busy worker="0"'] == 0
     for name in ("busy_seconds", "sent_bytes", "received_bytes"):
         assert found[f'veilboost_site_worker_{name}_total worker="0"'] > 0
+
+
+def test_a_worker_that_comes_to_an_end_while_it_is_told_of_does_not_end_the_file(tmp_path: Path) -> None:
+    class Ending(Work):
+        said: ClassVar = iter([("reads its rows", 3, 7)])
+        told = property(lambda self: next(self.said, None), lambda self, value: None)
+
+    metrics = site_metrics(tmp_path)
+    metrics.watched(Silent()).note_workers([Ending()])
+    metrics.write()
+    assert values((tmp_path / "veilboost_site-1_j.prom").read_text())['veilboost_site_worker_rows_read worker="0"'] == 3
 
 
 def test_a_job_that_ends_with_an_error_has_failed(tmp_path: Path) -> None:
