@@ -3,6 +3,9 @@
 So there is no other port to open, and no other certificate. The site has the actor on a worker wait under a name that
 nobody can guess; then it connects to the worker as any client of Dask's, says the name, and from then on neither end's
 event loop has the socket.
+
+Dask keeps what handles a message as long as the worker lives. So one function handles all lines, and knows who waits as
+long as the actor is there: neither an actor nor what it held stays after its job.
 """
 
 from __future__ import annotations
@@ -12,11 +15,16 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from nvflare_plugins.cluster.dask_peers import dask_peers
 from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.line import Line, serve
 from nvflare_plugins.cluster.peers import Parcel
+
+_OP = "veilboost_line"
+_waiting: WeakValueDictionary[str, Desk] = WeakValueDictionary()
+"""Of this worker, by the names of their lines."""
 
 
 class DaskDesk(Desk):
@@ -44,14 +52,16 @@ class DaskDesk(Desk):
         """Have this worker hand the connection over that says a name, once."""
         from distributed import get_worker
 
-        worker = get_worker()
+        _waiting[name] = self
+        get_worker().handlers[_OP] = _hand_over
 
-        def hand_over(comm: Any) -> None:
-            worker.handlers.pop(name, None)
-            arguments = (_taken(comm), self)
-            threading.Thread(target=serve, args=arguments, daemon=True, name="veilboost_line").start()
 
-        worker.handlers[name] = hand_over
+def _hand_over(comm: Any, line: str = "") -> None:
+    desk = _waiting.pop(line, None)
+    if desk is None:
+        comm.abort()
+        return
+    threading.Thread(target=serve, args=(_taken(comm), desk), daemon=True, name=_OP).start()
 
 
 def open_line(client: Any, address: str, actor: Any, find_s: float, look: Callable[[], None]) -> Line:
@@ -65,14 +75,14 @@ def open_line(client: Any, address: str, actor: Any, find_s: float, look: Callab
     Raises:
         OSError, TimeoutError: there is no way to the worker, or no answer.
     """
-    name = f"veilboost_line_{secrets.token_hex(16)}"
+    name = secrets.token_hex(16)
     actor.await_line(name).result(find_s)
 
     async def say_name() -> socket.socket:
         from distributed.comm.core import connect
 
         comm = await connect(address, timeout=find_s, **client.connection_args)
-        await comm.write({"op": name, "reply": False})
+        await comm.write({"op": _OP, "line": name, "reply": False})
         # Nothing comes back before the worker has the name, and the event loop has not run since it was sent.
         return _taken(comm)
 

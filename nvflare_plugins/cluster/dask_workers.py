@@ -63,16 +63,19 @@ class _WorkerLink:
         client: Any,
         number: int,
         address: str,
+        pid: object,
         deadline_s: float,
         find_s: float,
         context: ssl.SSLContext | None,
     ) -> None:
-        self._client, self._number, self._address, self._deadline_s = client, number, address, deadline_s
+        self._client, self._number, self._address, self._pid = client, number, address, pid
+        self._deadline_s, self._find_s = deadline_s, find_s
         self._until = time.monotonic() + find_s
-        self._asking = threading.Lock()
+        self._asking, self._is_open, self._is_over = threading.Lock(), False, False
         try:
             self._actor = _place_desk(client, address)  # there as long as somebody holds it here
             self._line = open_line(client, address, self._actor, find_s, self._look)
+            self._is_open = True
         except _LOST as error:
             _log.error("worker %d is not reached: %s", number, type(error).__name__)
             raise WorkerLost(
@@ -89,12 +92,18 @@ class _WorkerLink:
                 self._line.send((function, args))
                 answer: tuple[str, Any, str] = self._line.receive()
             except _LOST as error:
+                if self._is_over:
+                    raise WorkerLost("the work on this site's cluster has ended") from None
                 _log.error("worker %d is lost: %s", self._number, type(error).__name__)
-                raise WorkerLost(lost(self._client, self._number, self._address)) from None
+                raise WorkerLost(lost(self._client, self._number, self._address, self._pid)) from None
+            except BaseException:
+                self._line.hang_up()  # what comes next would be the rest of this answer
+                raise
             return answer
 
     def close(self) -> None:
         """Let the worker find that nobody asks any more."""
+        self._is_over = True
         self._line.hang_up()
         with self._asking:
             self._line.close()
@@ -105,6 +114,10 @@ class _WorkerLink:
                 f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log says why"
             )
         if time.monotonic() > self._until:
+            if not self._is_open:
+                raise WorkerLost(
+                    f"worker {self._number} of this site's cluster did not answer within {self._find_s:g} s"
+                )
             raise WorkerSilent(self._number, self._deadline_s)
 
     def meet(self, desks: Sequence[tuple[str, str]]) -> None:
@@ -149,9 +162,9 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         addresses = _find(client, cluster, find_s)
         for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
             _log.info("worker %d of %d is %s", number, len(addresses), address)
-        _check(client, addresses, find_s)
-        for number, address in enumerate(addresses):
-            links.append(_WorkerLink(client, number, address, cluster.deadline_s, find_s, context))
+        pids = _check(client, addresses, find_s)
+        for number, (address, pid) in enumerate(zip(addresses, pids, strict=True)):
+            links.append(_WorkerLink(client, number, address, pid, cluster.deadline_s, find_s, context))
         if len(links) > 1:
             desks = [(address, link.key) for address, link in zip(addresses, links, strict=True)]
             for link in links:
@@ -214,6 +227,11 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
                 "values would go to it in clear. Remedy: start workers with --host 127.0.0.1, or the cluster with "
                 "certificates (tls://). Policy keys: cluster.scheduler, cluster.security."
             )
+        if cluster.security is not None and not address.startswith("tls://"):
+            raise ConfigurationError(
+                f"worker {number} of this site's cluster is not reached by tls://. Remedy: start workers with the "
+                "certificates and without another --protocol."
+            )
     return chosen
 
 
@@ -223,7 +241,8 @@ def _running(client: Any) -> dict[str, Any]:
     return {address: one for address, one in known.items() if one.get("status", "running") == "running"}
 
 
-def _check(client: Any, addresses: list[str], find_s: float) -> None:
+def _check(client: Any, addresses: list[str], find_s: float) -> list[object]:
+    """Look at all workers. Returns: the ids of their processes."""
     answers: dict[str, Any] = {}
 
     def ask(address: str) -> None:
@@ -251,6 +270,7 @@ def _check(client: Any, addresses: list[str], find_s: float) -> None:
                 f"({type(found).__name__}). Remedy: install there what this site has, with the extra `cluster`."
             )
         check_worker(number, found)
+    return [answers[address].get("pid") for address in addresses]
 
 
 def _place_desk(client: Any, address: str) -> Any:

@@ -30,6 +30,9 @@ _LENGTH = struct.Struct("<Q")
 _BUFFER_BYTES = 1 << 16
 _LEAST_APART = 4096
 _FUNCTIONS = ("begin", "call", "end")
+_NUMBERS = "biuf"
+_NO_FORM = (ArithmeticError, AttributeError, EOFError, LookupError, SyntaxError, TypeError, ValueError)
+"""What a form that is none raises besides, in pickle and numpy."""
 
 
 class Line:
@@ -59,7 +62,10 @@ class Line:
     def receive(self) -> Any:
         """Return what the other end has sent. Raises: OSError: it is gone; UnpicklingError: it sent something else."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return _Reader(self._exactly(length), self._exactly, self._exactly_into).load()
+        try:
+            return _Reader(self._exactly(length), self._exactly, self._exactly_into).load()
+        except _NO_FORM:
+            raise pickle.UnpicklingError("no form of plain values") from None
 
     def say_ready(self) -> None:
         """Tell the other end that this one listens."""
@@ -108,15 +114,18 @@ def serve(end: socket.socket, desk: Desk) -> None:
         while True:
             line.send(_answer(desk, line.receive()))
     except (OSError, pickle.UnpicklingError):
-        line.close()  # nobody asks any more
+        pass  # nobody asks any more
     finally:
+        line.close()
         desk.end()
 
 
-def _answer(desk: Desk, question: tuple[str, tuple[Any, ...]]) -> tuple[str, Any, str]:
-    function, args = question
-    if function not in _FUNCTIONS:
-        raise pickle.UnpicklingError("no function of a desk")
+def _answer(desk: Desk, question: object) -> tuple[str, Any, str]:
+    match question:
+        case (str(function), tuple(args)) if function in _FUNCTIONS:
+            pass
+        case _:
+            raise pickle.UnpicklingError("no function of a desk")
     answer: tuple[str, Any, str] = getattr(desk, function)(*args)
     return answer
 
@@ -167,9 +176,12 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, name: Any) -> Any:
         """See ``pickle.Unpickler``."""
-        if isinstance(name, int):
+        if type(name) is int and name >= 0:
             return self._exactly(name)
-        dtype, shape, lies_by_column = name
+        text, shape, lies_by_column = name
+        dtype = np.dtype(str(text))
+        if dtype.kind not in _NUMBERS or min(shape, default=0) < 0:
+            raise pickle.UnpicklingError("no array of numbers")
         flat = np.empty(prod(shape), dtype=dtype)
         self._exactly_into(flat.view(np.uint8).data)
         return flat.reshape(shape, order="F" if lies_by_column else "C")

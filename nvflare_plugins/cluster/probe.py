@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,6 +28,7 @@ def describe_worker(dask_worker: Any) -> dict[str, Any]:
     return {
         **installed(),
         "sources": source_digest(),
+        "pid": os.getpid(),
         "threads": int(dask_worker.state.nthreads),
         "spills": bool(memory.memory_target_fraction) or bool(memory.memory_spill_fraction),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from he_processors.errors import ProtocolError, VeilBoostError
@@ -49,10 +49,7 @@ def lead_on(workers: Workers, answer: Answer) -> list[Any]:
             said = _heard(workers, "reply", [(one,) for one in replies])
         return [result for _, result in said]
     except BaseException:  # whatever it was, no shard is left waiting for a reply
-        ends = [workers.call(number, "end") for number in numbers]
-        for one in ends:
-            with contextlib.suppress(VeilBoostError, TimeoutError):
-                one.result(_GRACE_S)
+        wait([workers.call(number, "end") for number in numbers], _GRACE_S)  # all together: there may be a thousand
         raise
 
 

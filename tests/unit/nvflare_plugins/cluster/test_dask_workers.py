@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.bins import BinLayout
+from nvflare_plugins.cluster.dask_line import DaskDesk
 from nvflare_plugins.cluster.dask_workers import _find, open_workers
+from nvflare_plugins.cluster.losses import lost
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
-from nvflare_plugins.data_sets.cluster_declaration import Cluster
+from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker
@@ -119,6 +125,51 @@ def test_a_worker_elsewhere_is_refused_without_tls(address: str) -> None:
     assert _find(client, Cluster("tcp://127.0.0.1:1", 1), 1.0) == ["tcp://127.0.0.1:9000"]
     with pytest.raises(ConfigurationError, match=r"worker 1 .* is not on this machine's loopback"):
         _find(client, Cluster("tcp://127.0.0.1:1", 2), 1.0)
+
+
+def test_a_worker_without_tls_is_refused_where_certificates_are_named(tmp_path: Path) -> None:
+    """Dask has other ways of encrypted messages, which no line can be made of."""
+    client = SimpleNamespace(
+        wait_for_workers=lambda *_, **__: None, scheduler_info=lambda **_: {"workers": {"wss://10.0.0.7:9000": {}}}
+    )
+    security = ClusterSecurity(tmp_path / "ca", tmp_path / "cert", tmp_path / "key")
+    with pytest.raises(ConfigurationError, match=r"worker 0 .* is not reached by tls://"):
+        _find(client, Cluster("tls://10.0.0.6:1", 1, security=security), 1.0)
+
+
+@pytest.mark.parametrize(("address", "pid", "is_told"), [("a", 7, True), ("a", 8, False), ("b", 7, False)])
+def test_a_worker_is_not_said_to_have_had_the_end_of_the_one_before_it(address: str, pid: int, is_told: bool) -> None:
+    """Where ports are fixed, an address outlives its worker, and so does what the scheduler knows of it."""
+    events = [(0.0, {"worker": "a", "pid": 7, "rss": 1}), (1.0, {"worker": "a", "pid": 6, "rss": 1}), (2.0, "?")]
+    client = SimpleNamespace(sync=lambda *_, **__: events, scheduler=SimpleNamespace(events=None))
+    assert ("it took more memory" in lost(client, 0, address, pid)) == is_told
+
+
+def at_worker(dask_worker: Any) -> tuple[int, list[str]]:
+    gc.collect()
+    desks = sum(isinstance(one, DaskDesk) for one in gc.get_objects())
+    return desks, [one.name for one in threading.enumerate() if one.name.startswith("veilboost")]
+
+
+@pytest.mark.slow
+def test_nothing_of_a_job_stays_at_a_worker_and_none_is_called_lost_that_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from distributed import Client
+
+    with local_cluster(1) as cluster, Client(cluster.address, set_as_default=False) as watching:
+        where = Cluster(cluster.address, 1, deadline_s=60)
+        for number in range(3):
+            with contextlib.suppress(KeyError), open_workers(where) as workers:
+                begin(workers, TRIAL, [()])
+                if number:
+                    workers.call(0, "echo", bytes(50_000_000))
+                    raise KeyError("what else may happen")
+        until = time.monotonic() + 60
+        while (left := next(iter(watching.run(at_worker).values()))) != (0, []) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert left == (0, [])
+        assert "is lost" not in caplog.text
 
 
 def test_without_dask_the_policy_is_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import socket
@@ -93,6 +94,51 @@ def test_a_form_that_would_load_code_is_refused(hostile: object) -> None:
         Line(there).receive()
 
 
+def sent(content: Any) -> bytes:
+    with pair() as (here, there):
+        Line(here).send(content)
+        return there.recv(1 << 20)
+
+
+WHOLE = sent(("done", [np.arange(12.0).reshape(3, 4), b"x" * 5000, {"größe": 1.5}], (np.arange(9, dtype=np.int8), "")))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(struct.calcsize("<Q"), 220), st.integers(0, 255)), min_size=1, max_size=4))
+def test_whatever_arrives_is_an_answer_or_a_lost_line(changed: list[tuple[int, int]]) -> None:
+    raw = bytearray(WHOLE)
+    for place, value in changed:
+        raw[place] = value
+    with pair() as (here, there):
+        here.sendall(raw)
+        here.close()
+        with contextlib.suppress(OSError, pickle.UnpicklingError, MemoryError):
+            Line(there).receive()
+
+
+class _Named(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value[1] if type(value) is tuple and value[0] == "named" else None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(-1, True, 1 << 70, "x", (), ("<f8", 3, False), ("<f8", (0.5,), False), ([("a", "O")], (1,), False)),
+        *((dtype, (2,), False) for dtype in ("O", "V8", "M8[s]", "S3", "U3", "i4,O", "nonsense")),
+        *(("<f8", shape, False) for shape in ((-1,), (-1, -5), (1 << 62, 0), (1 << 62, 1 << 62))),
+    ],
+    ids=str,
+)
+def test_only_arrays_of_numbers_of_a_shape_are_received(name: object) -> None:
+    form = io.BytesIO()
+    _Named(form, 5).dump(("named", name))
+    with pair() as (here, there), pytest.raises(pickle.UnpicklingError):
+        here.sendall(struct.pack("<Q", len(form.getvalue())) + form.getvalue() + bytes(64))
+        here.close()
+        Line(there).receive()
+
+
 @pytest.mark.parametrize("kept", [0, 5, 8, 12, 60, 5000])
 def test_a_message_that_breaks_off_is_a_lost_connection(kept: int) -> None:
     with pair() as (here, there):
@@ -153,7 +199,9 @@ def test_a_desk_answers_until_the_site_hangs_up_and_then_lets_go() -> None:
         assert not serving.is_alive() and desk.call("echo", (b"",))[0] != DONE
 
 
-@pytest.mark.parametrize("question", [("await_line", ("name",)), ("_told", (1,)), ("__init__", ())])
+@pytest.mark.parametrize(
+    "question", [("await_line", ("name",)), ("_told", (1,)), ("__init__", ()), None, ("end",), (7, ())]
+)
 def test_no_other_function_of_a_desk_is_called(question: object) -> None:
     with pair() as (here, there):
         asking = Line(here)

@@ -12,6 +12,7 @@ from he_processors.errors import PolicyRefusal, ProtocolError
 from nvflare_plugins.cluster import desk
 from nvflare_plugins.cluster.workers import workers_here
 from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.shards import lockstep
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.lockstep import lead
 from nvflare_plugins.shards.place import one_model, runs_of, said_of_model
@@ -91,6 +92,15 @@ def test_what_ends_the_leader_ends_every_work() -> None:
 
     with workers_here(2) as workers, pytest.raises(PolicyRefusal, match="a peer has left"):
         lead(workers, HERE, [(1,), (2,)], answer)
+    assert no_work_is_left()
+
+
+def test_all_works_have_one_time_to_end_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[int, float]] = []
+    monkeypatch.setattr(lockstep, "wait", lambda ends, within: waited.append((len(ends), within)))
+    with workers_here(3) as workers, pytest.raises(ProtocolError, match="not in step"):
+        lead(workers, HERE, [(1,), (2, "leaves"), (3,)], added)
+    assert waited == [(3, lockstep._GRACE_S)]
     assert no_work_is_left()
 
 
