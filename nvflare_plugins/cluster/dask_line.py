@@ -99,6 +99,10 @@ def _taken(comm: Any) -> socket.socket:
         comm.abort()
         raise OSError("the connection is in use")
     end: socket.socket = stream.socket
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Who stands still while a lot is on its way to it has the deadline; Dask would give up after half a minute.
+        # A machine that is gone is still found by the probes of an idle connection.
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     stream.io_loop.remove_handler(end)
     stream.socket = socket.socket()
     comm.abort()

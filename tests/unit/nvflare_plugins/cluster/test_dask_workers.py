@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.bins import BinLayout
-from nvflare_plugins.cluster.dask_line import DaskDesk
+from nvflare_plugins.cluster.dask_line import DaskDesk, _taken
 from nvflare_plugins.cluster.dask_workers import _find, open_workers
 from nvflare_plugins.cluster.losses import lost
 from nvflare_plugins.cluster.workers import TRIAL, begin, collect
@@ -143,6 +144,18 @@ def test_a_worker_is_not_said_to_have_had_the_end_of_the_one_before_it(address: 
     events = [(0.0, {"worker": "a", "pid": 7, "rss": 1}), (1.0, {"worker": "a", "pid": 6, "rss": 1}), (2.0, "?")]
     client = SimpleNamespace(sync=lambda *_, **__: events, scheduler=SimpleNamespace(events=None))
     assert ("it took more memory" in lost(client, 0, address, pid)) == is_told
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system gives up no connection by itself")
+def test_the_system_does_not_give_a_line_up_before_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+        stream = SimpleNamespace(
+            socket=end, writing=lambda: False, io_loop=SimpleNamespace(remove_handler=lambda removed: None)
+        )
+        taken = _taken(SimpleNamespace(stream=stream, abort=lambda: stream.socket.close()))
+        assert taken is end and taken.fileno() >= 0
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
 def at_worker(dask_worker: Any) -> tuple[int, list[str]]:
