@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeGuard
 
@@ -32,6 +33,16 @@ def plain(value: object, levels: int = 2) -> Any:
 def check_plain(name: str, value: object) -> None:
     """Complain about what is not plain JSON of bounded depth, numbers and texts. Raises: ConfigurationError."""
     expect(f"{name} holds more than {_MOST_VALUES} values", _count_plain(name, value, 0) <= _MOST_VALUES)
+
+
+def check_path_letters(what: str, path: str) -> None:
+    """Complain about a path that Python would take for another one, or for none. Raises: ConfigurationError."""
+    encoding = sys.getfilesystemencoding()
+    expect(
+        f"{what} has letters beyond ASCII, and Python takes names of files for {encoding} here: set PYTHONUTF8=1, or a "
+        "locale of UTF-8 such as LC_ALL=C.UTF-8",
+        encoding == "utf-8" or path.isascii(),
+    )
 
 
 def shown(value: object) -> str:

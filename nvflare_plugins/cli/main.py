@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from dp_components.errors import PrivacyError
-from he_processors.errors import ConfigurationError, VeilBoostError
+from he_processors.errors import VeilBoostError
+from nvflare_plugins.checks import check_path_letters
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.formatting import printable
@@ -26,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a column's name may have letters that the terminal lacks
     options = make_parser().parse_args(arguments)
     try:
-        _check_paths(sys.argv[1:] if arguments is None else arguments)
+        for argument in sys.argv[1:] if arguments is None else arguments:
+            check_path_letters("an argument", argument)
         code = options.func(options) or 0
         sys.stdout.flush()  # what cannot be written must not look well
         return code
@@ -42,16 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _said(options.command, where + reason_of(error), 1)
     except KeyboardInterrupt:
         return _said(options.command, "interrupted", _INTERRUPTED)
-
-
-def _check_paths(arguments: Sequence[str]) -> None:
-    """Refuse paths that cannot be told apart from others. Raises: ConfigurationError."""
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8" and not all(one.isascii() for one in arguments):
-        raise ConfigurationError(
-            f"an argument has letters beyond ASCII, and Python takes names of files for {encoding} here: set "
-            "PYTHONUTF8=1, or a locale of UTF-8 such as LC_ALL=C.UTF-8"
-        )
 
 
 def _said(command: str, text: str, code: int) -> int:

@@ -6,14 +6,17 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import check_plain
+from nvflare_plugins.checks import check_path_letters, check_plain
 from nvflare_plugins.data_sets.declaration import DataSet, SnapshotSource, format_of
 from nvflare_plugins.data_sets.part_files import is_pattern, known_files
 from nvflare_plugins.declared import refuse_unknown
 from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
+
+_Whole: TypeAlias = Callable[[str, object], object]
+"""Makes the path that stands under a key whole."""
 
 
 def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -41,16 +44,19 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
     check_plain("the policy", document)
     refuse_unknown("the policy", document, known)
 
-    def whole(value: object) -> object:
-        return workspace / value.replace("{site}", site) if isinstance(value, str) and value else value
+    def whole(key: str, value: object) -> object:
+        if not isinstance(value, str) or not value:
+            return value
+        check_path_letters(key, value)
+        return workspace / value.replace("{site}", site)
 
     values = {**FOLDERS, **document}
     for key in (*FOLDERS, "ledger_heads"):
         if key in values:
-            values[key] = whole(values[key])
+            values[key] = whole(key, values[key])
     if isinstance(values["ledgers"], Path):
         values.setdefault("ledger_heads", values["ledgers"] / "heads")
-    values["cluster"] = _cluster(values.get("cluster"), whole)
+    values["cluster"] = _cluster("cluster", values.get("cluster"), whole)
     sources = values.get("snapshots")
     if isinstance(sources, dict):
         fields = [name for name in SnapshotSource.__dataclass_fields__ if name != "name"]
@@ -63,22 +69,22 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
     return values
 
 
-def _snapshot(name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object]) -> object:
+def _snapshot(name: object, entry: object, fields: Sequence[str], whole: _Whole) -> object:
     if not isinstance(entry, dict):
         return entry
     refuse_unknown(f"snapshots.{name}", entry, fields)
     for key in ("url", "query", "folder"):
         if entry.get(key) is None:
             raise ConfigurationError(f"snapshots.{name} lacks {key}")
-    paths = {key: whole(entry[key]) for key in ("folder", "password_file") if key in entry}
+    paths = {key: whole(f"snapshots.{name}.{key}", entry[key]) for key in ("folder", "password_file") if key in entry}
     return {**entry, "name": name, **paths}
 
 
-def _cluster(entry: object, whole: Callable[[object], object]) -> object:
+def _cluster(name: str, entry: object, whole: _Whole) -> object:
     security = entry.get("security") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(security, dict):
         return entry
-    return {**entry, "security": {key: whole(value) for key, value in security.items()}}
+    return {**entry, "security": {key: whole(f"{name}.security.{key}", value) for key, value in security.items()}}
 
 
 def _folders(snapshots: object) -> list[object]:
@@ -87,15 +93,13 @@ def _folders(snapshots: object) -> list[object]:
     return [entry["folder"] for entry in entries if isinstance(entry, dict)]
 
 
-def _data_set(
-    name: object, entry: object, fields: Sequence[str], whole: Callable[[object], object], folders: list[object]
-) -> object:
+def _data_set(name: object, entry: object, fields: Sequence[str], whole: _Whole, folders: list[object]) -> object:
     if not isinstance(entry, dict):
         return entry
     refuse_unknown(f"data_sets.{name}", entry, fields)
-    values: dict[str, Any] = {**entry, "name": name, "path": whole(entry.get("path"))}
+    values: dict[str, Any] = {**entry, "name": name, "path": whole(f"data_sets.{name}.path", entry.get("path"))}
     if "cluster" in entry:
-        values["cluster"] = _cluster(entry["cluster"], whole)
+        values["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
     if values["path"] is None:
         raise ConfigurationError(f"data_sets.{name} lacks path")
     if "format" not in entry and isinstance(values["path"], Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -67,6 +68,44 @@ def test_paths_that_python_would_take_for_others_are_refused(
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     assert main(["check", "/none/Übung.csv"]) == 1 and "PYTHONUTF8=1" in capsys.readouterr().err
     assert main(["check", "/none/file.csv"]) == 1 and "PYTHONUTF8" not in capsys.readouterr().err
+
+
+def policy_with(folder: Path, document: dict[str, object]) -> list[str]:
+    """Write a policy, and return the arguments of a command that reads it."""
+    (folder / "local").mkdir(exist_ok=True)
+    (folder / "local" / "veilboost.json").write_text(json.dumps(document), encoding="utf-8")
+    return ["models", "--workspace", str(folder), "--site", "site-1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        ("runs", {"runs": "/none/Läufe"}),
+        ("data_sets.d.path", {"data_sets": {"d": {"path": "/none/Übung.csv"}}}),
+        ("snapshots.s.folder", {"snapshots": {"s": {"url": "sqlite://", "query": "SELECT 1", "folder": "Übung"}}}),
+        ("cluster.security.ca", {"cluster": {"address": "tls://a:1", "security": {"ca": "/none/Übung"}}}),
+    ],
+)
+def test_so_are_those_of_the_policy_by_their_keys(
+    key: str,
+    document: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = policy_with(tmp_path, document)
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert f"veilboost.json: {key} has letters beyond ASCII" in said and "PYTHONUTF8=1" in said
+
+
+def test_a_policy_with_umlauts_gives_no_traceback_in_the_locale_c(tmp_path: Path) -> None:
+    arguments = policy_with(tmp_path, {"data_sets": {"d": {"path": "/none/Übung.csv"}}})
+    places = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = started(*arguments, env={**os.environ, **places})
+    said = run.communicate()[1]
+    assert (run.returncode, "Traceback" in said) == (1, False) and "PYTHONUTF8=1" in said
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
