@@ -7,12 +7,14 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from html import escape
+from itertools import accumulate
 
 _FEWEST_DIGITS, _MOST_DIGITS = 6, 17  # the latter tell any two doubles apart
 _LARGEST = {"s": 120, "min": 7200, "h": 172800}  # seconds up to which a unit is used
 _LONGEST_WRITTEN = 1e15
 _FORMULA = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"  # the last four are wide, as East Asian keyboards write them
 _NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_JAMO = frozenset(map(chr, range(0x1160, 0x1200)))  # vowels and finals, which join the letter before
 _PILED_UP = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4,}")
 
 
@@ -70,6 +72,30 @@ def printable(text: str, most: int = 200) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
     return _PILED_UP.sub("?", text)
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal a printable text takes.
+
+    Wide characters and emoji take two, accents and the vowels of decomposed Korean none. Reference: Unicode Standard
+    Annex 11, East Asian Width.
+    """
+    return sum(map(_cells_of, text))
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf") or character in _JAMO:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def fitted(text: str, width: int) -> str:
+    """Return foreign text fit for a column of a table on a terminal, cut or filled with spaces to just its width."""
+    text = printable(text, 4 * width)
+    if cells(text) > width:
+        ends = accumulate(map(_cells_of, text))
+        text = text[: sum(end < width for end in ends)] + "\u2026"
+    return text + " " * (width - cells(text))
 
 
 def near_name(name: str, present: Sequence[str]) -> str:

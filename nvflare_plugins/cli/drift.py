@@ -15,7 +15,7 @@ from nvflare_plugins.data_sets.declaration import DataSet, format_of
 from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.formatting import fitted, printable
 from nvflare_plugins.report.drift_page import build_page
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
@@ -147,7 +147,7 @@ def _print(scores: list[Drift], features: list[Drift], document: dict[str, Any])
         rates = f"{one.missing_before:.1%} to {one.missing_now:.1%}"
         new = ", ".join(f"{printable(text, 40)} ({rows})" for text, rows in one.new_categories.items())
         unknown = f"{one.unknown} rows {new}" if one.unknown else ""
-        print(f"{printable(one.name, 32):<32} {one.index:>7.3f} {one.by_chance:>7.3f} {rates:>16}  {unknown}")
+        print(f"{fitted(one.name, 32)} {one.index:>7.3f} {one.by_chance:>7.3f} {rates:>16}  {unknown}")
     if len(features) > _SHOWN:
         print(f"and {len(features) - _SHOWN} columns with smaller indices")
     for note in document["notes"]:

@@ -26,7 +26,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_private
-from nvflare_plugins.formatting import counted, printable
+from nvflare_plugins.formatting import counted, fitted, printable
 from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 
@@ -218,7 +218,7 @@ def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
         called = ", ".join(of_job.get((model.job, model.sha256), [])) or "-"
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in model.metrics.items())
         lines.append(
-            f"{model.finished[:19]:<20} {called:<16} {model.data_set[:16]:<16} {model.n_rounds:>6} "
+            f"{model.finished[:19]:<20} {called:<16} {fitted(model.data_set, 16)} {model.n_rounds:>6} "
             f"{model.sha256[:_HASH_SHOWN]}  {model.job}{f', {metrics}' if metrics else ''}"
         )
     return "\n".join(printable(line, 400) for line in [*lines, "* in use"])

@@ -35,7 +35,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.identity import overlap_of
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.formatting import counted
+from nvflare_plugins.formatting import counted, fitted
 from nvflare_plugins.site.memory.schema import drop_array, insert, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -172,7 +172,7 @@ class AlignmentRegistry:
         lines = []
         for started, data_set, n_ids, sites, job_id, is_sent in rows:
             state = {State.RESERVED: "reserved", State.ALIGNED: "aligned"}.get(is_sent, "failed")
-            described = f"{started:<20} {data_set[:16]:<16} {n_ids:>9} {'ids':<8} {state:<9}"
+            described = f"{started:<20} {fitted(data_set, 16)} {n_ids:>9} {'ids':<8} {state:<9}"
             lines.append(f"{described} {'':>5}  {', '.join(json.loads(sites))}, {job_id}")
         return "\n".join([*lines, f"{counted(len(rows), 'alignment')}."])
 

@@ -30,7 +30,7 @@ from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, named_rows, overlap_of
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.formatting import counted
+from nvflare_plugins.formatting import counted, fitted
 from nvflare_plugins.site.memory import runs
 from nvflare_plugins.site.memory.added_rows import added_since, forget_unchecked, note_unchecked
 from nvflare_plugins.site.memory.runs import Terms
@@ -302,7 +302,7 @@ class Registry:
         for run in all_runs:
             of_run = data[run.terms.data]
             lines.append(
-                f"{run.started:<20} {of_run.name[:16]:<16} {of_run.n_rows:>9} {of_run.fingerprint[:8]:<8} "
+                f"{run.started:<20} {fitted(of_run.name, 16)} {of_run.n_rows:>9} {of_run.fingerprint[:8]:<8} "
                 f"{run.state:<9} {run.trees:>5}  {', '.join(run.terms.sites)}, {run.job_id}"
             )
         searches = counted(n_searches, "quantile search", "quantile searches")

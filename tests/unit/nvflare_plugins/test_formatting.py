@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from nvflare_plugins.formatting import bounds, human_number, human_seconds
+from nvflare_plugins.formatting import bounds, cells, fitted, human_number, human_seconds
 
 
 def test_bounds_of_large_numbers_are_told_apart_and_written_out() -> None:
@@ -53,3 +53,32 @@ def test_large_numbers_are_written_out_and_small_ones_keep_their_digits() -> Non
 @given(st.floats(0, 1e14))
 def test_no_time_has_an_exponent(seconds: float) -> None:
     assert "e" not in human_seconds(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        ("Übung", 5),
+        ("U\u0308bung", 5),
+        ("血圧", 4),
+        ("ﾃｽﾄ", 3),
+        ("\N{SYRINGE}!", 3),
+        ("한글", 4),
+        ("\u1112\u1161\u11ab", 2),
+    ],
+)
+def test_columns_of_a_terminal_are_counted_and_not_characters(text: str, width: int) -> None:
+    assert cells(text) == width
+
+
+def test_what_is_too_wide_is_cut_before_its_column_ends() -> None:
+    assert (
+        fitted("血圧計", 5) == "血圧\u2026" and fitted("血圧計", 6) == "血圧計" and fitted("血圧計", 4) == "血\u2026 "
+    )
+    assert fitted("abcdef", 4) == "abc\u2026" and fitted("ab", 4) == "ab  " and fitted("a\x1bb", 4) == "a?b "
+    assert fitted("U\u0308bungen", 4) == "U\u0308bu\u2026"
+
+
+@given(st.text(), st.integers(1, 40))
+def test_every_text_takes_just_its_column(text: str, width: int) -> None:
+    assert cells(fitted(text, width)) == width

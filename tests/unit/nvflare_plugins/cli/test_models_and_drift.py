@@ -18,6 +18,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.formatting import cells
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow, RunRecord
 from nvflare_plugins.scoring.drift import features_of, scores_of
@@ -361,3 +362,16 @@ def test_a_metric_that_was_no_number_is_listed_as_such(site: Path, capsys) -> No
     record = RunRecord.read(folder)
     dataclasses.replace(record, rounds=(RoundRow(0, 1.0, {"eval-auc": float("nan")}),)).write(folder)
     assert models(site) == 0 and "eval-auc nan" in capsys.readouterr().out
+
+
+def test_tables_stay_aligned_whatever_names_are_written_in(site: Path, capsys) -> None:
+    """A terminal gives a wide character two columns, and a decomposed accent none."""
+    names = {"age": "\u8840\u5727", "value": "U\u0308bung"}
+    for path in [*site.rglob("run.json"), *site.rglob("model.json")]:
+        text = json.dumps(json.loads(path.read_text()))
+        path.write_text(text.replace(json.dumps(COLUMNS), json.dumps([names.get(name, name) for name in COLUMNS])))
+    rows(600, 1).rename(columns=names).to_csv(site / "august.csv", index=False)
+    assert drift(site, rows(600, 2).rename(columns=names)) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if "% to " in line]
+    assert all(any(line.startswith(name) for line in table) for name in names.values())
+    assert len({cells(line[: line.index("% to ")]) for line in table}) == 1
