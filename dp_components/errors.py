@@ -14,6 +14,10 @@ class PrivacyRefusal(PrivacyError):
     """The privacy budget or the trust model forbids what was asked for; nothing was released."""
 
 
+class JobIdTaken(PrivacyRefusal):
+    """The ledger knows a job of this id, and takes no other one under it."""
+
+
 class UnknownEvent(PrivacyError):
     """An event that the accountant does not know: it is never taken to cost nothing."""
 

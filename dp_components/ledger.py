@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from dp_components.accounting.composition import PrivacyCost, compose, count_events, relation_of
 from dp_components.accounting.second_opinion import check_second_opinion
-from dp_components.errors import LedgerDamaged, PrivacyRefusal
+from dp_components.errors import JobIdTaken, LedgerDamaged, PrivacyRefusal
 from dp_components.events import Event, PricedEvent, Release
 from dp_components.ledger_journal import Alive, Head, HeadState, Journal, Position, Record, make_private
 from dp_components.ledger_records import (
@@ -167,7 +167,8 @@ class Ledger:
 
         Raises:
             SecondOpinionDiffers: see accounting/second_opinion.py.
-            PrivacyRefusal: the plan would overdraw the budget, the job is closed, or is open with another plan.
+            PrivacyRefusal: the plan would overdraw the budget.
+            JobIdTaken: the job is closed, or is open with another plan.
             UnknownEvent, ValueError: the plan cannot be priced.
         """
         counts = count_events(plan)
@@ -178,9 +179,9 @@ class Ledger:
             state = self._settle_abandoned(state)
             job = state.jobs.get(job_id)
             if job_id in state.closed.jobs:
-                raise PrivacyRefusal(closed_text(job_id, state.closed.jobs[job_id].n_releases))
+                raise JobIdTaken(closed_text(job_id, state.closed.jobs[job_id].n_releases))
             if job is not None and job.plan != counts:
-                raise PrivacyRefusal(f"Job {job_id} was opened before, with another plan. Submit it as a new job.")
+                raise JobIdTaken(f"Job {job_id} was opened before, with another plan. Submit it as a new job.")
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
                 record = open_record(job_id, counts)

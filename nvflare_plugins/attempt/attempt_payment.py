@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dp_components.events import Event, Release
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.attempt.payment import JobLedger
+from nvflare_plugins.attempt.payment import JobLedger, submit_anew
 from nvflare_plugins.failures import DataRefusal
 
 HISTORY_BYTES = 8 + 32 + 32
@@ -70,18 +70,20 @@ class AttemptPayment:
         self._was_known = ledger.is_known
         if self._was_known and not may_replay:
             ledger.close()
-            raise PolicyRefusal(
+            text = (
                 f"job {self._job_id} was begun before, and its server's noise is gone: submit it anew, to be charged "
                 "anew"
             )
+            raise PolicyRefusal(submit_anew(text, self._job_id))
         self.quote = ledger.reserve(plan, may_replay)
         self._replays = ledger.replies()
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()
-            raise DataRefusal(
+            text = (
                 f"the rows of data set {data_set!r} at {context.site}, or the sites of the job, are not those on "
                 f"which job {self._job_id} was begun: it cannot be resumed. Submit it anew, to be charged anew"
             )
+            raise DataRefusal(submit_anew(text, self._job_id))
 
     def history(self) -> bytes:
         """Return what the other sites must know to see that all replay the same: number and hashes of the queries.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting.composition import count_events
-from dp_components.errors import PrivacyError
+from dp_components.errors import JobIdTaken, PrivacyError
 from dp_components.events import Event, Release, event_document
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote, ledger_files
 from dp_components.neighbouring import NeighbouringRelation
@@ -22,6 +22,10 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 REPLAYED = "replayed: paid for before, no charge"
 """What evidence says of a release that was made before."""
 
+_SIMULATED = (
+    ". FLARE's simulator calls every job so, and a ledger that is kept beyond the run takes one of that name: take a "
+    "POC, whose jobs have ids of their own."
+)
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +107,11 @@ def check_rows_per_person(policy: SitePolicy, data_set: str, rows_per_person: in
         )
 
 
+def submit_anew(refusal: str, job_id: str) -> str:
+    """Return a refusal that asks for a new job, with what helps where no job can have another id."""
+    return refusal.rstrip(".") + _SIMULATED if job_id == "simulate_job" else refusal
+
+
 class JobLedger:
     """What one job pays at one site: its plan is reserved first, then every release charged before it leaves."""
 
@@ -156,10 +165,12 @@ class JobLedger:
             What it costs at the budget's delta, in which the ledger adds up; its message says it at the job's too.
 
         Raises:
-            PolicyRefusal: so much is not left.
+            PolicyRefusal: so much is not left, or the ledger knows another job of this id.
         """
         try:
             quote = self._ledger.open_job(self._job_id, plan, ends_with_process=not can_resume, can_resume=can_resume)
+        except JobIdTaken as error:
+            raise PolicyRefusal(submit_anew(str(error), self._job_id)) from None
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         if self._delta == self._of_budget:

@@ -68,6 +68,22 @@ def test_the_quote_says_epsilon_at_the_jobs_delta_and_at_the_budgets(tmp_path: P
     assert at_job == pytest.approx(job.epsilon, rel=1e-3)
 
 
+@pytest.mark.parametrize("job_id", ["job", "simulate_job"])
+def test_a_second_job_of_a_name_is_told_what_helps(tmp_path: Path, job_id: str) -> None:
+    """The simulator calls all jobs alike, so that submitting anew helps nobody there."""
+    first = payment(tmp_path, job_id=job_id)
+    first.pay(QUERY, maker(first))
+    with refused_for("cannot be resumed") as of_rows:
+        payment(tmp_path, job_id=job_id, rows=b"other")
+    texts = [of_rows.value.reason]
+    first.complete()
+    for job in (job_of(method="dp_tr_newton"), job_of(method="dp_tr_newton", trust="trusted_aggregator")):
+        with pytest.raises(PolicyRefusal, match=r"is closed.*Submit it as a new job|submit it anew") as refused:
+            payment(tmp_path, job, job_id)
+        texts.append(str(refused.value))
+    assert {"takes one of that name: take a POC" in text for text in texts} == {job_id == "simulate_job"}
+
+
 def test_a_job_on_other_rows_is_not_resumed(tmp_path: Path) -> None:
     first = payment(tmp_path)
     first.pay(QUERY, maker(first))
