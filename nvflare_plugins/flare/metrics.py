@@ -188,6 +188,7 @@ class SiteMetrics:
         self._stages: dict[Labels, float] = defaultdict(float)
         self._waited_s = 0.0
         self._workers: Sequence[Work] = ()
+        self._busy_s: dict[Labels, float] = {}
         self._waiting_s: Callable[[], float | None] = lambda: None
         self._spending: tuple[Spending, ...] = ()
 
@@ -242,7 +243,7 @@ class SiteMetrics:
 
     def _note_workers(self, work: Sequence[Work]) -> None:
         with self._lock:
-            self._workers = work
+            self._workers, self._busy_s = work, {}
 
     def _ask_budgets(self) -> None:
         try:
@@ -275,7 +276,9 @@ class SiteMetrics:
         """Yield what the site's own workers have done and do, by their number; nothing where there are none."""
         now = time.perf_counter()
         work: list[tuple[Labels, Work]] = [((("worker", str(n)),), one) for n, one in enumerate(self._workers)]
-        busy = {own: one.seconds_until(now) for own, one in work}
+        # A call's wait for other workers is known, and taken off, when it has ended; a counter must not fall.
+        busy = {own: max(one.seconds_until(now), self._busy_s.get(own, 0.0)) for own, one in work}
+        self._busy_s = busy
         rows = {(*own, ("done", word)): n for own, one in work for word, n in list(one.rows.items())}
         told = {own: said[1] for own, one in work if (said := one.told) is not None}  # read once: it may end meanwhile
         sent, received = ({own: getattr(one, way) for own, one in work} for way in ("bytes_to", "bytes_from"))

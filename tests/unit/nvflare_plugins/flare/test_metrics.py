@@ -130,6 +130,20 @@ def test_a_worker_that_comes_to_an_end_while_it_is_told_of_does_not_end_the_file
     assert values((tmp_path / "veilboost_site-1_j.prom").read_text())['veilboost_site_worker_rows_read worker="0"'] == 3
 
 
+def test_the_time_of_a_worker_that_waited_for_others_does_not_fall(tmp_path: Path) -> None:
+    """Prometheus takes a counter that falls for one that began anew, and shows all of it as of the last minutes."""
+    metrics, work = site_metrics(tmp_path), Work()
+    metrics.watched(Silent()).note_workers([work])
+    found = []
+    for seconds, waited_s in ((30.0, 0.0), (1.0, 20.0), (25.0, 0.0)):
+        work._clock = (work.seconds + seconds, "", 0.0)
+        work.exchanged(0, waited_s)
+        metrics.write()
+        text = (tmp_path / "veilboost_site-1_j.prom").read_text()
+        found.append(values(text)['veilboost_site_worker_busy_seconds_total worker="0"'])
+    assert found == [30.0, 30.0, 36.0]
+
+
 def test_a_job_that_ends_with_an_error_has_failed(tmp_path: Path) -> None:
     metrics = site_metrics(tmp_path)
     with pytest.raises(JobAborted), metrics.running(lambda: None):
