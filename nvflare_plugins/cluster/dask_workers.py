@@ -118,7 +118,7 @@ class _WorkerLink:
                 raise WorkerLost(
                     f"worker {self._number} of this site's cluster did not answer within {self._find_s:g} s"
                 )
-            raise WorkerSilent(self._number, self._deadline_s)
+            raise WorkerSilent.of(self._number, self._deadline_s)
 
     def meet(self, desks: Sequence[tuple[str, str]]) -> None:
         """Tell the desk where the others are. Args: see ``dask_peers``."""

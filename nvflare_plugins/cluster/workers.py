@@ -157,14 +157,19 @@ class PeerLink(Protocol):
 
 
 class WorkerSilent(WorkerLost):
-    """A worker did not answer in time."""
+    """A worker did not answer in time. As any error of ours it is made of its words, to which others may be added."""
 
-    def __init__(self, worker: int, deadline_s: float) -> None:
-        super().__init__(
+    deadline_s = 0.0
+
+    @classmethod
+    def of(cls, worker: int, deadline_s: float) -> Self:
+        """Say it of a worker."""
+        silent = cls(
             f"worker {worker} of this site's cluster did not answer within {deadline_s:g} s (policy key: "
             "cluster.deadline_s)"
         )
-        self.deadline_s = deadline_s
+        silent.deadline_s = deadline_s
+        return silent
 
 
 class LinkedWorkers:
@@ -231,7 +236,7 @@ class LinkedWorkers:
             with done.busy(str(args[0]) if function == "call" else function):
                 state, value, words = self._links[worker].ask(function, *args)
         except WorkerSilent as silent:
-            raise self._fail(WorkerSilent(self._awaited_by(worker), silent.deadline_s)) from None
+            raise self._fail(WorkerSilent.of(self._awaited_by(worker), silent.deadline_s)) from None
         except WorkerFailure as failure:
             raise self._fail(failure) from None
         done.calls, done.bytes_to = done.calls + 1, done.bytes_to + n_bytes

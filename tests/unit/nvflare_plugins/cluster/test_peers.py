@@ -191,7 +191,7 @@ class _Silent:
         self._other, self.ended = waits_for, threading.Event()
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        raise WorkerSilent(0, 2.0)
+        raise WorkerSilent.of(0, 2.0)
 
     def waits_for(self) -> int | None:
         return self._other

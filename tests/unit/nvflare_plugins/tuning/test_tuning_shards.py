@@ -16,11 +16,12 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.cluster.desk import Desk
-from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
+from nvflare_plugins.cluster.workers import LinkedWorkers, WorkerSilent, workers_here
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.tuning import fold_bins, site
 from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.limits import in_trial
 from nvflare_plugins.tuning.sharded import runs_of_chosen
 from nvflare_plugins.tuning.site import run_tuning_site
 from nvflare_plugins.wire.catalogue import Kind
@@ -306,6 +307,14 @@ def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
     assert str(outcomes["site-1"]) == f"worker 1 of this site's cluster was lost{where}"
     assert all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
     assert not list(tmp_path.rglob("tuning.json"))
+
+
+def test_a_worker_that_does_not_answer_amid_a_trial_is_named_with_it() -> None:
+    with (
+        pytest.raises(WorkerSilent, match=r"worker 1 .* within 20 s .* \(trial 1 of 2, fold 2 of 3\)"),
+        in_trial(1, 2, 2, 3),
+    ):
+        raise WorkerSilent.of(1, 20.0)
 
 
 def test_a_site_that_is_lost_amid_a_trial_leaves_no_shard_waiting(
