@@ -36,6 +36,8 @@ from nvflare_plugins.cluster.plain_values import require_plain
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
 
 TRIAL = "nvflare_plugins.cluster.desk:Trial"
+HELD = "held"
+"""What a worker's own rows are counted under, in ``Work.rows``."""
 _OWN_WORDS_S = 3.0
 
 
@@ -331,7 +333,7 @@ def begin(workers: Workers, path: str, args: Sequence[tuple[Any, ...]]) -> None:
 def note_rows(workers: Workers, runs: Sequence[slice]) -> None:
     """Take note of the rows that each worker holds from now on, in place of others."""
     for work, run in zip(workers.work, runs, strict=True):
-        work.rows["held"] = run.stop - run.start
+        work.rows[HELD] = run.stop - run.start
 
 
 def shard_rows(n_rows: int, n_workers: int) -> tuple[slice, ...]:

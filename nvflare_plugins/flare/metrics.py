@@ -29,7 +29,7 @@ from nvflare.fuel.data_event.data_bus import DataBus
 from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
-from nvflare_plugins.cluster.workers import Work
+from nvflare_plugins.cluster.workers import HELD, Work
 from nvflare_plugins.report.run_record import Spending
 from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.channel import Transport
@@ -279,13 +279,16 @@ class SiteMetrics:
         # A call's wait for other workers is known, and taken off, when it has ended; a counter must not fall.
         busy = {own: max(one.seconds_until(now), self._busy_s.get(own, 0.0)) for own, one in work}
         self._busy_s = busy
-        rows = {(*own, ("done", word)): n for own, one in work for word, n in list(one.rows.items())}
+        rows = [(own, word, n) for own, one in work for word, n in list(one.rows.items())]
+        held = {own: n for own, word, n in rows if word == HELD}
+        done = {(*own, ("done", word)): n for own, word, n in rows if word != HELD}
         told = {own: said[1] for own, one in work if (said := one.told) is not None}  # read once: it may end meanwhile
         sent, received = ({own: getattr(one, way) for own, one in work} for way in ("bytes_to", "bytes_from"))
         asked = {own: float(bool(one.asked)) for own, one in work}
         yield Family("veilboost_site_worker_busy", "1 while it works.", asked)
         yield Family("veilboost_site_worker_busy_seconds_total", "How long it has worked.", busy)
-        yield Family("veilboost_site_worker_rows_total", "Rows that it was given, has encrypted or blinded.", rows)
+        yield Family("veilboost_site_worker_rows", "Rows of the training that are its own.", held)
+        yield Family("veilboost_site_worker_rows_total", "Rows that it has encrypted or blinded.", done)
         yield Family("veilboost_site_worker_rows_read", "Rows of its own that it has read so far, while it does.", told)
         yield Family("veilboost_site_worker_sent_bytes_total", "Bytes sent to it.", sent)
         yield Family("veilboost_site_worker_received_bytes_total", "Bytes received from it.", received)

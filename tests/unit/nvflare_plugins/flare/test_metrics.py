@@ -107,12 +107,14 @@ def test_a_site_writes_what_its_workers_have_done_and_do(tmp_path: Path) -> None
     with metrics.running(lambda: None), workers_here(2) as workers:
         metrics.watched(Silent()).note_workers(workers.work)
         begin(workers, TRIAL, [()] * 2)
-        workers.work[1].rows["held"] = 7
+        workers.work[1].rows.update(held=7, encrypted=14)
         workers.work[1].told = ("reads its rows", 3, 7)
         metrics.write()
         found = values((tmp_path / "veilboost_site-1_j.prom").read_text())
     joined()
-    assert found['veilboost_site_worker_rows_total worker="1" done="held"'] == 7
+    assert found['veilboost_site_worker_rows worker="1"'] == 7  # no counter: another trial of a tuning may have fewer
+    assert found['veilboost_site_worker_rows_total worker="1" done="encrypted"'] == 14
+    assert 'veilboost_site_worker_rows_total worker="1" done="held"' not in found
     assert found['veilboost_site_worker_rows_read worker="1"'] == 3
     assert found['veilboost_site_worker_busy worker="0"'] == 0
     for name in ("busy_seconds", "sent_bytes", "received_bytes"):
