@@ -202,7 +202,7 @@ def test_dashboard_and_alerts_ask_for_what_is_written(tmp_path: Path) -> None:
     alerts = (FOLDER / "alerts.yml").read_text()
     asked = set(_METRIC.findall(" ".join(dashboard_queries()) + alerts))
     assert asked <= written
-    of_workers = ("busy", "rows_total", "rows_read", "sent_bytes_total", "received_bytes_total")
+    of_workers = ("busy", "rows", "rows_total", "rows_read", "sent_bytes_total", "received_bytes_total")
     assert written - asked <= {"veilboost_site_attempt", "veilboost_server_job_state", "veilboost_server_attempt"} | {
         "veilboost_server_updated_seconds",
         "veilboost_server_round",
