@@ -75,15 +75,22 @@ _NOT_RELEASED = (
 _NO_IDS = "No party names an id column: that all files hold the same rows in the same order is taken on trust."
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)
 class Prepared:
     """What a site knows before it talks to anyone."""
 
-    data: PartyData
+    data: PartyData | None
     parameters: TrainingParameters
     initial: StoredPart[Any] | None
     earlier: Earlier
     checkpoints: dict[int, Checkpoint]
+
+    def take_data(self) -> PartyData:
+        """Return all rows, once: no second copy is held beside the aligned ones. Raises: ValueError, the next time."""
+        data, self.data = self.data, None
+        if data is None:
+            raise ValueError("the rows were taken before")
+        return data
 
 
 class VerticalRun:
@@ -145,7 +152,7 @@ class VerticalRun:
         return data, self._agree(data)
 
     def _aligned(self, workers: Workers | None) -> PartyData:
-        job, attempt, data = self._job, self._attempt, self._prepared.data
+        job, attempt, data = self._job, self._attempt, self._prepared.take_data()
         if job.alignment is None:
             return data
         channel, session, context = attempt.channel, attempt.session, self._context

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import stat
 import time
+import weakref
 
 import numpy as np
 import pandas as pd
@@ -15,8 +17,11 @@ from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical import message_sizes
+from nvflare_plugins.vertical import site as vertical_site
+from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.vertical.passive import site as passive_site
+from nvflare_plugins.vertical.passive.site import PassiveSite
 from nvflare_plugins.vertical.site import MASKED_MODEL
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
@@ -346,6 +351,31 @@ def test_rows_are_aligned_first_and_again_from_what_was_found(tmp_path):
     assert same(merged(parties, "one"), central(common, 4))
     succeed(run(parties, job(alignment="one"), "two"))
     assert same(merged(parties, "two"), central(common, 4))
+
+
+def test_rows_as_they_lay_in_the_file_are_let_go_once_they_are_aligned(tmp_path, monkeypatch):
+    """They would be a second table in memory through the whole training."""
+    (parties, _), loaded, kept = overlapping(tmp_path), [], []
+    load, train = vertical_site.load_party, {kind: kind.run for kind in (ActiveSite, PassiveSite)}
+
+    def noted(*arguments, **options):
+        data = load(*arguments, **options)
+        loaded.extend(weakref.ref(one.table.features) for one in data.sets)
+        return data
+
+    def run_of(kind):
+        def looked_at(self):
+            gc.collect()
+            kept.append(sum(table() is not None for table in loaded))
+            return train[kind](self)
+
+        return looked_at
+
+    monkeypatch.setattr(vertical_site, "load_party", noted)
+    for kind in train:
+        monkeypatch.setattr(kind, "run", run_of(kind))
+    succeed(run(parties, job(alignment="first")))
+    assert len(loaded) == len(kept) == len(parties.sites) and min(kept) == 0  # the last of them looks at all
 
 
 def test_a_lost_job_that_aligned_first_resumes_with_the_rows_that_it_found(tmp_path):

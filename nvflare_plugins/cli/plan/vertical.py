@@ -39,6 +39,7 @@ from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, 
 from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
 from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.vertical.active.training import column_bytes
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.message_sizes import check_gradients
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
@@ -55,6 +56,10 @@ _GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, 
 _COPIES = 4  # of a block's sums while it is packed and hidden
 _HELD_TENTHS = 131  # of a byte for each value, while a passive party loads a table and makes its bins: measured
 _PASSED_TENTHS = 17  # beside the bins, where the table is read in passes meanwhile: measured
+_OWN_TENTHS = (
+    220  # of a byte for each value of the active party, with XGBoost's matrix, less ``column_bytes``: measured
+)
+_OWN_PASSED_TENTHS = 180  # likewise, where the table is read in passes: measured
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
 
 
@@ -221,12 +226,13 @@ class PassivePlan:
 
 @dataclass(frozen=True, slots=True)
 class VerticalEstimate:
-    """Units: core-seconds and bytes per tree; bytes of memory."""
+    """Units: core-seconds and bytes per tree; bytes of memory, for a table that is held and for one read in passes."""
 
     encrypt_s: float
     open_s: float
     network_s: float
     active_memory: int
+    active_passes_memory: int
     passives: tuple[PassivePlan, ...]
 
     @property
@@ -251,12 +257,16 @@ def estimate_vertical(
     n_bins = workload.built_nodes * slots
     traffic = len(passives) * upload + sum(p.bytes_out for p in passives)
     opened = slots * 2 ** (workload.depth - 1) * _OPENED_BYTES
-    active = process_bytes + workload.rows * (workload.own * 5 + _GRADIENT_BYTES) + opened
+    bin_bytes = 1 if workload.bins <= 256 else 2
+    columns = min(column_bytes(workload.rows, workload.own, sum(workload.foreign), bin_bytes))
+    beside = process_bytes + workload.rows * _GRADIENT_BYTES + opened + math.ceil(columns)
+    cells = workload.rows * workload.own
     return VerticalEstimate(
         encrypt_s=workload.rows * rates.encrypt_s,
         open_s=n_bins * rates.open_s,
         network_s=traffic / bytes_per_s,
-        active_memory=active,
+        active_memory=beside + cells * _OWN_TENTHS // 10,
+        active_passes_memory=beside + cells * _OWN_PASSED_TENTHS // 10,
         passives=passives,
     )
 
@@ -395,7 +405,8 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
         "",
         *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table),
     ]
-    lines += ["", "Memory where a passive party's policy has its table read in passes (data_sets.<name>.memory):"]
+    lines += ["", "Memory where a party's policy has its table read in passes (data_sets.<name>.memory):"]
+    lines.append(f"  active party     {human_bytes(estimate.active_passes_memory)}")
     for number, p in enumerate(estimate.passives, 1):
         lines.append(f"  passive party {number}  {human_bytes(p.passes_memory)}")
     lines += [
@@ -420,7 +431,7 @@ def vertical_assumptions(workload: VerticalWorkload, bytes_per_s: float) -> Iter
         )
     yield "one thread computes like one thread of this machine, measured just now; stages overlap in a real run"
     yield f"all parties' messages together pass a line of {bytes_per_s / 125_000:g} Mbit/s"
-    yield "not in it: XGBoost, split evaluation, start of FLARE's processes, reading data, alignment"
+    yield "not in it: XGBoost's time, split evaluation, start of FLARE's processes, reading data, alignment"
     yield (
         "the preset `exact`: guarded parties keep sums to themselves and so cost less; noised ones send the sums "
         "of both children of a node, of fewer features and bins (noised_features, noised_bins)"

@@ -187,10 +187,14 @@ def column_storage(own: NDArray[np.float32], n_foreign: int, params: Mapping[str
     Reference: XGBoost 3.2 and 3.3, src/common/column_matrix.cc (InitStorage).
     """
     bin_bytes = 1 if int(params.get("max_bin", 256)) <= 256 else 2  # type: ignore[call-overload]
-    n_present = own.size - sum(int(np.count_nonzero(np.isnan(column))) for column in own.T)
-    with_rows = n_present * (bin_bytes + 8)
-    without_rows = own.shape[0] * (own.shape[1] + n_foreign) * (bin_bytes + 0.125)
+    n_missing = sum(int(np.count_nonzero(np.isnan(column))) for column in own.T)
+    without_rows, with_rows = column_bytes(own.shape[0], own.shape[1], n_foreign, bin_bytes, n_missing)
     return {"sparse_threshold": 0.0} if without_rows < with_rows else {}
+
+
+def column_bytes(n_rows: int, n_own: int, n_foreign: int, bin_bytes: int, n_missing: int = 0) -> tuple[float, float]:
+    """Return what XGBoost's columns of bins take where none counts as sparse, and where some does."""
+    return n_rows * (n_own + n_foreign) * (bin_bytes + 0.125), (n_rows * n_own - n_missing) * (bin_bytes + 8)
 
 
 def all_columns(own: OwnColumns, parties: Sequence[Party]) -> tuple[list[str], dict[str, tuple[str, ...]]]:

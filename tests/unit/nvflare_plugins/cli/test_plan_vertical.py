@@ -21,6 +21,7 @@ from nvflare_plugins.cli.plan.vertical import (
 )
 from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
 from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers, workers_json
+from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.job import VerticalJob
 
 RATES = CipherRates(
@@ -87,6 +88,19 @@ def test_a_passive_partys_memory_is_that_of_its_bins_in_the_making_or_of_trainin
     assert "data_sets.<name>.memory" in said and said.count("passive party 2  ") == 2
 
 
+@pytest.mark.parametrize(("foreign", "held", "in_passes"), [(1, 23.1, 19.1), (1200, 30.9, 26.9)])
+def test_the_label_owners_memory_is_that_of_its_table_and_xgboosts_matrix(foreign, held, in_passes):
+    """Bytes that one value more takes, as bench_tables measures them, for 128 columns; and 64 bytes a row."""
+    one, two = (
+        estimate_vertical(replace(BASE, rows=n, own=128, foreign=(foreign,), bins=256), RATES, 1e6, 7)
+        for n in (100_000, 200_000)
+    )
+    n_values = 100_000 * 128
+    assert (two.active_memory - one.active_memory) / n_values == pytest.approx(held + 64 / 128, abs=0.15)
+    assert (two.active_passes_memory - one.active_passes_memory) / n_values == pytest.approx(in_passes + 0.5, abs=0.15)
+    assert f"active party     {human_bytes(one.active_passes_memory)}" in render_vertical(BASE, one, 1e6)
+
+
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"foreign": ()}, {"foreign": (0,)}, {"key_bits": 1024}, {"depth": 0}])
 def test_impossible_workloads_are_refused(wrong):
     with pytest.raises(ConfigurationError):
@@ -150,10 +164,10 @@ def test_workers_divide_what_can_be_divided_and_say_what_limits_them() -> None:
     estimate = estimate_vertical(BASE, RATES, 1e6, 0)
     one, two, four, five = estimate_workers(BASE, RATES, estimate, 0, 5)
     assert [found.workers for found in (one, two, four, five)] == [1, 2, 4, 5]
-    divided = estimate.encrypt_s + max(p.core_s for p in estimate.passives)
+    divided = estimate.encrypt_s + estimate.open_s + max(p.core_s for p in estimate.passives)
     partial = BASE.built_nodes * max(map(BASE.slots_of, range(len(BASE.foreign)))) * RATES.ciphertext_bytes
-    assert one.s - two.s == pytest.approx(divided / 2 - 2 * partial / INNER_BYTES_PER_S)
-    assert two.party_bytes == 512_000 + 2000 * 4 + 2 * partial
+    assert one.s - two.s == pytest.approx(divided / 2 - partial / 2 / INNER_BYTES_PER_S)
+    assert two.party_bytes == 512_000 + 1000 * 16  # sums go from worker to worker
     assert one.worker_memory > two.worker_memory > four.worker_memory
     slow_line = replace(estimate, network_s=10 * estimate.wall_s)
     assert estimate_workers(BASE, RATES, slow_line, 0, 1)[0].limited_by == "the line between the parties"
