@@ -26,7 +26,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PAGE = (ROOT / "jobs" / "CONTAINERS.md").read_text()
 COMPOSE = yaml.safe_load((FOLDER / "compose.yml").read_text())
 MANIFESTS = [one for path in sorted((FOLDER / "kubernetes").glob("*.yml")) for one in yaml.safe_load_all(path.open())]
-CLUSTER = FOLDER / "dask" / "cluster.yml"
+CLUSTER = FOLDER / "dask_workers" / "cluster.yml"
 DEPLOYMENTS = [one for one in MANIFESTS if one["kind"] == "Deployment"]
 USER = 10001
 _METRIC = re.compile(r"veilboost_(?:site|server)_[a-z_]+")

@@ -19,8 +19,8 @@ def dask_peers(number: int, desks: Sequence[tuple[str, str]]) -> Peers:
     from distributed import get_worker
     from distributed.protocol.serialize import to_serialize
 
-    worker, own = get_worker(), desks[number][1]
-    loop = worker.loop.asyncio_loop  # type: ignore[attr-defined]
+    worker: Any = get_worker()
+    loop, own = worker.loop.asyncio_loop, desks[number][1]
 
     async def deliver(to: int, parcel: Parcel) -> None:
         address, key = desks[to]
