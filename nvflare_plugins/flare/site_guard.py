@@ -3,7 +3,8 @@
 A site's FLARE process believes the role that the server's message names, grants everything to the role "super", and
 asks about rights only where the message says so. A hostile or taken-over server could so read files by shell commands,
 send code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a
-server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
+job brings is held to a list (job_gate.py), and FLARE's search for settings to the site's own folders
+(config_search.py). What a server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
 
 At a site it also sees to it that jobs which wait for lost sites are kept (kept_jobs.py).
 """
@@ -26,6 +27,8 @@ from nvflare.fuel.sec.authz import AuthorizationService, Authorizer, AuthzContex
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.flare.config_search import close_search
+from nvflare_plugins.flare.job_gate import JobGate
 from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
 from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, Role, role_of
 
@@ -35,6 +38,10 @@ _JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's ser
 class SiteGuard(FLComponent):
     """Acts before FLARE's process of a site or server talks to anybody."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        close_search()  # FLARE looks for settings as soon as its components are made, before any event
+
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Close the process at its start; a process that cannot be closed does not start."""
         if event_type == EventType.SYSTEM_START:
@@ -42,9 +49,9 @@ class SiteGuard(FLComponent):
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         try:
-            close_process()
-            keep_jobs()
             workspace = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            close_process(workspace)
+            keep_jobs()
             note = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
             write_atomically(workspace / GUARD_STARTED, json.dumps(note).encode() + b"\n", 0o600)
         except Exception as error:  # the edge of the process: FLARE stops for this kind of error alone
@@ -58,12 +65,13 @@ class SiteGuard(FLComponent):
             rejoin_jobs(fl_ctx.get_engine(), workspace)
 
 
-def close_process() -> None:
-    """Take shell commands, custom code and foreign folders from everyone who commands this process."""
+def close_process(workspace: Path) -> None:
+    """Take shell commands, custom code and foreign folders and files from everyone who commands this process."""
     SHELL_CMD_VALIDATORS.clear()  # FLARE runs no command that has none
     if not isinstance(AuthorizationService.the_authorizer, ClosedAuthorizer):
         AuthorizationService.the_authorizer = ClosedAuthorizer(AuthorizationService.the_authorizer)
     Workspace._check_job_id = staticmethod(checked_job_id)
+    JobGate(workspace).close()
 
 
 class ClosedAuthorizer(Authorizer):

@@ -44,8 +44,13 @@ LOCAL = Path("local")
 RESOURCES = LOCAL / "resources.json"
 AUTHORIZATION = LOCAL / "authorization.json"
 GUARD_FILE = LOCAL / "veilboost__p_resources.json"  # FLARE merges files of this name at the start of a parent process
+JOB_GUARD_FILE = LOCAL / "veilboost__j_resources.json"  # and of this one at the start of a job's process
 GUARD_STARTED = LOCAL / "veilboost_guard_started.json"  # written by the guard, removed by what needs a new start
 GUARD = {"components": [{"id": "veilboost_guard", "path": "nvflare_plugins.flare.site_guard.SiteGuard", "args": {}}]}
+JOB_GUARD = {
+    "components": [{"id": "veilboost_job_guard", "path": "nvflare_plugins.flare.config_search.JobGuard", "args": {}}]
+}
+COMM_CONFIG = "comm_config.json"  # the copy at a workspace's top is what FLARE finds first, guard or no guard
 
 ALLOW_LIST, ALLOW_ALL = "class_allow_list", "*"
 ENFORCEMENT, ENFORCE = "class_list_enforcement_mode", "enforce"
@@ -111,6 +116,13 @@ def is_too_wide(entry: object) -> bool:
     if package in OUR_PACKAGES or package in sys.stdlib_module_names:
         return True
     return package == "nvflare" and not rest.rpartition(".")[2][:1].isupper()
+
+
+def lets_others_in(workspace: Path) -> bool:
+    """Return whether a site or server lets in jobs of FLARE's own components (``--allow flare``)."""
+    resources = _read(workspace, RESOURCES)
+    listed = resources.get(ALLOW_LIST) if isinstance(resources, dict) else None
+    return isinstance(listed, list) and set(DEFAULT_CLASS_ALLOW_LIST) <= {str(entry) for entry in listed}
 
 
 def merged_allow_list(current: Sequence[Any] | None, role: Role, extras: Sequence[str] = ()) -> list[str]:
@@ -247,8 +259,39 @@ def gaps(workspace: Path) -> Iterator[str]:
         yield f"{AUTHORIZATION} grants {' and '.join(rights)}"
     if _read(workspace, GUARD_FILE, default=False) != GUARD:
         yield f"the guard of FLARE's process ({GUARD_FILE}) is missing"
+    elif _read(workspace, JOB_GUARD_FILE, default=False) != JOB_GUARD:
+        yield f"the guard of its jobs' processes ({JOB_GUARD_FILE}) is missing"
     elif not (workspace / GUARD_STARTED).is_file():
         yield "it was not restarted after the set-up"
+    try:
+        is_copied = has_comm_config(workspace)
+    except ConfigurationError as error:
+        yield str(error)
+    else:
+        if not is_copied:
+            yield f"{COMM_CONFIG} at its top, which FLARE reads, is not what {LOCAL / COMM_CONFIG} says, or not empty"
+
+
+def has_comm_config(workspace: Path) -> bool:
+    """Return whether a site's own settings of FLARE's messages stand at its workspace's top. As ``comm_config_of``."""
+    top, wanted = workspace / COMM_CONFIG, comm_config_of(workspace)
+    return not top.is_symlink() and top.is_file() and top.read_bytes() == wanted
+
+
+def comm_config_of(workspace: Path) -> bytes:
+    """Return a site's own settings of FLARE's messages, as they are to stand at the workspace's top.
+
+    Raises:
+        ConfigurationError: they stand in a format that is not read here.
+    """
+    local = workspace / LOCAL
+    others = [path for path in local.glob("comm_config.*") if path.name not in (COMM_CONFIG, f"{COMM_CONFIG}.default")]
+    if others:
+        raise ConfigurationError(f"{others[0]} is in a format that is not read here: write it as {COMM_CONFIG}")
+    for path in (local / COMM_CONFIG, local / f"{COMM_CONFIG}.default"):
+        if path.is_file():
+            return path.read_bytes()
+    return b"{}\n"
 
 
 def _list_gaps(resources: Mapping[str, Any], role: Role) -> Iterator[str]:

@@ -18,27 +18,37 @@ from typing import Any
 
 from dp_components.ledger import is_ledger_name
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import shown
 from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.site.flare_boundary import (
     ALLOW_LIST,
     AUTHORIZATION,
+    COMM_CONFIG,
     ENFORCE,
     ENFORCEMENT,
     GUARD,
     GUARD_FILE,
     GUARD_STARTED,
+    JOB_GUARD,
+    JOB_GUARD_FILE,
     LOG_STREAMING,
     RESOURCES,
     Role,
+    comm_config_of,
     granted,
+    has_comm_config,
+    lets_others_in,
     merged_allow_list,
     role_of,
     without_denied,
 )
+from nvflare_plugins.site.job_files import leftovers
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES, POLICY_FILE
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
+
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +201,18 @@ def _close_process(workspace: Path, role: Role) -> list[str]:
             raise ConfigurationError(f"{path} cannot be closed: {'; '.join(still)}")
         _write_json(path, closed)
         changes.append(f"{path}: custom code and shell commands are denied to every role")
-    path = workspace / GUARD_FILE
-    if not path.is_file() or _read_object(path) != GUARD:
-        _write_json(path, GUARD)
-        changes.append(f"{path}: a guard starts with FLARE's process")
+    for file, guard, whose in (
+        (GUARD_FILE, GUARD, "FLARE's process"),
+        (JOB_GUARD_FILE, JOB_GUARD, "each job's process"),
+    ):
+        path = workspace / file
+        if not path.is_file() or _read_object(path) != guard:
+            _write_json(path, guard)
+            changes.append(f"{path}: a guard starts with {whose}")
+    path = workspace / COMM_CONFIG
+    if not has_comm_config(workspace):
+        write_atomically(path, comm_config_of(workspace))
+        changes.append(f"{path}: as local/{COMM_CONFIG} says, or empty; FLARE finds it before any other of this name")
     if changes:
         (workspace / GUARD_STARTED).unlink(missing_ok=True)
         changes.append(
@@ -204,9 +222,10 @@ def _close_process(workspace: Path, role: Role) -> list[str]:
 
 
 def warnings_of(folder: Path) -> list[str]:
-    """Return what a site's administrator should know: of budgets; and of data and results in a startup kit."""
+    """Return what an administrator should know: of old jobs' folders, budgets, and data and results in a kit."""
     found = []
     for path, role in workspaces(folder):
+        found += [f"WARNING {path}: {text}" for text in leftover_gaps(path, role)]
         if role is not Role.SERVER and (path / POLICY_FILE).is_file():
             site = "site" if role is Role.SIMULATOR else site_name(path)
             found += [f"WARNING {site}: {text}" for text in budget_gaps(SitePolicy.load(path, site))]
@@ -217,6 +236,18 @@ def warnings_of(folder: Path) -> list[str]:
             for kit in sorted(path.glob("prepared/*/"))
         ]
     return found
+
+
+def leftover_gaps(workspace: Path, role: Role) -> Iterator[str]:
+    """Yield a sentence if old jobs have left what FLARE could read or run at its next start; nothing in a simulator."""
+    left = [] if role is Role.SIMULATOR else leftovers(workspace, lets_others_in(workspace))
+    if left:
+        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+        yield (
+            f"old jobs' folders hold what no job may bring, and FLARE could run it when it starts: "
+            f"{', '.join(map(shown, left[:_SHOWN]))}{more}. Stop FLARE here, keep a copy if you want to know who sent "
+            "it, delete these folders, and do what SECURITY.md says under Advisories."
+        )
 
 
 def budget_gaps(policy: SitePolicy) -> Iterator[str]:

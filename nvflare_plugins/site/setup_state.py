@@ -22,7 +22,7 @@ from nvflare_plugins.site.flare_boundary import Role, gaps
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
 from nvflare_plugins.site.runtimes import run_gaps, site_name
-from nvflare_plugins.site.setup import budget_gaps, check_place, here, workspaces
+from nvflare_plugins.site.setup import budget_gaps, check_place, here, leftover_gaps, workspaces
 
 _SOON = timedelta(days=30)
 _NOT_OFFERED = ("site", "workspace", "data_sets", "plugins", "consents", "vertical", "data_protection")
@@ -45,6 +45,7 @@ def policy_of(workspace: Path, role: Role) -> SitePolicy:
 
 def _missing(workspace: Path, role: Role) -> Iterator[str]:
     yield from gaps(workspace)
+    yield from leftover_gaps(workspace, role)
     yield from _certificate_gaps(workspace, role)
     if role is Role.SERVER:
         return

@@ -17,6 +17,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare_plugins.flare import kept_jobs
 from nvflare_plugins.flare.kept_jobs import NOTE, KeptJob, is_noted, keep_jobs, note_over, note_waiting, rejoin_jobs
 from nvflare_plugins.flare.site_guard import SiteGuard
+from tests.support.hostile_apps import undo_guard
 
 JOB = "3392feae-8935-4144-8c27-c7aa221c04c0"
 
@@ -165,7 +166,8 @@ def test_a_job_that_waited_is_joined_again_with_what_flare_has_deployed(workspac
 
 
 @pytest.mark.parametrize(("kit", "joins"), [("fed_client.json", [JOB]), ("fed_server.json", [])])
-def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, kit, joins):
+def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, kit, joins, monkeypatch):
+    undo_guard(monkeypatch)
     deployed(workspace)
     (Path(workspace.get_startup_kit_dir()) / kit).write_text("{}")
     started: list[str] = []

@@ -35,6 +35,7 @@ from nvflare.security.security import FLAuthorizer
 
 from nvflare_plugins.flare.site_guard import ClosedAuthorizer, SiteGuard
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED, without_denied
+from tests.support.hostile_apps import undo_guard
 
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any", "member": {"view": "any"}}}
 JOB_ID = "0d1b2c3d-0000-4000-8000-000000000001"
@@ -59,6 +60,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
     before = dict(shell_cmd.SHELL_CMD_VALIDATORS)
     monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
+    undo_guard(monkeypatch)
     yield tmp_path
     shell_cmd.SHELL_CMD_VALIDATORS.update(before)
 
@@ -131,7 +133,7 @@ def test_custom_code_is_refused_for_every_role_and_other_jobs_are_not(site: Path
     start_guard(site)
     docker = {"launcher_spec": {"default": {"docker": {"image": "evil"}}}}
     for role in ("project_admin", "super", ""):
-        assert deploy(site, JOB_ID, role, True) == "BYOC not permitted"
+        assert "this job brings 'custom/evil.py'" in str(deploy(site, JOB_ID, role, True))
         assert not (site / JOB_ID).exists()
         assert deploy(site, JOB_ID, role, False, **docker) == "BYOC not permitted"
     assert deploy(site, JOB_ID, "project_admin", False) is None and (site / JOB_ID).exists()
