@@ -38,6 +38,7 @@ from nvflare.fuel.flare_api.flare_api import (
 
 from nvflare_plugins.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.files import write_private_table
+from nvflare_plugins.flare.config_search import ignore_settings_here
 from nvflare_plugins.recipes.examples import write_breast_cancer
 from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.site.setup import set_up
@@ -116,6 +117,7 @@ class Poc:
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
         """An administrator's session with the running system."""
+        ignore_settings_here()
         session = new_secure_session(ADMIN, str(self.kits / ADMIN), timeout=30.0, command_timeout=60.0)
         try:
             yield session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SITE_SETUP = """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
 
-Files in the folder ``local`` are touched, and nothing of a job:
+Files in the folder ``local`` are touched, and one beside it, and nothing of a job:
 
 * ``resources.json``: FLARE starts only components on the allow-list. It becomes the list of VeilBoost's own classes,
   each by its exact name, and what the site itself had added; FLARE's classes need ``--allow``. At a site, the streaming
@@ -14,7 +14,9 @@ Files in the folder ``local`` are touched, and nothing of a job:
 * ``authorization.json``: custom code in jobs (byoc) and the console's shell commands (cat, ls, grep, head, tail, pwd)
   are denied to every role; all other rights stay.
 * ``veilboost__p_resources.json``: starts a guard in FLARE's process, which holds to that whatever role the server
-  names.
+  names, and lets jobs bring their two files of JSON and FLARE's signatures, nothing else.
+* ``veilboost__j_resources.json``: has jobs' processes look for settings in the site's own folders only.
+* ``../comm_config.json``: a copy of the one here, or an empty one; FLARE takes the first that it finds.
 * ``veilboost.json``: the site's policy, which no job can change. A new one is strict; an existing one changes only
   where an option says so.
 

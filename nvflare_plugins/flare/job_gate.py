@@ -1,16 +1,20 @@
-"""In FLARE's process of a site or server: what a job brings is looked at before FLARE unpacks, reads or keeps it."""
+"""In FLARE's process of a site or server: what a job brings is looked at before FLARE unpacks, reads or starts it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import SiteType
 from nvflare.apis.workspace import Workspace
 from nvflare.private.admin_defs import Message, error_reply
+from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
@@ -20,6 +24,7 @@ from nvflare_plugins.site.job_files import check_app, check_folder, check_job
 
 _flares_deploy, _flares_validate_app = AppDeployer.deploy, AppAuthzService.validate_app
 _flares_process, _flares_validate_job = DeployProcessor.process, JobMetaValidator.validate
+_flares_start, _flares_start_on_server = ClientEngine.start_app, ServerEngine.start_app_on_server
 
 
 class JobGate:
@@ -51,7 +56,16 @@ class JobGate:
             refusal = gate.refusal(check_job, job_data)
             return (False, refusal, {}) if refusal else _flares_validate_job(validator, job_name, job_data)
 
+        def start(engine: ClientEngine, job_id: str, *args: Any, **kwargs: Any) -> str:
+            gate.check_deployed(engine.client.client_name, job_id)
+            return str(_flares_start(engine, job_id, *args, **kwargs))
+
+        def start_on_server(engine: ServerEngine, fl_ctx: Any, job: Any = None, *args: Any, **kwargs: Any) -> str:
+            gate.check_deployed(SiteType.SERVER, job.job_id)
+            return str(_flares_start_on_server(engine, fl_ctx, job, *args, **kwargs))
+
         DeployProcessor.process, AppDeployer.deploy = process, deploy
+        ClientEngine.start_app, ServerEngine.start_app_on_server = start, start_on_server
         AppAuthzService.validate_app, JobMetaValidator.validate = staticmethod(validate_app), validate_job
 
     def refusal(self, check: Callable[[Any, bool], None], what: object) -> str:
@@ -61,6 +75,13 @@ class JobGate:
         except (ConfigurationError, OSError) as error:
             return f"{error} (VeilBoost)" if isinstance(error, ConfigurationError) else type(error).__name__
         return ""
+
+    def check_deployed(self, site: str, job_id: str) -> None:
+        """Check again what was deployed, maybe by an earlier version, before its process starts. Raises: ValueError."""
+        app = Path(Workspace(str(self._workspace), site).get_app_dir(job_id))
+        refusal = self.refusal(check_folder, app) if os.path.lexists(app) else ""
+        if refusal:
+            raise ValueError(refusal)
 
     def deploy(
         self,

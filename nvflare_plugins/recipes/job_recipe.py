@@ -18,10 +18,12 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import goes_on_without, waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.flare.components import controller_of, executor_of
+from nvflare_plugins.flare.config_search import ignore_settings_here
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
 from nvflare_plugins.site.flare_boundary import check_set_up
+from nvflare_plugins.site.job_files import check_references
 from nvflare_plugins.site.policy.values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
 
@@ -73,6 +75,7 @@ class JobRecipe(Recipe):
         flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends)
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
         fields = stated_fields(self.job, self.stated)
+        check_references(fields, "the job")
         flare_job.to_server(controller_of(kind, fields, self.sites, self.min_clients), id="veilboost_controller")
         if self.job.tracking:
             flare_job.to_server(TBAnalyticsReceiver(tb_folder="tb_events"), id="tb_receiver")
@@ -109,6 +112,7 @@ class JobRecipe(Recipe):
                     "first"
                 )
             check_set_up(folder, str(folder))
+        ignore_settings_here()
         return super().run(env, *args, **kwargs)
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 
 from jobs import horizontal
-from nvflare_plugins.site.flare_boundary import AUTHORIZATION, GUARD_FILE
+from nvflare_plugins.site.flare_boundary import AUTHORIZATION, COMM_CONFIG, GUARD_FILE, JOB_GUARD_FILE
 from poc_workspace.run_poc import SITES, Poc
 from tests.soundness.test_what_jobs_can_start import rewriting
 
@@ -28,12 +30,25 @@ class OpenServer(Poc):
 
     def _prepare(self) -> None:
         super()._prepare()
-        for file in (AUTHORIZATION, GUARD_FILE):
+        for file in (AUTHORIZATION, GUARD_FILE, JOB_GUARD_FILE, COMM_CONFIG):
             (self.kits / "server" / file).unlink()
+        # The server itself would run what the jobs bring: it is to be hostile, and not in this test's way.
+        (self.kits / "server" / COMM_CONFIG).write_text("{}")
+
+
+SECRET = "a-secret-of-the-site-4711"
 
 
 @pytest.fixture(scope="module")
-def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poc]:
+def environment() -> Iterator[None]:
+    """What every process of the proofs of concept has in its environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET_OF_THE_SITE", SECRET)
+        yield
+
+
+@pytest.fixture(scope="module")
+def poc(tmp_path_factory: pytest.TempPathFactory, environment: None) -> Iterator[Poc]:
     poc = OpenServer(tmp_path_factory.mktemp("poc") / "poc")
     with poc:
         yield poc
@@ -84,8 +99,87 @@ def test_a_job_with_code_of_its_own_reaches_no_site(poc: Poc, policies: None, tm
     with poc.session() as session:
         job_id = session.submit_job(str(job))
         _, meta = session.monitor_job_and_return_job_meta(job_id, timeout=180, poll_interval=1.0)
-    assert meta["status"] != "FINISHED:COMPLETED" and "BYOC not permitted" in json.dumps(meta)
+    assert meta["status"] != "FINISHED:COMPLETED" and "this job brings" in json.dumps(meta)
     assert not mark.exists() and not any((poc.kits / site / job_id).exists() for site in SITES)
+
+
+@pytest.fixture
+def requests() -> Iterator[tuple[int, list[str]]]:
+    """A listener on this machine: its port, and what was asked of it."""
+    asked: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Listener)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_port, asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def with_driver(job: Path, mark: Path, port: int) -> None:
+    """Python beside the configuration, found by FLARE's search for drivers of its messages; no folder of that name."""
+    config = job / "app" / "config"
+    (config / COMM_CONFIG).write_text(json.dumps({"comm_driver_path": "."}))
+    (config / "x.py").write_text(f"open({str(mark)!r}, 'w')\n")
+
+
+def with_hocon(job: Path, mark: Path, port: int) -> None:
+    """The configuration in another format, which reads the environment, files and addresses."""
+    config = job / "app" / "config" / "config_fed_client.json"
+    document = json.loads(config.read_text())
+    document["executors"][0]["executor"]["args"] = {"kind": "HERE"}
+    lines = [
+        json.dumps(document)[1:-1].replace('"HERE"', "${?SECRET_OF_THE_SITE}"),
+        f'include url("http://127.0.0.1:{port}/")',
+        f'include file("{mark.parent}/local/veilboost.json")',
+    ]
+    config.with_suffix(".conf").write_text("\n".join(lines))
+    config.unlink()
+
+
+def with_references(job: Path, mark: Path, port: int) -> None:
+    """The same in JSON: FLARE puts the environment's values there, and a refusal tells them."""
+    config = job / "app" / "config" / "config_fed_client.json"
+    document = json.loads(config.read_text())
+    document["executors"][0]["executor"]["args"] = {"kind": "{$SECRET_OF_THE_SITE}"}
+    config.write_text(json.dumps(document))
+
+
+EXPLOITS = {"driver": with_driver, "hocon": with_hocon, "references": with_references}
+
+
+def nothing_came_of_it(poc: Poc, mark: Path, asked: list[str], told: str) -> None:
+    assert not mark.exists() and asked == [] and SECRET not in told
+    for site in SITES:
+        assert not list((poc.kits / site).rglob("x.py")) and not list((poc.kits / site).glob("*/**/comm_config.json"))
+        assert SECRET not in "".join(path.read_text() for path in (poc.kits / site).rglob("*log*.txt"))
+
+
+@pytest.mark.parametrize("exploit", EXPLOITS)
+def test_an_exploit_ends_at_the_sites_own_guard(
+    poc: Poc, policies: None, requests: tuple[int, list[str]], tmp_path: Path, exploit: str
+) -> None:
+    """The server lets it pass, as a hostile one would send it."""
+    job, mark = attack(tmp_path), tmp_path / "ran"
+    EXPLOITS[exploit](job, mark, requests[0])
+    with poc.session() as session:
+        job_id = session.submit_job(str(job))
+        _, meta = session.monitor_job_and_return_job_meta(job_id, timeout=180, poll_interval=1.0)
+    assert meta["status"] == "FAILED_TO_RUN" and "VeilBoost" in json.dumps(meta)
+    assert not any((poc.kits / site / job_id).exists() for site in SITES)
+    nothing_came_of_it(poc, mark, requests[1], json.dumps(meta))
+
+
+def test_an_honest_job_completes_under_a_server_without_guard(poc: Poc, policies: None) -> None:
+    assert poc.run_job(JOBS / "horizontal_masks")[1] == "FINISHED:COMPLETED"
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -108,3 +202,18 @@ def test_the_console_reads_nothing_at_a_site(poc: Poc, site: str) -> None:
             assert "allowed_profiles" not in answer.replace(command, ""), command
             assert "veilboost.json" not in answer.replace(command, "") and str(poc.kits) not in answer, command
             assert "denied to every role here" in answer, (command, answer)
+
+
+def test_an_exploit_ends_at_the_servers_guard(
+    tmp_path_factory: pytest.TempPathFactory, environment: None, requests: tuple[int, list[str]], tmp_path: Path
+) -> None:
+    with Poc(tmp_path_factory.mktemp("guarded") / "poc") as poc:
+        for name, exploit in EXPLOITS.items():
+            (tmp_path / name).mkdir()
+            job, mark = attack(tmp_path / name), tmp_path / name / "ran"
+            exploit(job, mark, requests[0])
+            with poc.session() as session, pytest.raises(Exception, match="VeilBoost") as refusal:
+                session.submit_job(str(job))
+            nothing_came_of_it(poc, mark, requests[1], str(refusal.value))
+        assert poc.run_job(JOBS / "horizontal_masks")[1] == "FINISHED:COMPLETED"
+    assert poc.pids() == []

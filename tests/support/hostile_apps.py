@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator
 import pytest
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
@@ -114,6 +116,8 @@ def undo_guard(monkeypatch: pytest.MonkeyPatch) -> None:
         (AppDeployer, "deploy"),
         (DeployProcessor, "process"),
         (JobMetaValidator, "validate"),
+        (ClientEngine, "start_app"),
+        (ServerEngine, "start_app_on_server"),
         (CommConfigurator, "_configuration"),
         (CommConfigurator, "_config_loaded"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import zipfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.fuel.sec.authz import AuthorizationService
@@ -21,9 +23,11 @@ from nvflare.private.admin_defs import Message, MsgHeader, ReturnCode
 from nvflare.private.defs import RequestHeader, TrainingTopic
 from nvflare.private.fed.app.default_app_validator import DefaultAppValidator
 from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_engine_internal_spec import ClientEngineInternalSpec
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils import app_deployer
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
@@ -232,6 +236,47 @@ def test_the_unpacked_folder_is_looked_at_again_before_flare_reads_it(site: Path
     assert AppAuthzService.validate_app(str(folder))[0] == ""
     spoil(kind)(folder)
     assert "this job brings" in AppAuthzService.validate_app(str(folder))[0]
+
+
+@pytest.mark.parametrize("role", ["site-1", "server"])
+def test_what_an_earlier_version_let_in_does_not_start(site: Path, role: str) -> None:
+    """Nor does it after a restart, where a job's process is started again without a deployment."""
+    started: list[str] = []
+    folder = site / JOB / f"app_{role}"
+    (folder / "config").mkdir(parents=True)
+    (folder / CLIENT).write_bytes(HONEST[CLIENT])
+    close_process(site)
+    args, executor = SimpleNamespace(workspace=str(site)), SimpleNamespace(get_status=lambda job: "", start_app=None)
+    executor.start_app = lambda client, job, *_, **__: started.append(job)
+    engine = SimpleNamespace(
+        args=args,
+        client=SimpleNamespace(client_name=role),
+        client_executor=executor,
+        logger=logging.getLogger(),
+        rank=0,
+        new_context=FLContext,
+        run_processes={},
+        engine_info=SimpleNamespace(),
+        _start_runner_process=lambda job, *_: started.append(job.job_id),
+    )
+
+    def start() -> None:
+        if role == "server":
+            ServerEngine.start_app_on_server(engine, FLContext(), Job(JOB, "", {}, {}))
+        else:
+            ClientEngine.start_app(engine, JOB, {})
+
+    start()
+    assert started == [JOB]
+    for hostile in ({"components": [{"id": "{$HOME}"}]}, {"nvflare_decomposers": "os"}):
+        (folder / CLIENT).write_text(json.dumps(hostile))
+        with pytest.raises(ValueError, match="VeilBoost"):
+            start()
+    (folder / CLIENT).write_bytes(HONEST[CLIENT])
+    (folder / "config" / "config_fed_client.conf").touch()
+    with pytest.raises(ValueError, match="this job brings"):
+        start()
+    assert started == [JOB]
 
 
 # -- what the two files say --------------------------------------------------------------------------------------------

@@ -15,18 +15,25 @@ from nvflare.tool.deploy.deploy_common import SLURM_CLIENT_LAUNCHER, _patch_reso
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.flare_boundary import (
     AUTHORIZATION,
+    COMM_CONFIG,
     EXTRAS,
     GUARD_FILE,
     GUARD_STARTED,
+    JOB_GUARD_FILE,
+    LOCAL,
     RESOURCES,
     SHELL_RIGHTS,
+    Role,
     check_set_up,
     check_tracking,
     gaps,
     granted,
     without_denied,
 )
-from nvflare_plugins.site.setup import SetupOptions, set_up
+from nvflare_plugins.site.job_files import leftovers
+from nvflare_plugins.site.setup import SetupOptions, leftover_gaps, set_up, warnings_of
+from nvflare_plugins.site.setup_state import missing
+from tests.support.hostile_apps import HONEST
 
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any", "lead": {"byoc": "o:site", "ls": "any"}}}
 
@@ -80,13 +87,83 @@ def test_resources_that_were_put_back_are_found(tmp_path: Path, keys: dict, what
 @pytest.mark.parametrize("content", [None, "{", "[]", "\x00"])
 def test_lost_or_spoilt_files_are_found(tmp_path: Path, content: str | None) -> None:
     """``nvflare deploy prepare`` removes resources.json; new provisioning begins without any of them."""
-    for file, what in ((RESOURCES, "resources"), (AUTHORIZATION, "authorization"), (GUARD_FILE, "guard")):
+    for file, what in (
+        (RESOURCES, "resources"),
+        (AUTHORIZATION, "authorization"),
+        (GUARD_FILE, "guard"),
+        (
+            JOB_GUARD_FILE,
+            "processes",
+        ),
+    ):
         folder = ready(kit(tmp_path / f"{what}"))
         (folder / file).unlink() if content is None else (folder / file).write_text(content)
         assert any(what in gap for gap in gaps(folder)), file
         (folder / file).unlink(missing_ok=True)
         ready(folder)
         assert not list(gaps(folder))
+
+
+@pytest.mark.parametrize("role", ["client", "server"])
+def test_the_sites_own_settings_of_messages_stand_where_flare_finds_them_first(tmp_path: Path, role: str) -> None:
+    folder = kit(tmp_path / "x", role)
+    top, own = folder / COMM_CONFIG, folder / LOCAL / COMM_CONFIG
+    ready(folder)
+    assert json.loads(top.read_text()) == {} and not list(gaps(folder))
+    for change_it in (
+        lambda: own.write_text('{"allow_adhoc_conns": false}'),
+        lambda: own.rename(own.with_name(f"{COMM_CONFIG}.default")),
+        lambda: own.write_text('{"internal": {"scheme": "tcp"}}'),
+        lambda: top.write_text("{}"),
+        lambda: top.unlink(),
+        lambda: (top.unlink(), top.symlink_to(own)),
+    ):
+        change_it()
+        wanted = next(path for path in (own, own.with_name(f"{COMM_CONFIG}.default")) if path.is_file()).read_bytes()
+        is_same = top.is_file() and not top.is_symlink() and top.read_bytes() == wanted
+        assert is_same or [gap for gap in gaps(folder) if COMM_CONFIG in gap] == list(gaps(folder)) != []
+        ready(folder)
+        assert not list(gaps(folder)) and top.read_bytes() == wanted and not top.is_symlink()
+
+
+def test_settings_of_messages_in_another_format_are_refused(tmp_path: Path) -> None:
+    folder = ready(kit(tmp_path / "x"))
+    (folder / LOCAL / "comm_config.conf").write_text("x = ${?HOME}")
+    assert any("comm_config.conf is in a format that is not read here" in gap for gap in gaps(folder))
+    with pytest.raises(ConfigurationError, match="write it as"):
+        set_up(folder)
+
+
+JOB = "0d1b2c3d-0000-4000-8000-000000000001"
+
+
+def test_what_old_jobs_have_left_is_named_with_the_remedy(tmp_path: Path) -> None:
+    folder = ready(kit(tmp_path / "x"))
+    app = folder / JOB / "app_site-1"
+    for name, content in {**HONEST, "config/.__nvfl_sig.json": b"{}"}.items():
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_bytes(content)
+    for written in ("log.txt", "meta.json", "stats_pool_summary.json", "veilboost_waits.json", "tb_events/site-1/e.v2"):
+        (folder / JOB / written).parent.mkdir(parents=True, exist_ok=True)
+        (folder / JOB / written).write_text("{}")
+    (folder / LOCAL / "custom").mkdir()
+    (folder / LOCAL / "custom" / "own.py").touch()
+    assert leftovers(folder) == [] == list(leftover_gaps(folder, Role.SITE))
+    bad = [
+        *("app_site-1/config/comm_config.json", "app_site-1/x.py", "app_site-1/config/config_fed_client.conf"),
+        *("app_site-1/custom/a.txt", "site-2/resources.json", "fed_client.json", "deep/er/fed_server.yml.default"),
+        *("comm_config.conf", "code.pyc", "native.so"),
+    ]
+    for name in bad:
+        (folder / JOB / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / JOB / name).touch()
+    (folder / JOB / "link").symlink_to(folder / LOCAL)
+    (folder / "json.py").touch()
+    found = {f"{JOB}/{name}" for name in [*bad, "link", "app_site-1/custom"]} | {"json.py"}
+    assert set(leftovers(folder)) == found and leftovers(folder, is_foreign=True)
+    for said in (" ".join(missing(folder)[folder]), " ".join(warnings_of(folder))):
+        assert f"and {len(found) - 5} more" in said and "SECURITY.md" in said and "delete these folders" in said
+    assert list(leftover_gaps(folder, Role.SIMULATOR)) == []
 
 
 def test_what_deploy_prepare_leaves_is_found(tmp_path: Path) -> None:
