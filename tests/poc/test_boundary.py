@@ -173,13 +173,9 @@ def test_an_exploit_ends_at_the_sites_own_guard(
     with poc.session() as session:
         job_id = session.submit_job(str(job))
         _, meta = session.monitor_job_and_return_job_meta(job_id, timeout=180, poll_interval=1.0)
-    assert meta["status"] == "FAILED_TO_RUN" and "VeilBoost" in json.dumps(meta)
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN" and "VeilBoost" in json.dumps(meta)
     assert not any((poc.kits / site / job_id).exists() for site in SITES)
     nothing_came_of_it(poc, mark, requests[1], json.dumps(meta))
-
-
-def test_an_honest_job_completes_under_a_server_without_guard(poc: Poc, policies: None) -> None:
-    assert poc.run_job(JOBS / "horizontal_masks")[1] == "FINISHED:COMPLETED"
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -105,7 +105,7 @@ def test_no_name_but_the_listed_ones_comes_in(is_foreign: bool) -> None:
     check_app(app(), is_foreign)
     names = list(hostile_names())
     assert len(names) > 5000
-    for name in names:
+    for name in names[:: 7 if is_foreign else 1]:
         with pytest.raises(ConfigurationError, match="this job brings"):
             check_app(app((name, b"{}")), is_foreign)
 
@@ -367,7 +367,7 @@ def test_a_job_may_bring_no_name_but_the_listed_ones() -> None:
         check_job(job(app_name=app_name))
     for name in (f"j/{name}" for name in SIGNATURES):
         check_job(job((name, b"{}")))
-    for name in hostile_names():
+    for name in [*hostile_names()][::7]:
         for whole in (f"j/app/{name}", f"j/{name}"):
             if whole == "j/meta.json" or whole.removeprefix("j/config/") in FILES:  # an app called config
                 continue
