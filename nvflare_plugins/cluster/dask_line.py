@@ -1,94 +1,165 @@
-"""How a line comes about: a connection between the ports that Dask has, under its TLS, taken over by both ends.
+"""How a line comes about: a connection to the port that a worker has of Dask, under its TLS, taken over by both ends.
 
-So there is no other port to open, and no other certificate. The site has the actor on a worker wait under a name that
-nobody can guess; then it connects to the worker as any client of Dask's, says the name, and from then on neither end's
-event loop has the socket.
+So there is no other port to open, and no other certificate. The site has a worker run one function of this package by
+its name, ``stand_by``, connects to it as any client of Dask's, names a desk, and from then on Dask has the socket no
+more. A desk is there as long as the site's line to it. Beside that line are others to the same desk, which it answers
+while its part is at work: one of the site's, and one of each worker that sends it something.
 
-Dask keeps what handles a message as long as the worker lives. So one function handles all lines, and knows who waits as
-long as the actor is there: neither an actor nor what it held stays after its job.
+Security: over a line go plain values alone (``line``). Neither the site nor, from another worker, a worker loads code
+    that comes over it. But Dask's own port stays open: whoever has the cluster's certificates, or without them is on
+    this machine, may run any code at a worker.
 """
 
 from __future__ import annotations
 
-import secrets
+import pickle
 import socket
+import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from weakref import WeakValueDictionary
 
-from nvflare_plugins.cluster.dask_peers import dask_peers
-from nvflare_plugins.cluster.desk import Desk
+from nvflare_plugins.cluster.dask_messages import DaskConnection, NoAnswer
+from nvflare_plugins.cluster.desk import DONE, Desk
 from nvflare_plugins.cluster.line import Line, serve
-from nvflare_plugins.cluster.peers import Parcel
+from nvflare_plugins.cluster.peers import ALL, Parcel, Peers
+from nvflare_plugins.cluster.probe import describe_worker
 
+SITE, BESIDE, WORKER = "site", "beside", "worker"
+REACH_S = 30.0
+"""How long one worker tries to reach another. Units: seconds."""
 _OP = "veilboost_line"
-_waiting: WeakValueDictionary[str, Desk] = WeakValueDictionary()
-"""Of this worker, by the names of their lines."""
+_FUNCTIONS = {
+    SITE: ("describe", "meet", "begin", "call", "end"),
+    BESIDE: ("end_exchange", "waits_for"),
+    WORKER: ("deliver",),
+}
+"""What whoever is at the other end of a line may ask of a desk."""
+_desks: WeakValueDictionary[str, DaskDesk] = WeakValueDictionary()
+"""Of this worker, by their names."""
+
+Told = tuple[str, Any, str]
 
 
 class DaskDesk(Desk):
-    """A desk as an actor of Dask's, to which a line leads."""
+    """A desk at a worker of Dask's."""
 
-    def meet(self, number: int, desks: list[tuple[str, str]]) -> None:
-        """Let parts exchange values with those on the site's other workers. Args: see ``dask_peers``."""
-        self.join(dask_peers(number, desks))
+    def __init__(self, worker: Any) -> None:
+        super().__init__()
+        self._worker, self._senders = worker, _Senders(worker.connection_args.get("ssl_context"))
 
-    async def deliver(self, parcel: Parcel) -> None:
-        """Take what another worker's part sends, whatever this one's does: Dask's event loop runs it."""
-        if self.peers is not None:
-            self.peers.deliver(parcel)
+    def describe(self) -> Told:
+        """Say what is installed here (``probe``)."""
+        return self._told(lambda: describe_worker(self._worker))
 
-    async def end_exchange(self, exchange: int) -> None:
+    def meet(self, number: int, desks: Sequence[tuple[str, str]]) -> Told:
+        """Let parts exchange values with those on the site's other workers.
+
+        Args:
+            desks: of all workers in order, this one too: the worker's address, and the name of its desk.
+        """
+        senders = self._senders
+        return self._told(lambda: self.join(Peers(number, lambda to, parcel: senders.send(desks[to], parcel))))
+
+    def deliver(self, parcel: Parcel) -> Told:
+        """Take what another worker's part sends, whatever this one's does."""
+        return self._told(lambda: None if self.peers is None else self.peers.deliver(parcel))
+
+    def end_exchange(self, exchange: int) -> Told:
         """Let the part wait no longer for other workers in this exchange and those before it."""
-        if self.peers is not None:
-            self.peers.end(exchange)
+        return self._told(lambda: None if self.peers is None else self.peers.end(exchange))
 
-    async def waits_for(self) -> int | None:
+    def waits_for(self) -> Told:
         """Return the worker for which the part waits; None where it waits for none."""
-        return None if self.peers is None else self.peers.waits_for()
+        return self._told(lambda: None if self.peers is None else self.peers.waits_for())
 
-    def await_line(self, name: str) -> None:
-        """Have this worker hand the connection over that says a name, once."""
-        from distributed import get_worker
-
-        _waiting[name] = self
-        get_worker().handlers[_OP] = _hand_over
-
-
-def _hand_over(comm: Any, line: str = "") -> None:
-    desk = _waiting.pop(line, None)
-    if desk is None:
-        comm.abort()
-        return
-    threading.Thread(target=serve, args=(_taken(comm), desk), daemon=True, name=_OP).start()
+    def leave(self, by: str) -> None:
+        """Have a line's end take effect. Args: by: who was at its other end."""
+        if by == BESIDE:
+            self.end_exchange(ALL)
+        elif by == SITE:
+            self.end()
+            self._senders.close()
 
 
-def open_line(client: Any, address: str, actor: Any, find_s: float, look: Callable[[], None]) -> Line:
-    """Return the site's end of a line to a worker.
+class _Senders:
+    """A worker's lines to others, each with a thread that sends one parcel after the other."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self._context = context
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._lines: dict[str, Line] = {}
+
+    def send(self, desk: tuple[str, str], parcel: Parcel) -> Future[Any]:
+        """Begin to send. Raises (from the future): OSError, ValueError, UnpicklingError: the desk is not reached."""
+        address, name = desk
+        if name not in self._threads:
+            self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=_OP)
+        return self._threads[name].submit(self._deliver, address, name, parcel)
+
+    def _deliver(self, address: str, name: str, parcel: Parcel) -> None:
+        if name not in self._lines:
+            with DaskConnection(address, self._context, time.monotonic() + REACH_S) as connection:
+                self._lines[name] = open_line(connection, name, WORKER)
+        self._lines[name].send(("deliver", (parcel,)))
+        if self._lines[name].receive() != (DONE, None, ""):
+            raise OSError("another worker does not take it")
+
+    def close(self) -> None:
+        """Hang up; who sends finds it."""
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+        for line in tuple(self._lines.values()):
+            line.hang_up()
+
+
+def stand_by(dask_worker: Any) -> None:
+    """Have a worker hand connections over whose other end names a desk. Runs at the worker, on Dask's event loop."""
+
+    def hand_over(comm: Any, desk: str = "", by: str = "") -> None:
+        found = _desks.get(desk)
+        if found is None and by == SITE:
+            found = _desks[desk] = DaskDesk(dask_worker)
+        if found is None or by not in _FUNCTIONS:
+            comm.abort()
+            return
+        leave = found.leave
+        args = (_taken(comm), found, _FUNCTIONS[by], lambda: leave(by))
+        threading.Thread(target=serve, args=args, daemon=True, name=_OP).start()
+
+    dask_worker.handlers[_OP] = hand_over
+
+
+def have_stand_by(connection: DaskConnection) -> None:
+    """Have the worker at the other end run ``stand_by``. Raises: NoAnswer: with its words of why it cannot."""
+    answer = connection.ask("run", function=pickle.dumps(stand_by), wait=True)
+    if not isinstance(answer, dict) or answer.get("status") != "OK":
+        words = str(answer.get("exception_text", "")) if isinstance(answer, dict) else ""
+        name = words.partition("(")[0][:60]
+        raise NoAnswer(name if name.isidentifier() else "another answer")
+
+
+def open_line(connection: DaskConnection, desk: str, by: str, look: Callable[[], None] = lambda: None) -> Line:
+    """Make a line of a connection to a worker that stands by.
 
     Args:
-        actor: the worker's ``DaskDesk``.
-        find_s: how long the worker has for it.
+        desk: its name, new to the worker if ``by`` is SITE.
+        by: who this end is.
         look: see ``Line``.
 
     Raises:
-        OSError, TimeoutError: there is no way to the worker, or no answer.
+        OSError: there is no such desk, or no answer.
     """
-    name = secrets.token_hex(16)
-    actor.await_line(name).result(find_s)
-
-    async def say_name() -> socket.socket:
-        from distributed.comm.core import connect
-
-        comm = await connect(address, timeout=find_s, **client.connection_args)
-        await comm.write({"op": _OP, "line": name, "reply": False})
-        # Nothing comes back before the worker has the name, and the event loop has not run since it was sent.
-        return _taken(comm)
-
-    end: socket.socket = client.sync(say_name, callback_timeout=find_s)
-    line = Line(end, look)
-    line.await_ready()
+    connection.say({"op": _OP, "desk": desk, "by": by, "reply": False})
+    line = Line(connection.take(), look)
+    try:
+        line.await_ready()
+    except BaseException:
+        line.close()
+        raise
     return line
 
 

@@ -1,35 +1,42 @@
 """Workers of a Dask cluster: found, checked, and held by name of address, with no way around them.
 
-One actor for each worker, made without arguments, and a line to it (``line``): what is private goes there directly and
-never through the scheduler as the argument of a task, where logs and dashboards would show it. Actors are kept in
-memory only, and Dask neither moves nor repeats them.
+The site's process has no client of Dask's (``dask_messages``). It asks the scheduler where the workers are, and has a
+line to a desk at each (``dask_line``): what is private goes there directly and never through the scheduler, where logs
+and dashboards would show it. A desk is nothing that Dask knows of, so that Dask neither moves nor repeats it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
+import secrets
 import ssl
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pickle import UnpicklingError
 from types import TracebackType
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster.dask_line import DaskDesk, open_line
+from nvflare_plugins.cluster.dask_line import BESIDE, SITE, have_stand_by, open_line
+from nvflare_plugins.cluster.dask_messages import DaskConnection, NoAnswer
+from nvflare_plugins.cluster.desk import DONE
+from nvflare_plugins.cluster.line import Line
 from nvflare_plugins.cluster.losses import lost
-from nvflare_plugins.cluster.probe import check_worker, describe_worker
+from nvflare_plugins.cluster.probe import check_worker
 from nvflare_plugins.cluster.reach import load_certificates, why_not
 from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, WorkerSilent, begin, collect
-from nvflare_plugins.data_sets.cluster_declaration import Cluster, is_on_loopback
+from nvflare_plugins.data_sets.cluster_declaration import Cluster, is_on_loopback, is_under_tls
 from nvflare_plugins.failures import WorkerLost
 
 _log = logging.getLogger(__name__)
 _LOST = (OSError, RuntimeError, ValueError, UnpicklingError)
 """What a connection to a worker raises when it ends, a connection that the system gives up (TimeoutError) included."""
 _STATE_S = 5.0  # how long a worker that did not answer in time is asked for which other it waits
+_AGAIN_S = 0.1
 FIND_S = 30.0
 """How long a site waits for its scheduler to answer, and for so many workers to be there. Units: seconds."""
 NEEDS_EXTRA = (
@@ -42,9 +49,9 @@ NEEDS_EXTRA = (
 class DaskWorkers(LinkedWorkers):
     """Workers behind a Dask scheduler; made by ``open_workers``."""
 
-    def __init__(self, client: Any, links: list[_WorkerLink]) -> None:
+    def __init__(self, links: list[_WorkerLink]) -> None:
         super().__init__(links, links if len(links) > 1 else ())
-        self._client, self._lines = client, links
+        self._lines = links
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -52,97 +59,151 @@ class DaskWorkers(LinkedWorkers):
         try:
             super().__exit__(kind, error, trace)
         finally:
-            _close(self._client, self._lines)
+            _close(self._lines)
 
 
 class _WorkerLink:
-    """The line to the desk of one worker, and the actor that is it."""
+    """The line to the desk of one worker, which has said that it is as this site asks, and one beside it."""
 
     def __init__(
-        self,
-        client: Any,
-        number: int,
-        address: str,
-        pid: object,
-        deadline_s: float,
-        find_s: float,
-        context: ssl.SSLContext | None,
+        self, cluster: Cluster, context: ssl.SSLContext | None, number: int, address: str, find_s: float
     ) -> None:
-        self._client, self._number, self._address, self._pid = client, number, address, pid
-        self._deadline_s, self._find_s = deadline_s, find_s
+        self._cluster, self._context, self._find_s = cluster, context, find_s
+        self._number, self.address, self.desk = number, address, secrets.token_hex(16)
         self._until = time.monotonic() + find_s
         self._asking, self._is_open, self._is_over = threading.Lock(), False, False
+        self._beside: _Beside | None = None
+        self._pid: object = None
         try:
-            self._actor = _place_desk(client, address)  # there as long as somebody holds it here
-            self._line = open_line(client, address, self._actor, find_s, self._look)
-            self._is_open = True
+            with self._connected() as connection:
+                have_stand_by(connection)
+                self._line = open_line(connection, self.desk, SITE, self._look)
+        except NoAnswer as answer:
+            raise ConfigurationError(
+                f"worker {number} of this site's cluster cannot say what is installed there ({answer}). Remedy: "
+                "install there what this site has, with the extra `cluster`."
+            ) from None
+        except TimeoutError:
+            raise self._late() from None
         except _LOST as error:
             _log.error("worker %d is not reached: %s", number, type(error).__name__)
             raise WorkerLost(
                 f"worker {number} of this site's cluster cannot be reached: it {why_not(address, context)}. Remedy: "
                 "see that this machine reaches it at the address that it tells the scheduler."
             ) from None
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+        self._is_open = True
+
+    def _connected(self) -> DaskConnection:
+        return DaskConnection(self.address, self._context, time.monotonic() + self._find_s)
+
+    def _late(self) -> WorkerLost:
+        return WorkerLost(f"worker {self._number} of this site's cluster did not answer within {self._find_s:g} s")
+
+    def _check(self) -> None:
+        state, found, _ = self._told("describe")
+        if state != DONE or not isinstance(found, dict):
+            raise ConfigurationError(
+                f"worker {self._number} of this site's cluster cannot say what is installed there "
+                f"({type(found).__name__}). Remedy: install there what this site has, with the extra `cluster`."
+            )
+        check_worker(self._number, found)
+        self._pid = found.get("pid")
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        """Call a function of the desk; wait until it is done, the worker or the scheduler gone, or time is up."""
+        """Call a function of the desk; wait until it is done, the worker gone, or time is up."""
         with self._asking:
-            self._until = time.monotonic() + self._deadline_s
+            self._until = time.monotonic() + self._cluster.deadline_s
+            return self._told(function, *args)
+
+    def _told(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        try:
             self._look()
-            try:
-                self._line.send((function, args))
-                answer: tuple[str, Any, str] = self._line.receive()
-            except _LOST as error:
-                if self._is_over:
-                    raise WorkerLost("the work on this site's cluster has ended") from None
-                _log.error("worker %d is lost: %s", self._number, type(error).__name__)
-                raise WorkerLost(lost(self._client, self._number, self._address, self._pid)) from None
-            except BaseException:
-                self._line.hang_up()  # what comes next would be the rest of this answer
-                raise
-            return answer
+            self._line.send((function, args))
+            match self._line.receive():
+                case (str(state), value, str(words)):
+                    return state, value, words
+            raise UnpicklingError("no answer of a desk")
+        except _LOST as error:
+            if self._is_over:
+                raise WorkerLost("the work on this site's cluster has ended") from None
+            _log.error("worker %d is lost: %s", self._number, type(error).__name__)
+            raise WorkerLost(
+                lost(self._cluster.scheduler, self._context, self._number, self.address, self._pid)
+            ) from None
+        except BaseException:
+            self._line.hang_up()  # what comes next would be the rest of this answer
+            raise
 
     def close(self) -> None:
         """Let the worker find that nobody asks any more."""
         self._is_over = True
+        if self._beside is not None:
+            self._beside.line.close()
         self._line.hang_up()
         with self._asking:
             self._line.close()
 
     def _look(self) -> None:
-        if self._client.status != "running":
-            raise WorkerLost(
-                f"the scheduler of this site's cluster was lost while worker {self._number} worked; its log says why"
-            )
         if time.monotonic() > self._until:
-            if not self._is_open:
-                raise WorkerLost(
-                    f"worker {self._number} of this site's cluster did not answer within {self._find_s:g} s"
-                )
-            raise WorkerSilent.of(self._number, self._deadline_s)
+            raise WorkerSilent.of(self._number, self._cluster.deadline_s) if self._is_open else self._late()
 
     def meet(self, desks: Sequence[tuple[str, str]]) -> None:
-        """Tell the desk where the others are. Args: see ``dask_peers``."""
+        """Tell the desk where the others are, and make the line beside. Args: see ``DaskDesk.meet``."""
+        state, _, _ = self.ask("meet", self._number, list(desks))
         try:
-            self._actor.meet(self._number, list(desks)).result(FIND_S)
+            if state != DONE:
+                raise OSError("the desk does not meet others")
+            with self._connected() as connection:
+                self._beside = _Beside(connection, self.desk)
         except _LOST:
             raise WorkerLost(
                 f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
             ) from None
 
-    @property
-    def key(self) -> str:
-        """Return Dask's name of the desk."""
-        return str(self._actor.key)
-
     def end_exchange(self, exchange: int) -> None:
-        with contextlib.suppress(Exception):  # what is lost waits for nobody
-            self._actor.end_exchange(exchange)
+        if self._beside is not None:
+            with contextlib.suppress(*_LOST):  # what is lost waits for nobody
+                self._beside.say("end_exchange", exchange)
 
     def waits_for(self) -> int | None:
-        with contextlib.suppress(Exception):
-            other = self._actor.waits_for().result(_STATE_S)
-            return other if isinstance(other, int) else None
+        if self._beside is not None:
+            with contextlib.suppress(*_LOST):
+                match self._beside.ask("waits_for"):
+                    case (state, int(other), _) if state == DONE:
+                        return other
         return None
+
+
+class _Beside:
+    """A line to a desk that it answers while its part is at work. Each question has its answer, read or not."""
+
+    def __init__(self, connection: DaskConnection, desk: str) -> None:
+        self._asking, self._due, self._until = threading.Lock(), 0, time.monotonic() + _STATE_S
+        self.line: Line = open_line(connection, desk, BESIDE, self._look)
+
+    def say(self, function: str, *args: Any) -> None:
+        with self._asking:
+            self._until = time.monotonic() + _STATE_S
+            self.line.send((function, args))
+            self._due += 1
+
+    def ask(self, function: str) -> Any:
+        self.say(function)
+        with self._asking:
+            answer = None
+            while self._due:
+                answer = self.line.receive()
+                self._due -= 1
+            return answer
+
+    def _look(self) -> None:
+        if time.monotonic() > self._until:
+            raise TimeoutError
 
 
 def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
@@ -155,70 +216,70 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
         ConfigurationError: Dask is not installed; certificates, scheduler or workers are not usable, and why.
         WorkerFailure: a worker was lost meanwhile.
     """
+    if importlib.util.find_spec("distributed") is None:
+        raise ConfigurationError(NEEDS_EXTRA)
     context = None if cluster.security is None else load_certificates(cluster.security)[0]
-    client = _connect(cluster, context, find_s)
-    links: list[_WorkerLink] = []
+    addresses = _choose(_find(cluster, context, find_s), cluster)
+    for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
+        _log.info("worker %d of %d is %s", number, len(addresses), address)
+    links = _linked(cluster, context, addresses, find_s)
     try:
-        addresses = _find(client, cluster, find_s)
-        for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
-            _log.info("worker %d of %d is %s", number, len(addresses), address)
-        pids = _check(client, addresses, find_s)
-        for number, (address, pid) in enumerate(zip(addresses, pids, strict=True)):
-            links.append(_WorkerLink(client, number, address, pid, cluster.deadline_s, find_s, context))
         if len(links) > 1:
-            desks = [(address, link.key) for address, link in zip(addresses, links, strict=True)]
+            desks = [(link.address, link.desk) for link in links]
             for link in links:
                 link.meet(desks)
-        workers = DaskWorkers(client, links)
+        workers = DaskWorkers(links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])
         return workers
     except BaseException:
-        _close(client, links)
+        _close(links)
         raise
 
 
-def _connect(cluster: Cluster, context: ssl.SSLContext | None, find_s: float) -> Any:
-    try:
-        from distributed import Client
-        from distributed.security import Security
-    except ImportError:
-        raise ConfigurationError(NEEDS_EXTRA) from None
-    security = None
-    if cluster.security is not None:
-        security = Security(
-            tls_ca_file=str(cluster.security.ca),
-            tls_client_cert=str(cluster.security.cert),
-            tls_client_key=str(cluster.security.key),
-            require_encryption=True,
-        )
-    try:
-        return Client(
-            cluster.scheduler,
-            security=security,
-            timeout=find_s,
-            set_as_default=False,
-            direct_to_workers=True,
-            name="veilboost",
-        )
-    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError):
+def _find(cluster: Cluster, context: ssl.SSLContext | None, find_s: float) -> dict[str, Any]:
+    """Return the workers that run, by address, as soon as there are enough.
+
+    One that has just come, or is full, is known to the scheduler and does not run.
+    """
+    until, n_found = time.monotonic() + find_s, None
+    while True:
+        try:
+            with DaskConnection(cluster.scheduler, context, until) as connection:
+                while True:
+                    found = _running(connection.ask("identity"))
+                    if len(found) >= cluster.workers:
+                        return found
+                    n_found = len(found)
+                    time.sleep(_AGAIN_S)
+        except (OSError, ValueError) as error:
+            may_come = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+            if may_come and time.monotonic() + _AGAIN_S < until:
+                time.sleep(_AGAIN_S)
+                continue
+        if n_found is not None:
+            raise ConfigurationError(
+                f"the policy asks for {cluster.workers} workers, and the scheduler has {n_found} that run. Policy "
+                "key: cluster.workers. Remedy: start more of them, look at the logs of the others, or lower the number."
+            )
         raise ConfigurationError(
             f"the scheduler that the policy names cannot be reached: it {why_not(cluster.scheduler, context)}. "
             "Policy keys: cluster.scheduler, cluster.security. Remedy: start it, or correct address and certificates."
-        ) from None
+        )
 
 
-def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
+def _running(answer: Any) -> dict[str, Any]:
+    """Return the workers that take work, of what a scheduler says of itself. Raises: NoAnswer: it is something else."""
+    known = answer.get("workers") if isinstance(answer, dict) else None
+    if not isinstance(known, dict) or not all(
+        isinstance(address, str) and isinstance(one, dict) for address, one in known.items()
+    ):
+        raise NoAnswer("no scheduler")
+    return {address: one for address, one in known.items() if one.get("status", "running") == "running"}
+
+
+def _choose(known: dict[str, Any], cluster: Cluster) -> list[str]:
     """Return the addresses of the workers that take part, in the order of Dask's names and addresses."""
-    try:
-        client.wait_for_workers(cluster.workers, timeout=find_s)
-    except TimeoutError:
-        found = len(_running(client))
-        raise ConfigurationError(
-            f"the policy asks for {cluster.workers} workers, and the scheduler has {found} that run. Policy "
-            "key: cluster.workers. Remedy: start more of them, look at the logs of the others, or lower the number."
-        ) from None
-    known = _running(client)
     chosen = sorted(known, key=lambda address: (str(known[address].get("name", "")), address))[: cluster.workers]
     for number, address in enumerate(chosen):  # the scheduler says where they are: it may be anywhere
         if cluster.security is None and not is_on_loopback(address):
@@ -227,7 +288,7 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
                 "values would go to it in clear. Remedy: start workers with --host 127.0.0.1, or the cluster with "
                 "certificates (tls://). Policy keys: cluster.scheduler, cluster.security."
             )
-        if cluster.security is not None and not address.startswith("tls://"):
+        if cluster.security is not None and not is_under_tls(address):
             raise ConfigurationError(
                 f"worker {number} of this site's cluster is not reached by tls://. Remedy: start workers with the "
                 "certificates and without another --protocol."
@@ -235,54 +296,23 @@ def _find(client: Any, cluster: Cluster, find_s: float) -> list[str]:
     return chosen
 
 
-def _running(client: Any) -> dict[str, Any]:
-    """Return the workers that take work; one that has just come, or is full, is known to the scheduler and does not."""
-    known = client.scheduler_info(n_workers=-1)["workers"]
-    return {address: one for address, one in known.items() if one.get("status", "running") == "running"}
+def _linked(
+    cluster: Cluster, context: ssl.SSLContext | None, addresses: Sequence[str], find_s: float
+) -> list[_WorkerLink]:
+    """Return the links to all workers; close those that there are where one cannot be."""
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        made = [
+            threads.submit(_WorkerLink, cluster, context, number, address, find_s)
+            for number, address in enumerate(addresses)
+        ]
+    failed = [one for one in made if one.exception() is not None]
+    if failed:
+        _close([one.result() for one in made if one.exception() is None])
+    for one in failed:
+        one.result()
+    return [one.result() for one in made]
 
 
-def _check(client: Any, addresses: list[str], find_s: float) -> list[object]:
-    """Look at all workers. Returns: the ids of their processes."""
-    answers: dict[str, Any] = {}
-
-    def ask(address: str) -> None:
-        with contextlib.suppress(Exception):  # whoever gave no answer is named below
-            answers.update(client.run(describe_worker, workers=[address], on_error="return"))
-
-    # Dask waits for these answers without end: threads that nobody has to wait for.
-    asking = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
-    for thread in asking:
-        thread.start()
-    until = time.monotonic() + find_s
-    for number, (thread, address) in enumerate(zip(asking, addresses, strict=True)):
-        thread.join(max(until - time.monotonic(), 0.0))
-        if thread.is_alive():
-            raise WorkerLost(f"worker {number} of this site's cluster did not answer within {find_s:g} s")
-        found = answers.get(address)
-        if isinstance(found, OSError):  # the scheduler has not noticed yet that it is gone
-            raise WorkerLost(
-                f"worker {number} of this site's cluster was lost, or its scheduler does not reach it at the address "
-                "that it told: its log, its machine's, or a firewall between them says why"
-            )
-        if not isinstance(found, dict):
-            raise ConfigurationError(
-                f"worker {number} of this site's cluster cannot say what is installed there "
-                f"({type(found).__name__}). Remedy: install there what this site has, with the extra `cluster`."
-            )
-        check_worker(number, found)
-    return [answers[address].get("pid") for address in addresses]
-
-
-def _place_desk(client: Any, address: str) -> Any:
-    with client.as_current():  # an actor belongs to the client that is current when it is made
-        future = client.submit(
-            DaskDesk, actor=True, workers=[address], allow_other_workers=False, retries=0, pure=False
-        )
-        return future.result(timeout=FIND_S)
-
-
-def _close(client: Any, links: Sequence[_WorkerLink]) -> None:
-    with contextlib.suppress(Exception):  # what is lost needs no closing
-        client.close(timeout=2)
+def _close(links: Sequence[_WorkerLink]) -> None:
     for link in links:
         link.close()

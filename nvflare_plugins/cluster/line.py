@@ -15,7 +15,7 @@ import io
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -29,7 +29,6 @@ _READY = b"R"
 _LENGTH = struct.Struct("<Q")
 _BUFFER_BYTES = 1 << 16
 _LEAST_APART = 4096
-_FUNCTIONS = ("begin", "call", "end")
 _NUMBERS = "biuf"
 _NO_FORM = (ArithmeticError, AttributeError, EOFError, LookupError, SyntaxError, TypeError, ValueError)
 """What a form that is none raises besides, in pickle and numpy."""
@@ -106,23 +105,33 @@ class Line:
             view = view[n_read:]
 
 
-def serve(end: socket.socket, desk: Desk) -> None:
-    """Answer at a worker what the site asks, until it hangs up; then the desk's object is let go."""
+def serve(
+    end: socket.socket,
+    desk: Desk,
+    functions: Sequence[str] = ("begin", "call", "end"),
+    leave: Callable[[], object] | None = None,
+) -> None:
+    """Answer at a worker what the other end asks, until it hangs up.
+
+    Args:
+        functions: of the desk, which may be called.
+        leave: called then; left out, the desk's object is let go.
+    """
     line = Line(end)
     try:
         line.say_ready()
         while True:
-            line.send(_answer(desk, line.receive()))
+            line.send(_answer(desk, functions, line.receive()))
     except (OSError, pickle.UnpicklingError):
         pass  # nobody asks any more
     finally:
         line.close()
-        desk.end()
+        (leave or desk.end)()
 
 
-def _answer(desk: Desk, question: object) -> tuple[str, Any, str]:
+def _answer(desk: Desk, functions: Sequence[str], question: object) -> tuple[str, Any, str]:
     match question:
-        case (str(function), tuple(args)) if function in _FUNCTIONS:
+        case (str(function), tuple(args)) if function in functions:
             pass
         case _:
             raise pickle.UnpicklingError("no function of a desk")

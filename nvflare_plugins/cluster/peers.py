@@ -4,8 +4,8 @@ Sums of all workers are added in a tree, and divided on the way (``reduce_scatte
 half gets what the other has of its share, and so on, so that each worker ends with the whole sums of its own share
 after as many steps as the number of workers can be halved. What a worker sends is less than what it holds.
 
-Security: values go straight from worker to worker, over the connections of the cluster's own workers (TLS, or this
-    machine's loopback), and are plain values of one party.
+Security: values go straight from worker to worker, under the cluster's own certificates (or over this machine's
+    loopback), and are plain values of one party: a worker loads no code that comes with them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ class Peers:
     Args:
         number: of this worker.
         send: begins to send a parcel to a worker; its future fails where that one cannot be reached.
-        is_wanted: tells whether the site still holds this worker.
 
     Attributes:
         sent_bytes, waited_s: to other workers, and for them, so far.
     """
 
-    def __init__(self, number: int, send: Callable[[int, Parcel], Future[Any]], is_wanted: Callable[[], bool]) -> None:
-        self.number = number
-        self._send, self._is_wanted = send, is_wanted
+    def __init__(self, number: int, send: Callable[[int, Parcel], Future[Any]]) -> None:
+        self.number, self._send = number, send
         self._changed = threading.Condition()
         self._parcels: dict[tuple[int, int, int], Any] = {}
         self._over = 0
@@ -110,7 +108,7 @@ class Peers:
                 self._under_way.pop(0)
 
     def _go_on(self, exchange: int) -> None:
-        if exchange <= self._over or not self._is_wanted():
+        if exchange <= self._over:
             self._under_way.clear()
             raise ExchangeOver
         for to, future in self._under_way:

@@ -42,18 +42,18 @@ def check_worker(number: int, found: dict[str, Any]) -> None:
     """
     here = installed()
     for name in _EQUAL:
-        if found.get(name) != here[name]:
+        if not _is(found.get(name), here[name]):
             shown = "another build" if name == "native modules" else f"{_word(found.get(name))}, not {here[name]}"
             raise ConfigurationError(
                 f"worker {number} of this site's cluster has {name}: {shown}. Remedy: install there what this site "
                 "has, for the same kind of machine."
             )
-    if found.get("sources") != source_digest():
+    if not _is(found.get("sources"), source_digest()):
         raise ConfigurationError(
             f"worker {number} of this site's cluster has another VeilBoost of the same version. Remedy: install there "
             "what this site has."
         )
-    if found.get("threads") != 1:
+    if not _is(found.get("threads"), 1):
         raise ConfigurationError(
             f"worker {number} of this site's cluster has more than one thread. Remedy: start workers with --nthreads 1."
         )
@@ -62,6 +62,10 @@ def check_worker(number: int, found: dict[str, Any]) -> None:
             f"worker {number} of this site's cluster may write what it holds to its disk. Remedy: start workers with "
             "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False and DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False."
         )
+
+
+def _is(value: object, expected: object) -> bool:
+    return type(value) is type(expected) and value == expected
 
 
 def source_digest() -> str:

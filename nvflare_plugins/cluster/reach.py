@@ -6,10 +6,12 @@ name, for they may go to other parties.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
 import stat
+import struct
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -62,8 +64,8 @@ def why_not(address: str, context: ssl.SSLContext | None) -> str:
     Returns:
         What to say of it after "it", without where it is.
     """
-    place = urlsplit(address)
     try:
+        place = urlsplit(address)
         with socket.create_connection((place.hostname or "", place.port or 0), LOOK_S) as link:
             if context is None:
                 return _heard(link)
@@ -82,8 +84,38 @@ def why_not(address: str, context: ssl.SSLContext | None) -> str:
         if alert:
             return f"does not take this site's certificate: {_plain(words)}"
         return "speaks no TLS"
+    except (ValueError, OverflowError):
+        return "has an address that is none"
     except OSError as error:
         return f"is not to be had from this machine: {_plain(os.strerror(error.errno or 0))}"
+
+
+def require_own_user(end: socket.socket) -> None:
+    """Refuse what is at the other end of a connection of this machine's loopback if another user runs it.
+
+    Where there are no certificates, nothing else tells that a scheduler or worker is this site's own.
+
+    Raises:
+        ConfigurationError: the kernel names another user, or none.
+    """
+    wanted = tuple(_as_listed(*name[:2]) for name in (end.getpeername(), end.getsockname()))
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+            for fields in map(str.split, lines):
+                if (fields[1], fields[2]) == wanted and fields[7] == str(os.geteuid()):
+                    return
+    raise ConfigurationError(
+        "a scheduler or worker that this site's cluster has without TLS is not run by the user who runs this site. "
+        "Policy keys: cluster.scheduler, cluster.security. Remedy: run it as this user (which only Linux "
+        "tells), or give the cluster certificates (tls://)."
+    )
+
+
+def _as_listed(host: str, port: int) -> str:
+    """Return an address as the kernel lists it: words of 32 bits in the machine's order, and the port."""
+    packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 def _heard(link: socket.socket) -> str:

@@ -242,22 +242,28 @@ class LinkedWorkers:
         except WorkerFailure as failure:
             raise self._fail(failure) from None
         done.calls, done.bytes_to = done.calls + 1, done.bytes_to + n_bytes
-        done.bytes_from += require_plain(value)
+        try:
+            done.bytes_from += require_plain(value)
+        except (TypeError, RecursionError):
+            raise self._fail(
+                WorkerFailure(f"worker {worker} of this site's cluster answered with more than plain values")
+            ) from None
         if state == DONE:
             return value
         if state == FAILED:
             raise self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
         if state == LOST:
             self._has_failed.wait(_OWN_WORDS_S)  # the lost worker's own link says more
+            other = value if type(value) is int else "?"
             raise self._fail(
                 WorkerLost(
-                    f"worker {value} of this site's cluster was lost, or worker {worker} does not reach it; its log, "
+                    f"worker {other} of this site's cluster was lost, or worker {worker} does not reach it; its log, "
                     "or its machine's, says why"
                 )
             )
         if state == OVER:
             raise self._failure or self._refusal or WorkerFailure("the work on this site's cluster has ended")
-        refusal = error_of(value, words)
+        refusal = error_of(str(value), words)
         if exchange is not None:  # the others would wait for what this one does not send
             self._refusal = refusal
             self._end_exchanges(exchange)
@@ -267,7 +273,7 @@ class LinkedWorkers:
         """Return the worker for which one waits that does not answer, or for which that one waits, and so on."""
         for _ in self._peers:
             other = self._peers[worker].waits_for()
-            if other is None:
+            if other is None or not 0 <= other < len(self._peers):
                 break
             worker = other
         return worker
@@ -294,7 +300,7 @@ class _DeskHere:
             sent.set_result(None)
             return sent
 
-        self._desk.join(Peers(number, send, lambda: True))
+        self._desk.join(Peers(number, send))
 
     def end_exchange(self, exchange: int) -> None:
         if self._desk.peers is not None:

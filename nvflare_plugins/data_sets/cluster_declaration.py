@@ -23,8 +23,13 @@ def is_on_loopback(address: str) -> bool:
     return _LOOPBACK.fullmatch(address) is not None
 
 
+def is_under_tls(address: str) -> bool:
+    """Tell whether an address of Dask's is one under TLS."""
+    return _TLS.fullmatch(address) is not None
+
+
 def _protected(value: str) -> str:
-    if not _TLS.fullmatch(value) and not is_on_loopback(value):
+    if not is_under_tls(value) and not is_on_loopback(value):
         raise ValueError
     return value
 

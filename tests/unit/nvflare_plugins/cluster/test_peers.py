@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.desk import WorkerPart
-from nvflare_plugins.cluster.peers import ExchangeOver, Parcel, PeerLost, Peers, reduce_scatter
+from nvflare_plugins.cluster.peers import ALL, ExchangeOver, Parcel, PeerLost, Peers, reduce_scatter
 from nvflare_plugins.cluster.workers import LinkedWorkers, WorkerSilent, collect, workers_here
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
 
@@ -33,7 +33,7 @@ def joined(n: int) -> list[Peers]:
         found[to].deliver(parcel)
         return sent()
 
-    found += [Peers(number, send, lambda: True) for number in range(n)]
+    found += [Peers(number, send) for number in range(n)]
     return found
 
 
@@ -79,13 +79,14 @@ def test_whoever_waits_and_whoever_comes_to_wait_hears_of_the_end() -> None:
 
 
 def test_a_worker_that_the_site_has_let_go_waits_no_longer() -> None:
-    peers = Peers(0, lambda to, parcel: sent(), lambda: False)
+    peers = Peers(0, lambda to, parcel: sent())
+    peers.end(ALL)
     with pytest.raises(ExchangeOver):
         peers.receive(1, 1, 0)
 
 
 def test_a_worker_that_cannot_be_reached_is_named_by_whoever_sends() -> None:
-    peers = Peers(0, lambda to, parcel: sent(OSError()), lambda: True)
+    peers = Peers(0, lambda to, parcel: sent(OSError()))
     peers.send(2, 1, 0, b"")
     with pytest.raises(PeerLost) as lost:
         peers.receive(1, 1, 0)

@@ -139,3 +139,18 @@ def test_the_check_of_a_site_tries_its_cluster(
     assert main(["site-setup", str(tmp_path), "--check"]) == 1
     assert "worker 1 is lost" in capsys.readouterr().out
     assert [one.workers for one in asked] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_without_certificates_who_listens_has_to_be_this_sites_user(
+    family: socket.AddressFamily, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        socket.create_server((host, 0), family=family) as server,
+        socket.create_connection(server.getsockname()[:2]) as here,
+        server.accept()[0],
+    ):
+        reach.require_own_user(here)
+        monkeypatch.setattr("os.geteuid", lambda: 4711)
+        with pytest.raises(ConfigurationError, match=r"is not run by the user who runs this site.*Remedy: run it as"):
+            reach.require_own_user(here)
