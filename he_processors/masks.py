@@ -82,7 +82,8 @@ class PairwiseMasks:
             pair_secrets: by rank of each other site, the secret shared with it alone.
             group_secret: the secret that all sites share and the server lacks.
             blinder: rank of the site that blinds the sum; None leaves the sum readable by the server, which only a
-                profile with a trusted aggregator may ask for.
+                profile with a trusted aggregator may ask for. Masks are then of other keys: a message that has both
+                kinds would show its blinding.
 
         Raises:
             ValueError: ranks or lengths of secrets do not fit together.
@@ -98,8 +99,9 @@ class PairwiseMasks:
         self._blinder = blinder
         self._last_counter = -1
         self._is_closed = False
+        purpose = "masks/readable/pair" if blinder is None else "masks/pair"
         self._pair_keys = {
-            peer: extract_key(derive_key(secret, session_id, "masks/pair", min(rank, peer), max(rank, peer)))
+            peer: extract_key(derive_key(secret, session_id, purpose, min(rank, peer), max(rank, peer)))
             for peer, secret in sorted(pair_secrets.items())
         }
         self._group_key = extract_key(derive_key(group_secret, session_id, "masks/group"))

@@ -1,4 +1,4 @@
-"""The one source of secret randomness: the operating system.
+"""The one source of secret randomness of this package's own code: the operating system. SEAL draws its own.
 
 Every function that needs secret random bytes takes a ``RandomSource``. The default is ``OS_RANDOMNESS``, or
 ``BULK_RANDOMNESS`` where a million randomisers need hundreds of megabytes. Tests inject a deterministic source for

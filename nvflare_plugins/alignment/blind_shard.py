@@ -7,12 +7,12 @@ encoding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
 from nvflare_plugins.cluster.desk import WorkerPart
 from nvflare_plugins.cluster.workers import TRIAL, Workers, begin, collect
@@ -94,7 +94,7 @@ class SpreadKey:
 
 @contextmanager
 def held_by(key: BlindingKey, workers: Workers | None) -> Iterator[BlindingKey | SpreadKey]:
-    """Give workers the key while an intersection lasts; without any, the party's own process does all.
+    """Give workers the key while an intersection lasts, however it ends; without any, the party's own process does all.
 
     Raises:
         WorkerFailure: a worker is lost; the text has its number.
@@ -102,6 +102,15 @@ def held_by(key: BlindingKey, workers: Workers | None) -> Iterator[BlindingKey |
     if workers is None:
         yield key
         return
-    begin(workers, PART, [key.for_workers()] * len(workers))
-    yield SpreadKey(key, workers)
-    begin(workers, TRIAL, [()] * len(workers))  # in the place of the part, which lets the key go
+    try:
+        begin(workers, PART, [key.for_workers()] * len(workers))
+        yield SpreadKey(key, workers)
+    except BaseException:
+        with suppress(VeilBoostError):  # after a lost worker the others let go when their lines end
+            _let_go(workers)
+        raise
+    _let_go(workers)
+
+
+def _let_go(workers: Workers) -> None:
+    begin(workers, TRIAL, [()] * len(workers))  # in the place of the part

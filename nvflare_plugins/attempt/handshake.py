@@ -43,7 +43,11 @@ class SessionPolicy(Protocol):
 
     @property
     def unsigned_sessions(self) -> bool:
-        """Whether peers without certificates are accepted."""
+        """Whether peers without certificates are accepted by a site that has none."""
+
+    @property
+    def unsigned_peers(self) -> bool:
+        """Whether they are accepted by a site that has one."""
 
     @property
     def pinned_fingerprints(self) -> Mapping[str, str]:
@@ -160,10 +164,11 @@ def _check_certificate(
     """Return the peer's certificate, or None if it has none and this site's own policy accepts that."""
     site, pinned = hello.site, policy.pinned_fingerprints.get(hello.site)
     if not hello.chain:
-        if not policy.unsigned_sessions or pinned is not None:
+        key = "unsigned_peers" if identity.is_signed else "unsigned_sessions"
+        if not getattr(policy, key) or pinned is not None:
             raise AuthenticationError(
-                f"{site} shows no certificate, and this site's policy demands one (unsigned_sessions, "
-                "pinned_fingerprints)"
+                f"{site} shows no certificate, and this site's policy demands one. Policy keys: {key}, "
+                f"pinned_fingerprints. Remedy: have {site} run with its startup kit."
             )
         return None
     if identity.root is None:

@@ -31,7 +31,8 @@ _SHOWN_KEYS = {
     "min_effective_rows": "Fewest pooled rows of a tree",
     "min_rows_per_node": "Fewest pooled rows in a node",
     "min_key_bits": "Shortest Paillier key, in bits",
-    "unsigned_sessions": "Peers without certificates accepted",
+    "unsigned_sessions": "Sessions without certificates accepted",
+    "unsigned_peers": "Peers without certificates accepted",
 }
 
 

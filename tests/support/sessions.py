@@ -78,6 +78,7 @@ def _root(number: int, name: str) -> x509.Certificate:
 @dataclass
 class Policy:
     unsigned_sessions: bool = False
+    unsigned_peers: bool = False
     pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
 
     def fingerprint(self) -> str:

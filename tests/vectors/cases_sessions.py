@@ -57,6 +57,7 @@ def _keys() -> Iterator[Case]:
         ("sealing", [{"s": "pair"}, *pair]),
         ("sealing", [{"s": "group"}, {"i": 1}]),
         ("masks/pair", pair),
+        ("masks/readable/pair", pair),
         ("masks/group", []),
         ("residues/pair", pair),
         ("residues/group", []),

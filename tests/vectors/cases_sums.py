@@ -102,6 +102,9 @@ def _masks() -> Iterator[Case]:
         for rank in range(WORLD):
             given = {**keys(rank), **_LABEL, "values": _values(rank), "modulus": modulus}
             yield f"masks modulo {modulus or '2^64'}, site {rank}", "masked", given
+    given = {**keys(1), **_LABEL, "values": _values(1), "modulus": None, "readable": True}
+    yield "masks without blinding, site 1", "masked", given
+    yield "masks without blinding, site 0", "masked", {**given, **keys(0)}
     for rank in range(WORLD):
         given = {**keys(rank), "residues": [0, 1, MODULUS - 1], "counter": 2}
         yield f"masks of residues, site {rank}", "masked residues", given

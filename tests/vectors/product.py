@@ -173,7 +173,8 @@ def _keys(given: Given) -> tuple[Any, ...]:
 def _masked(given: Given) -> Gives:
     values, modulus = numbers(given["values"]), given["modulus"]
     words = np.array([value % (modulus or 1 << 64) for value in values], dtype=np.uint64)
-    masked = PairwiseMasks(*_keys(given)).mask(words, _label_of(given, len(values)), modulus)
+    masks = PairwiseMasks(*_keys(given), blinder=None if given.get("readable") else 0)
+    masked = masks.mask(words, _label_of(given, len(values)), modulus)
     return {"masked": masked.astype("<u8").tobytes().hex()}
 
 

@@ -69,9 +69,10 @@ def pair_masks(given: Given, purpose: str) -> list[tuple[int, bytes]]:
 
 def masked_words(given: Given, values: list[int], modulus: int) -> list[int]:
     info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], len(values), modulus)
-    *pairs, blinding = pair_masks(given, "masks")
+    readable = given.get("readable", False)
+    *pairs, blinding = pair_masks(given, "masks/readable" if readable else "masks")
     total = list(values)
-    for sign, key in pairs + ([blinding] if given["rank"] == 0 else []):
+    for sign, key in pairs + ([blinding] if given["rank"] == 0 and not readable else []):
         stream = keystream(message_key(key, info), len(values), modulus)
         total = [value + sign * one for value, one in zip(total, stream, strict=True)]
     return [value % (modulus or 2**64) for value in total]

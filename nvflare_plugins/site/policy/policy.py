@@ -128,9 +128,11 @@ class SitePolicy(Document):
     max_rounds: Count = 5000
     """Most rounds of a horizontal job, times `num_parallel_tree`."""
     unsigned_sessions: Flag = False
-    """Accept peers without certificates. The simulator has none, and `site-setup` on a simulator's workspace writes
-    `true`.
+    """Accept peers without certificates where this site has none either. The simulator has none, and `site-setup` on a
+    simulator's workspace writes `true`.
     """
+    unsigned_peers: Flag = False
+    """Accept peers without certificates although this site has one. A server can stand in for such a peer."""
     pinned_fingerprints: dict[Name, Fingerprint] = field(default_factory=dict)
     """SHA-256 fingerprint of a site's certificate; other certificates of that site are refused."""
     consents: Consents = Consents()

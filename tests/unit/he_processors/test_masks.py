@@ -91,13 +91,19 @@ def naive_keystream(key: bytes, message: MessageLabel, modulus: int | None) -> l
 @pytest.mark.parametrize("modulus", [None, BFV_MODULUS, (1 << 62) + 1, 3])
 def test_agrees_with_the_naive_twin(modulus):
     message = label(101)
-    low, high = make_sites(2, blinder=None)
-    key = derive_key(pair_secret(0, 1), SESSION, "masks/pair", 0, 1)
-    expected = naive_keystream(key, message, modulus)
     zeros = np.zeros(101, dtype=np.uint64)
-    assert low.mask(zeros, message, modulus).tolist() == expected
-    negated = [-word % (modulus or 1 << 64) for word in expected]
-    assert high.mask(zeros, message, modulus).tolist() == negated
+    for (low, high), blinder, purpose in (
+        (make_sites(2, blinder=None), None, "masks/readable/pair"),
+        (make_sites(2, blinder=0), 0, "masks/pair"),
+        (make_sites(2, blinder=1), 1, "masks/pair"),
+    ):
+        key = derive_key(pair_secret(0, 1), SESSION, purpose, 0, 1)
+        expected = naive_keystream(key, message, modulus)
+        if blinder != 0:
+            assert low.mask(zeros, message, modulus).tolist() == expected
+        if blinder != 1:
+            negated = [-word % (modulus or 1 << 64) for word in expected]
+            assert high.mask(zeros, message, modulus).tolist() == negated
 
 
 def test_known_answer():
@@ -199,3 +205,14 @@ def test_residues_are_the_keystream_however_many_are_asked_for(n):
     words = np.frombuffer(aes.update(bytes(16 * (n + 1))), dtype="<u8") >> np.uint64(3)
     expected = words[words < modulus][:n]
     assert (uniform_residues(key, modulus, n) == expected).all()
+
+
+@pytest.mark.parametrize("modulus", MODULI)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_masks_with_and_without_blinding_have_no_key_in_common(rank, modulus):
+    """Else a message masked in both ways would show the blinding, or the difference of two messages."""
+    values, blinded, readable = np.zeros(64, np.uint64), make_sites(3)[rank], make_sites(3, blinder=None)[rank]
+    assert not set(blinded._pair_keys.values()) & set(readable._pair_keys.values())
+    if (modulus or 4) > 3:
+        both = [site.mask(values, label(64), modulus) for site in (blinded, readable)]
+        assert not np.array_equal(*both)

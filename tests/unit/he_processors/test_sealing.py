@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
+from he_processors import sealing
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.sealing import SEALED_OVERHEAD_BYTES, SealedBox
 
@@ -88,3 +94,39 @@ def test_messages_hold_no_plaintext_or_key():
     with pytest.raises(AuthenticationError) as caught:
         SealedBox(SECRET, SESSION, 1, 0).open(sealed)
     assert "plaintext" not in str(caught.value) and SECRET.hex() not in str(caught.value)
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[], bytes]) -> list[bytes | Exception]:
+    """Have two threads do the same, and meet where they form their nonces, if nothing keeps them from it."""
+    meeting, form = threading.Barrier(2), sealing._nonce
+
+    def nonce(counter: int) -> bytes:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(1)
+        return form(counter)
+
+    monkeypatch.setattr(sealing, "_nonce", nonce)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(work) for _ in range(2)]
+    return [future.exception() or future.result() for future in asked]  # type: ignore[misc]
+
+
+def test_two_threads_never_seal_under_one_counter(monkeypatch):
+    sender, recipient = pair()
+    sealed = at_once(monkeypatch, lambda: sender.seal(b"same"))
+    assert len({one[:13] for one in sealed}) == 2
+    assert [recipient.open(one) for one in sorted(sealed)] == [b"same"] * 2
+
+
+def test_two_threads_never_open_one_message_twice(monkeypatch):
+    sender, recipient = pair()
+    sealed = sender.seal(b"once")
+    found = at_once(monkeypatch, lambda: recipient.open(sealed))
+    assert [type(one) for one in found].count(ProtocolError) == 1 and b"once" in found
+
+
+def test_a_forked_process_does_not_seal(monkeypatch):
+    sender, _ = pair()
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(ProtocolError, match="forked"):
+        sender.seal(b"x")

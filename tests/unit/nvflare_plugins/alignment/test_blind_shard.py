@@ -84,6 +84,27 @@ def test_the_key_goes_to_workers_by_one_way_and_is_let_go() -> None:
         assert not any(hasattr(desk._part, "_key") for desk in desks)
 
 
+@pytest.mark.parametrize("error", [ProtocolError("a message"), WorkerLost("worker 1"), KeyboardInterrupt()])
+def test_the_key_is_let_go_whatever_ends_the_intersection(error: BaseException) -> None:
+    with workers_here(2) as workers:
+        desks = [link._desk for link in workers._links]  # type: ignore[attr-defined]
+        with pytest.raises(type(error)) as raised, held_by(key(), workers):
+            raise error
+        assert raised.value is error
+        assert not any(hasattr(desk._part, "_key") for desk in desks)
+
+
+def test_the_key_is_let_go_where_a_worker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with workers_here(2) as workers:
+        desks = [link._desk for link in workers._links]  # type: ignore[attr-defined]
+        take = desks[1].begin
+        refusal = ("refused", "ProtocolError", "these bytes are no blinding key")
+        monkeypatch.setattr(desks[1], "begin", lambda path, args: refusal if args else take(path, args))
+        with pytest.raises(ProtocolError, match="no blinding key"), held_by(key(), workers):
+            pass
+        assert not any(hasattr(desk._part, "_key") for desk in desks)
+
+
 @pytest.mark.parametrize("secret", [b"", bytes(32), b"\xff" * 32, b"\1" * 31])
 def test_no_other_bytes_are_taken_as_a_key(secret: bytes) -> None:
     with pytest.raises(ProtocolError, match="no blinding key"):

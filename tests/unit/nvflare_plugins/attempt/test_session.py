@@ -183,6 +183,18 @@ def test_an_unsigned_peer_is_refused_by_a_policy_that_demands_signatures():
     fails(open_all(sites, [Policy(), OPEN, Policy()]), AuthenticationError, "site-2 shows no certificate", at=0)
 
 
+def test_a_site_that_signs_meets_unsigned_peers_by_a_key_of_its_own():
+    """What lets sites without certificates meet says nothing of a site that has one: a server could be such a peer."""
+    sites = signed_sites()
+    sites[1] = Identity("site-2", root=sites[0].root, server_names=sites[0].server_names)
+    fails(open_all(sites, [OPEN] * 3), AuthenticationError, "Policy keys: unsigned_peers", at=0)
+    mixed = Policy(unsigned_peers=True)
+    fails(open_all(sites, [mixed] * 3), AuthenticationError, "unsigned_sessions", at=1)
+    sessions = open_all(sites, [mixed, OPEN, mixed]).sessions
+    assert not any(session.signed for session in sessions)
+    assert set(sessions[0].certificate_fingerprints) == {"site-1", "site-3"}
+
+
 def test_a_stripped_certificate_is_no_downgrade():
     """The server removes site 2's certificate on its way to site 1, whose policy happens to accept unsigned peers."""
 
@@ -197,12 +209,12 @@ def test_a_stripped_certificate_is_no_downgrade():
 def test_pinned_fingerprints():
     sites = signed_sites()
     pins = {"site-2": fingerprint(sites[1].chain[0]).hex()}
-    assert open_all(sites, [Policy(False, pins)] * 3).sessions
+    assert open_all(sites, [Policy(pinned_fingerprints=pins)] * 3).sessions
     # A second certificate in the same name, from the same root: what only a pin can notice.
     sites[1] = Authority().identity("site-2", 7)
     assert open_all(sites).sessions
-    fails(open_all(sites, [Policy(False, pins), Policy(), Policy()]), AuthenticationError, "pinned", at=0)
-    pinned_but_open = Policy(True, pins)
+    fails(open_all(sites, [Policy(pinned_fingerprints=pins), Policy(), Policy()]), AuthenticationError, "pinned", at=0)
+    pinned_but_open = Policy(True, pinned_fingerprints=pins)
     fails(open_all(unsigned_sites(), [pinned_but_open, OPEN, OPEN]), AuthenticationError, "site-2", at=0)
 
 
