@@ -112,6 +112,17 @@ def room_of(parts: Sequence[str]) -> str:
     return parts[0].removesuffix(".py")
 
 
+def test_only_the_script_that_starts_a_cluster_imports_dask() -> None:
+    """Dask's client loads code from schedulers and workers: the process of a site does without (SECURITY.md)."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package in FORBIDDEN
+        for path in (ROOT / package).rglob("*.py")
+        if imported(path.read_text()) & {"dask", "distributed", "cloudpickle"}
+    }
+    assert found == {"nvflare_plugins/recipes/local_workers.py"}
+
+
 def arrows() -> Iterator[tuple[str, str, str]]:
     """Yield (module's path, its room, what it imports from another room, below nvflare_plugins)."""
     for path in sorted((ROOT / PLUGINS).rglob("*.py")):

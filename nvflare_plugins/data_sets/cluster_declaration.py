@@ -61,7 +61,9 @@ class Cluster(Document):
     IS_JSON = False  # it holds paths
 
     scheduler: Annotated[str, STRICT, AfterValidator(_protected), _ADDRESS]
-    """Address of the scheduler, `tls://host:port`. Without TLS it has to be on this machine's loopback."""
+    """Address of the scheduler, `tls://host:port`. Without TLS scheduler and workers have to be on this machine's
+    loopback, and run by the user who runs this site.
+    """
     workers: Annotated[int, STRICT, Ge(1), Le(MOST_WORKERS)]
     """How many workers take part, each with a part of the rows. They need one thread each, and the same releases as
     this site.
