@@ -35,7 +35,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.node_floor import child_weight, with_floor
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
@@ -215,7 +215,7 @@ class _Run:
     def _finish(self, reservations: Reservations) -> JobResult:
         attempt, job = self._attempt, self._job
         names = self._prepared.table.feature_names
-        model = with_lists(self._model.to_bytes(), names, {}, job.label_classes)
+        model = finished(with_positive_covers(self._model.to_bytes()), names, {}, job.label_classes)
         hmac = attempt.conclude(model, MODEL)
         path = attempt.folder.write_model(model)
         attempt.all_have_written()

@@ -47,7 +47,7 @@ from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import MaskedSums
-from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "DPBoost"
@@ -158,7 +158,8 @@ class _Training:
             start = self._start(payment)
             trees = list(self._train(payment, start))
             model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
-            content = with_lists(xgboost_model(model, job.names), job.names, job.categories, job.label_classes)
+            written = with_positive_covers(xgboost_model(model, job.names))
+            content = finished(written, job.names, job.categories, job.label_classes)
             hmac = attempt.conclude(content)
             path = attempt.folder.write_model(content)
             attempt.all_have_written()

@@ -50,6 +50,7 @@ from nvflare_plugins.vertical.model.model_files import (
 )
 from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
+from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -238,6 +239,7 @@ class ActiveParty(_Party):
         foreign = [f"{site}.{alias}.bucket" for site, aliases in parties for alias in aliases]
         booster = xgb.Booster(model_file=bytearray(trained))
         booster.feature_names = [*rows.names, *foreign]
+        booster.set_attr(**{LEAST_XGBOOST_ATTRIBUTE: LEAST_XGBOOST})
         model = bytes(booster.save_raw("json"))
         found = cross_validated(rows.columns, _required(rows.label), kept.blocks, parameters, job.num_rounds)
         attempt.round_done(RoundRow(0, time.perf_counter() - started))

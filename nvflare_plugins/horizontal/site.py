@@ -69,7 +69,7 @@ from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, with_attribute, with_lists
+from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, finished, with_attribute
 from nvflare_plugins.xgb.node_floor import with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -405,7 +405,7 @@ class _Run:
     def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
         job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
         trained, names = bytes(result.booster.save_raw("json")), self._prepared.table.feature_names
-        model = with_lists(self._marked(trained), names, job.categories, job.label_classes)
+        model = finished(self._marked(trained), names, job.categories, job.label_classes)
         hmac = attempt.conclude(model, MODEL)
         path = attempt.folder.write_model(model)
         attempt.all_have_written()

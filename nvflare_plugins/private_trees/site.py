@@ -50,7 +50,7 @@ from nvflare_plugins.site.memory.sent_rows import SentRows
 from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.xgb.model_json import check_names_survive, with_lists
+from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.recalibration import with_clipping
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -220,7 +220,7 @@ class _Training:
             self._last = time.perf_counter()
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
-            model = with_lists(trained, names, job.categories, job.label_classes)
+            model = finished(with_positive_covers(trained), names, job.categories, job.label_classes)
             if self._plan.training.method.query is LeafQuery.CLIPPED and job.target is TWO_CLASSES:
                 model = with_clipping(model, CLIPPED_AT)
             hmac = self._attempt.conclude(model)

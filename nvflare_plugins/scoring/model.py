@@ -24,6 +24,7 @@ from nvflare_plugins.formatting import printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
+    COVERS_ATTRIBUTE,
     PART_ATTRIBUTE,
     bare_model,
     declared_classes,
@@ -86,6 +87,7 @@ class FinishedModel:
             raise self._error(_PART)
         self.objective = str(learner["objective"]["name"])
         self._trees: list[dict[str, Any]] = trees_model(learner)["trees"]
+        self._lacks_covers = COVERS_ATTRIBUTE in attributes
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
         self.classes = self._read_classes(learner, attributes)
@@ -213,7 +215,7 @@ class FinishedModel:
         """
         if any(leaf_size(tree) > 1 for tree in self._trees):
             raise self._error("has vectors for leaves (multi_output_tree), for which XGBoost computes no SHAP values")
-        n_wrong = sum(not _are_covers(tree) for tree in self._trees)
+        n_wrong = len(self._trees) if self._lacks_covers else sum(not _are_covers(tree) for tree in self._trees)
         if n_wrong:
             raise self._error(
                 f"cannot be explained: in {n_wrong} of {len(self._trees)} trees the covers, by which SHAP values weigh "

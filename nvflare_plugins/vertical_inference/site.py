@@ -51,6 +51,7 @@ from nvflare_plugins.vertical_inference.rows import Rows, UnreadRows
 from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
 from nvflare_plugins.vertical_inference.serving.parties import check_cap, serve, stay
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
+from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, with_attribute
 from nvflare_plugins.xgb.versions import installed_release
 
 _BLINDED = "Workers of this site's cluster blinded the ids; the rest ran in the site's own process."
@@ -246,6 +247,7 @@ def _merge(run: Run, part: ActivePart, rows: Rows) -> Write:
         tables.append((first, _table(told[party.site], party.aliases)))
         first += len(party.aliases)
     model = merge(part.booster, len(part.columns), tables)
+    model = with_attribute(model, LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST)
     return lambda folder: write_merged(folder, model)
 
 

@@ -21,6 +21,13 @@ CATEGORIES_ATTRIBUTE = "veilboost_categories"
 CLASSES_ATTRIBUTE = "veilboost_label_classes"
 PARTS_ATTRIBUTE = "veilboost_trained_by"
 """In a model of a job that went on without a site: which sites trained from which round on (horizontal/going_on.py)."""
+LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST = "veilboost_least_xgboost", "3.1"
+"""In every finished model: the first release that reads it. Earlier ones drop the list of base scores, and predict
+wrongly without an error; they look at no attribute."""
+COVERS_ATTRIBUTE = "veilboost_covers"
+"""In a model whose covers (``sum_hessian``) are not those of rows."""
+COVERS_NOTE = "noised, or not shared and so one small number for each leaf: SHAP values weigh by no training rows"
+LEAST_COVER = np.float32(1e-6)
 PART_ATTRIBUTE = "veilboost_part"
 """In a model that loads as an ordinary one and is not: thresholds of other parties are zero in it."""
 PART_NOTE = "thresholds of other parties are 0.0 here: predictions are wrong, and so are SHAP values"
@@ -68,6 +75,37 @@ def with_lists(
     if categories:
         attributes[CATEGORIES_ATTRIBUTE] = _words({name: list(categories[name]) for name in sorted(categories)})
         trees_model(learner)["cats"] = _container([categories.get(name, ()) for name in feature_names])
+    return model_bytes(document)
+
+
+def finished(
+    model: bytes, feature_names: Sequence[str], categories: Lists, label_classes: Sequence[str | int] | None
+) -> bytes:
+    """Return a trained model as a job leaves it: ``with_lists``, and the release of XGBoost that it needs."""
+    listed = with_lists(model, feature_names, categories, label_classes)
+    return with_attribute(listed, LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST)
+
+
+def with_positive_covers(model: bytes) -> bytes:
+    """Return a model of which every leaf has some cover, and every inner node the sum of its children's.
+
+    Programs that explain trees divide by covers, and fail or go wrong over noised and absent ones. Nothing that
+    predicts is changed; an attribute says that these covers are not those of rows.
+
+    Privacy: post-processing of the model.
+    """
+    document = json.loads(model)
+    for tree in trees_model(document["learner"])["trees"]:
+        left, right = tree["left_children"], tree["right_children"]
+        cover = np.fmax(np.asarray(tree["sum_hessian"], dtype=np.float32), LEAST_COVER)
+        order = [0]  # each node before its children
+        for node in order:
+            order += [left[node], right[node]] if left[node] >= 0 else []
+        for node in reversed(order):
+            if left[node] >= 0:
+                cover[node] = cover[left[node]] + cover[right[node]]
+        tree["sum_hessian"] = [float(str(value)) for value in cover]
+    document["learner"].setdefault("attributes", {})[COVERS_ATTRIBUTE] = COVERS_NOTE
     return model_bytes(document)
 
 

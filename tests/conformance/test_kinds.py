@@ -16,8 +16,10 @@ from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, PART_ATTRIBUTE
 from tests.conformance.kind_cases import CASES, DATA
 from tests.support.flare_job import Finished, run_flare_job
+from tests.support.scoring import check_covers_add_up
 
 SITES = ("site-1", "site-2", "site-3")
 # Consents without which a site would have refused the case of a kind.
@@ -119,6 +121,14 @@ def test_a_job_ends_well_at_all_sites(finished: tuple[str, Finished]) -> None:
     assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
     written = [any((run.folder(site) / file).is_file() for file in CASES[name].results) for site in SITES]
     assert all(written) or (name in ("vertical_inference", "vertical_tuning") and written[0])
+
+
+def test_a_finished_model_says_what_reads_it_and_has_covers_to_divide_by(finished: tuple[str, Finished]) -> None:
+    for path in (path for site in SITES for path in finished[1].folder(site).glob("*model.json")):
+        document = json.loads(path.read_bytes())
+        if "learner" in document and PART_ATTRIBUTE not in document["learner"]["attributes"]:
+            assert document["learner"]["attributes"][LEAST_XGBOOST_ATTRIBUTE] == LEAST_XGBOOST
+            check_covers_add_up(document)
 
 
 def test_every_site_keeps_a_record_and_a_report(finished: tuple[str, Finished]) -> None:

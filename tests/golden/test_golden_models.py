@@ -11,8 +11,11 @@ import pytest
 import xgboost as xgb
 
 from he_processors.curve.registry import available_backends
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError
+from nvflare_plugins.xgb.model_json import COVERS_ATTRIBUTE, LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE
 from tests.golden.jobs import JOBS, MODELS
 from tests.golden.write import MANIFEST
+from tests.support.scoring import check_covers_add_up
 
 RECORDED = json.loads(MANIFEST.read_text())
 
@@ -68,6 +71,37 @@ def test_the_golden_files_are_those_of_the_manifest() -> None:
     }
     assert found == RECORDED["files"]
     assert set(found) == set(JOBS)
+
+
+WHOLE = sorted(MODELS.glob("*/*model.json"), key=lambda path: path.parent.name)
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.parent.name)
+def test_covers_are_positive_and_add_up_and_ours_are_explained_where_they_are_of_rows(path: Path) -> None:
+    document = json.loads(path.read_bytes())
+    attributes = document["learner"]["attributes"]
+    check_covers_add_up(document)
+    assert attributes[LEAST_XGBOOST_ATTRIBUTE] == LEAST_XGBOOST
+    is_private = path.parent.name.startswith(("private_trees", "dpboost", "bagging"))
+    assert (COVERS_ATTRIBUTE in attributes) == is_private
+    model = FinishedModel(path.read_bytes(), path.name)
+    if is_private:
+        with pytest.raises(ScoringError, match="are not those of training rows"):
+            model.check_explainable()
+    else:
+        model.check_explainable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.parent.name)
+def test_shap_explains_every_model(path: Path) -> None:
+    shap = pytest.importorskip("shap", reason="shap is not installed")
+    booster = xgb.Booster(model_file=path)
+    rows = np.random.default_rng(0).normal(10, 8, (50, booster.num_features())).astype(np.float32)
+    margins = booster.predict(xgb.DMatrix(rows, feature_names=booster.feature_names), output_margin=True)
+    explainer = shap.TreeExplainer(booster)
+    found = explainer.shap_values(rows).sum(axis=1) + explainer.expected_value
+    np.testing.assert_allclose(found, margins, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", ["leaf", "cut", "tree"])

@@ -81,3 +81,12 @@ def changed(path: Path, change: Any) -> Path:
     change(document)
     path.write_text(json.dumps(document, ensure_ascii=False))
     return path
+
+
+def check_covers_add_up(document: dict) -> None:
+    """Assert that each leaf of a model has some cover, and each inner node its children's."""
+    for tree in document["learner"]["gradient_booster"]["model"]["trees"]:
+        left, right = np.array(tree["left_children"]), np.array(tree["right_children"])
+        cover, inner = np.array(tree["sum_hessian"], dtype=np.float32), left >= 0
+        assert (cover > 0).all()
+        np.testing.assert_allclose(cover[inner], cover[left[inner]] + cover[right[inner]], rtol=1e-5)

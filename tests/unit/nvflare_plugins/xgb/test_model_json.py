@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost as xgb
+from hypothesis import given
+from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.export import strip_sum_hessian
@@ -17,9 +19,12 @@ from nvflare_plugins.xgb.model_json import (
     check_lists,
     check_names_survive,
     model_bytes,
+    trees_model,
     with_lists,
+    with_positive_covers,
     without_lists,
 )
+from tests.support.scoring import check_covers_add_up
 
 NAMES = ["Größe", "身長", "🦊 size", "say \"it\" 'so' \\ {now}", "é" * 200, "a(b)/c%"]
 RNG = np.random.default_rng(3)
@@ -46,6 +51,20 @@ def test_names_of_all_scripts_survive_a_rewritten_document(plain):
     ):
         assert booster_of(copy).feature_names == NAMES
         assert np.array_equal(booster_of(copy).predict(matrix), booster_of(model).predict(matrix))
+
+
+@given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([0.0, 1e-9, 1.0, 1e6]), lacks=st.booleans())
+def test_covers_of_any_kind_become_positive_and_add_up_and_predictions_stay(plain, seed, scale, lacks):
+    document, random = json.loads(plain[0]), np.random.default_rng(seed)
+    for tree in trees_model(document["learner"])["trees"]:
+        cover = scale * random.normal(size=len(tree["left_children"]))
+        tree["sum_hessian"] = np.where(random.random(cover.size) < lacks / 2, np.nan, cover).tolist()
+    raised = with_positive_covers(model_bytes(document))
+    check_covers_add_up(json.loads(raised))
+    matrix = xgb.DMatrix(plain[1], feature_names=NAMES)
+    for options in ({}, {"output_margin": True}, {"pred_leaf": True}):
+        ours = booster_of(raised).predict(matrix, **options)
+        assert np.array_equal(ours, booster_of(plain[0]).predict(matrix, **options))
 
 
 def test_a_model_without_lists_stays_as_it_is(plain):
