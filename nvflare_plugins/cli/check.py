@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan.command import read_job
-from nvflare_plugins.data_sets.declaration import MISSING_TEXTS, DataSet
+from nvflare_plugins.cli.site_setup import readers
+from nvflare_plugins.data_sets.declaration import MISSING_TEXTS, DataSet, format_of
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
 from nvflare_plugins.data_sets.survey.survey import Draft, Survey, survey
 from nvflare_plugins.formatting import counted, printable
@@ -33,6 +37,8 @@ _OPTION_OF = {
     "thousands": "--thousands",
     "missing": "--missing",
     "dates": "--date",
+    "columns": "--column",
+    "format": "--format",
     "rename": "--rename",
     "drop_unlabelled": "--drop-unlabelled",
 }
@@ -170,13 +176,22 @@ def _sentence(finding: Finding) -> str:
 
 def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
     if draft.options:
+        options = dict(draft.options)
+        if format_of(one.path) is None and one.loader is None and one.path.is_file():
+            options["format"] = one.format
         yield f"\nFor the policy, as data_sets.{printable(one.name)}:"
-        yield f"  {_json(dict(draft.options))}"
-        yield f"or: veilboost site-setup DIR {_site_setup(one, draft.options)}"
+        yield f"  {_json({'path': str(one.path), **options})}"
+        if (line := _site_setup(one, options)) is not None:
+            yield f"or: veilboost site-setup DIR {line}"
+        else:
+            yield "(no line of a shell says that: put it into the policy's file)"
+    if draft.dates:
+        yield f"\nDates are left out of features: {_python(list(draft.dates))}. Rows to score lie after all days that a"
+        yield "model has seen, and a day may tell who was there. To train on them all the same, add them to features."
     if not draft.features:
         return
     yield "\nFor a recipe. Lists are taken from this file and become public with the job: complete them from what is"
-    yield "known anyway. Ids, constants and free text are left out."
+    yield "known anyway. Ids, dates, constants and free text are left out."
     yield f"  features={_python(list(draft.features))},"
     if draft.categories:
         yield f"  categories={_python({name: list(values) for name, values in draft.categories.items()})},"
@@ -197,8 +212,8 @@ def _python(value: object) -> str:
     return printable(text, len(text))
 
 
-def _site_setup(one: DataSet, options: Any) -> str:
-    """Return the options of ``veilboost site-setup`` that say the same."""
+def _site_setup(one: DataSet, options: Mapping[str, Any]) -> str | None:
+    """Return the options of ``veilboost site-setup`` that say the same; None if they cannot."""
     words = ["--data-set", f"{one.name}={one.path}"]
     for key, value in options.items():
         option = _OPTION_OF[key]
@@ -209,9 +224,18 @@ def _site_setup(one: DataSet, options: Any) -> str:
         elif isinstance(value, list):
             words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{one.name}={text}")]
         else:
-            words += [option, f"{one.name}={value}"]
+            words += [option, f"{one.name}={value if value.isprintable() else json.dumps(value)[1:-1]}"]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            said = make_parser().parse_args(["site-setup", "DIR", *words])
+    except SystemExit:  # a name that begins like an option
+        return None
+    wanted = dict(options)
+    if "missing" in wanted:
+        wanted["missing"] = [text for text in wanted["missing"] if text not in MISSING_TEXTS]
+    is_same = said.data_sets == [(one.name, str(one.path))] and readers(said) == {one.name: wanted}
     text = shlex.join(words)
-    return printable(text, len(text))
+    return text if is_same and text.isprintable() and "{site}" not in text else None
 
 
 def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str, Any]:
@@ -234,6 +258,7 @@ def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str,
         ],
         "draft": {
             "features": list(draft.features),
+            "dates": list(draft.dates),
             "categories": {name: list(values) for name, values in draft.categories.items()},
             "label_classes": None if draft.label_classes is None else list(draft.label_classes),
             "feature_bounds": {

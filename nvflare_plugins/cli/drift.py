@@ -138,7 +138,7 @@ def _others(spec: DataSet, known: set[str], ignored: list[str]) -> list[str]:
     missing = [name for name in ignored if name not in present]
     if missing:
         raise ConfigurationError(f"--ignore {printable(missing[0])!r}: {spec.name} has no such column")
-    return [name for name in present if name not in known and name != spec.id]
+    return [name for name in present if name not in known and name not in spec.no_features]
 
 
 def _print(scores: list[Drift], features: list[Drift], document: dict[str, Any]) -> None:

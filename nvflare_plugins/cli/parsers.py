@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from nvflare_plugins.cli.month_parsers import (
     add_snapshot,
 )
 from nvflare_plugins.cli.plan_parser import HORIZONTAL_PROFILES, add_plan
-from nvflare_plugins.data_sets.declaration import ENCODINGS
+from nvflare_plugins.data_sets.declaration import ANSWERS, ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
 ROOT_CERTIFICATE = "rootCA.pem"
@@ -283,6 +284,29 @@ def _of_column(text: str) -> tuple[str, dict[str, str]]:
     return name, {column: what}
 
 
+def _one_character(text: str) -> tuple[str, str]:
+    """Return a character, which may be written as JSON escapes it: terminals show no tab."""
+    name, value = _named(text)
+    if value.startswith("\\") and len(value) > 1:
+        try:
+            value = json.loads(f'"{value}"')
+        except ValueError:
+            raise argparse.ArgumentTypeError(r"give NAME=CHARACTER, a tab as \t") from None
+    return name, value
+
+
+def _answer(text: str) -> tuple[str, dict[str, object]]:
+    name, value = _named(text)
+    place = value.find("={") if value.endswith("}") else value.rfind("=")
+    column, answer = value[:place], value[place + 1 :]
+    if place < 0 or not answer:
+        raise argparse.ArgumentTypeError("give NAME=COLUMN=ANSWER")
+    try:
+        return name, {column: json.loads(answer) if answer.startswith("{") else answer}
+    except ValueError:
+        raise argparse.ArgumentTypeError('give numbers of texts as JSON: NAME=COLUMN={"TEXT": NUMBER}') from None
+
+
 def _list_of(text: str) -> tuple[str, list[str]]:
     name, value = _named(text)
     return name, [value]
@@ -290,16 +314,28 @@ def _list_of(text: str) -> tuple[str, list[str]]:
 
 _READER_OPTIONS: dict[str, tuple[str, str, Callable[[str], tuple[str, object]], str]] = {
     "--encoding": ("encoding", "NAME=ENCODING", _named, f"of a CSV file: {', '.join(ENCODINGS)}"),
-    "--separator": ("separator", "NAME=CHARACTER", _named, "between the columns of a CSV file"),
+    "--format": ("format", "NAME=FORMAT", _named, "csv or parquet, where it does not follow from the file's suffix"),
+    "--separator": ("separator", "NAME=CHARACTER", _one_character, r"between the columns of a CSV file; a tab is \t"),
     "--decimal": (
         "decimal",
         "NAME=CHARACTER",
         _named,
         "between whole part and fraction of numbers that are text: . or ,",
     ),
-    "--thousands": ("thousands", "NAME=CHARACTER", _named, "between groups of three digits of such numbers"),
+    "--thousands": ("thousands", "NAME=CHARACTER", _one_character, "between groups of three digits of such numbers"),
     "--missing": ("missing", "NAME=TEXT", _list_of, "a text that means missing, besides those of the policy"),
-    "--date": ("dates", "NAME=COLUMN=PATTERN", _of_column, "a column of dates, as in credit=opened=DD.MM.YYYY"),
+    "--date": (
+        "dates",
+        "NAME=COLUMN=PATTERN",
+        _of_column,
+        "a column of dates, as in credit=opened=DD.MM.YYYY, or `DD.MM.YY from 1930` for 1930 to 2029",
+    ),
+    "--column": (
+        "columns",
+        "NAME=COLUMN=ANSWER",
+        _answer,
+        f"what a column is: {', '.join(ANSWERS)}, or a number for each text, as JSON",
+    ),
     "--rename": ("rename", "NAME=COLUMN=NEW", _of_column, "another name for a column"),
     "--memory": ("memory", "NAME=HOW", _named, "how many rows are held at once: whole, passes or external (Parquet)"),
     "--drop-unlabelled": (

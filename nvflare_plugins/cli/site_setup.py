@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         dict(args.budgets),
         tuple(args.allow),
         args.keep_in,
-        _readers(args),
+        readers(args),
         dict(args.statement),
         tuple(args.added_profiles),
         _snapshots(args),
@@ -101,7 +101,7 @@ def _snapshots(args: argparse.Namespace) -> dict[str, dict[str, str]]:
     return snapshots
 
 
-def _readers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def readers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the reader's options by data set; those that can be repeated are put together."""
     readers: dict[str, dict[str, Any]] = {}
     for option, given in vars(args).items():

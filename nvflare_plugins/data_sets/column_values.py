@@ -41,11 +41,13 @@ class ColumnLoader:
     def feature(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
         """Shapes: result: float32[n_rows]; NaN is missing."""
         values = self.file.numbers(name, column)
-        if name not in self.spec.dates and are_ids(values, name):
+        if name not in self.spec.dates and name not in self.spec.columns and are_ids(values, name):
             _log.warning(
                 "column %r of data set %r looks like an id: nearly all of its numbers are whole and different. A model "
-                "that splits on it tells who is who; leave it out of the job's features unless it is a measurement",
+                "that splits on it tells who is who; leave it out of the job's features unless it is a measurement. "
+                "Policy key: data_sets.%s.columns",
                 name,
+                self.spec.name,
                 self.spec.name,
             )
         return self._narrow(name, values)

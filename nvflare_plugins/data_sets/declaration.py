@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.answers import CATEGORIES, ID, LIMITS, MEASUREMENT, YES_NO, Answer, is_read_by
 from nvflare_plugins.data_sets.cluster_declaration import Cluster
 from nvflare_plugins.data_sets.part_files import files_of, is_in_parts
 from nvflare_plugins.data_sets.text_values import DECIMALS, THOUSANDS, DatePattern
@@ -106,7 +107,19 @@ Renamed = Annotated[
 ]
 Dates = Annotated[
     dict[Column, Annotated[str, STRICT, AfterValidator(_is_date)]],
-    Words("an object from column to pattern, such as DD.MM.YYYY or YYYY-MM-DD hh:mm:ss"),
+    Words(
+        "an object from column to pattern, such as DD.MM.YYYY or YYYY-MM-DD hh:mm:ss; years of two digits need the "
+        "first of the hundred years that they mean, as in DD.MM.YY from 1930"
+    ),
+]
+ANSWERS = (MEASUREMENT, ID, CATEGORIES, YES_NO, LIMITS)
+Answers = Annotated[
+    dict[
+        Column,
+        Annotated[str, OneOf(*ANSWERS)]
+        | dict[Annotated[str, STRICT], Annotated[float, STRICT, Field(allow_inf_nan=False)] | None],
+    ],
+    Words(f"an object from column to {', '.join(ANSWERS)} or an object from text to number (null: missing)"),
 ]
 _DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
 Statement = Annotated[
@@ -259,9 +272,17 @@ class DataSet(Document):
     """Between groups of three digits of such numbers."""
     dates: Dates = field(default_factory=dict)
     """Columns of dates, with the pattern of their texts: `YYYY`, `MM` and `DD` (`M`, `D`: one digit or two), then
-    perhaps `hh`, `mm`, `ss`, as in `DD.MM.YYYY` or `YYYY-MM-DD hh:mm`. They become the days since 1970-01-01, the time
-    as a fraction of a day (XGBoost's float32 keeps some three minutes). What a Parquet file declares as date or time
-    counts in UTC, whatever the pattern says.
+    perhaps `hh`, `mm`, `ss`, as in `DD.MM.YYYY` or `YYYY-MM-DD hh:mm`. Years of two digits (`YY`) are declared with the
+    first of the hundred years that they mean: `DD.MM.YY from 1930` is 1930 to 2029. Dates become the days since
+    1970-01-01, the time as a fraction of a day (XGBoost's float32 keeps some three minutes). What a Parquet file
+    declares as date or time counts in UTC, whatever the pattern says.
+    """
+    columns: Answers = field(default_factory=dict)
+    """What single columns are, where `veilboost check` asks. `measurement`: numbers, however many different ones.
+    `id`: names rows, and is never a feature. `categories`: texts for a public list, even if they look like numbers.
+    `yes/no`: yes, y, ja, j, true, 1 become 1, and no, n, nein, false, 0 become 0. `limits`: `<x` becomes half of x (x
+    itself where that is not above 0) and `>x` becomes x; other texts are numbers. An object gives texts their numbers,
+    `null` is missing: `{"m": 0, "f": 1, "999": null}`; other texts are numbers.
     """
     rename: Renamed = field(default_factory=dict)
     """Other names for columns. Jobs, and all other keys, use the new ones."""
@@ -281,6 +302,16 @@ class DataSet(Document):
     """A cluster for trainings on this data set, in the place of the policy's own. Rows that a training evaluates on are
     with those that it trains on: another cluster here ends a horizontal job.
     """
+
+    @property
+    def read_otherwise(self) -> dict[str, Answer]:
+        """Return the columns whose texts become numbers by what the policy answers of them."""
+        return {name: answer for name, answer in self.columns.items() if is_read_by(answer)}
+
+    @property
+    def no_features(self) -> set[str]:
+        """Return the columns that name rows."""
+        return {name for name, answer in self.columns.items() if answer == ID} | ({self.id} if self.id else set())
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -315,6 +346,10 @@ class DataSet(Document):
             )
         if self.decimal == self.thousands:
             raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
+        if both := sorted(set(self.columns) & set(self.dates)):
+            raise ConfigurationError(
+                f"data_sets.{self.name}.columns answers {both[0]!r}, which dates declares as one: leave one of them out"
+            )
         pure = None if self.privacy is None else self.privacy.pure_epsilon
         if self.privacy is not None and pure is not None and pure > self.privacy.epsilon:
             raise ConfigurationError(

@@ -26,7 +26,7 @@ from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.data_sets.tabular_files import TabularFile
 from nvflare_plugins.failures import DataRefusal
 
-_READER = ("missing", "decimal", "thousands", "dates", "rename")
+_READER = ("missing", "decimal", "thousands", "dates", "columns", "rename")
 
 
 def plain_reading(passes: RowPasses, rows: slice) -> dict[str, Any]:

@@ -311,11 +311,12 @@ def _public_list(name: str, values: Sequence[object]) -> tuple[str, ...]:
 
 def _refuse_lists_of_dates(listed: Sequence[str], spec: DataSet) -> None:
     for name in listed:
-        if name in spec.dates:
-            raise ConfigurationError(
-                f"a list is given for {name!r}, which data set {spec.name!r} holds as a date: leave the list out. "
-                f"Policy key: data_sets.{spec.name}.dates."
-            )
+        for key, held, what in (("dates", spec.dates, "a date"), ("columns", spec.read_otherwise, "a number")):
+            if name in held:
+                raise ConfigurationError(
+                    f"a list is given for {name!r}, which data set {spec.name!r} holds as {what}: leave the list out. "
+                    f"Policy key: data_sets.{spec.name}.{key}."
+                )
 
 
 def _feature_names(file: TabularFile, special: list[str], features: Sequence[str] | None, spec: DataSet) -> list[str]:
@@ -323,7 +324,8 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
         raise ConfigurationError("label, weight and group must be different columns.")
     present = file.column_names
     no_features = [*special, spec.id]
-    names = [name for name in present if name not in no_features] if features is None else list(features)
+    ids = spec.no_features - set(special)
+    names = [name for name in present if name not in {*special, *ids}] if features is None else list(features)
     for name in (*special, *names):
         if name not in present:
             # A party without the label has aliases for its columns: a job must not find out their names by guessing.
@@ -333,6 +335,11 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
             raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
     if len(set(names)) != len(names) or set(names) & set(no_features):
         raise ConfigurationError("features name a column twice, or name the label, weight, group or id column.")
+    if answered := sorted(ids & set(names)):
+        raise ConfigurationError(
+            f"features name {answered[0]!r}, which the policy answers is an id: leave it out. "
+            f"Policy key: data_sets.{spec.name}.columns."
+        )
     for name in (*special, *names):
         if not is_plain_text(name) or set(name) & NOT_IN_NAMES:
             raise ConfigurationError(

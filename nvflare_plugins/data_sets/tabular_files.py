@@ -18,7 +18,6 @@ guessed: a text that does not follow it is refused, with the key that would read
 from __future__ import annotations
 
 import codecs
-import datetime
 import functools
 import io
 import logging
@@ -32,11 +31,18 @@ import pyarrow.csv as arrow_csv
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data_sets.answers import answered_values, limit_of
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.own_loader import table_of_loader
 from nvflare_plugins.data_sets.parquet_parts import ParquetParts
 from nvflare_plugins.data_sets.part_files import is_in_parts
-from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
+from nvflare_plugins.data_sets.text_values import (
+    DatePattern,
+    NumberFormat,
+    days_in_frame,
+    fitting_dates,
+    fitting_formats,
+)
 from nvflare_plugins.failures import DataRefusal, machine_failure
 
 _log = logging.getLogger(__name__)
@@ -48,7 +54,6 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHER_SEPARATORS = ";\t|,"
 _BOOLEANS = ("true", "false")
 _DAY_US = 86_400_000_000
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class TabularFile:
@@ -88,6 +93,8 @@ class TabularFile:
             raise self._error(f"has more than one column named {repeated[0]!r}")
         if not set(spec.dates) <= set(self.column_names):
             raise self._error(f"has no column of a name that the policy gives as a date. {self._key('dates')}")
+        if not set(spec.columns) <= set(self.column_names):
+            raise self._error(f"has no column of a name that the policy answers. {self._key('columns')}")
 
     def read(self, numeric: list[str], text: list[str], may_be_empty: bool = False) -> dict[str, pa.ChunkedArray]:
         """Return columns by name; ``text`` columns of a CSV file keep their text exactly as it stands.
@@ -163,6 +170,8 @@ class TabularFile:
         kind = column.type
         if name in self._spec.dates:
             return self._days(name, column)
+        if name in self._spec.read_otherwise and not pa.types.is_nested(kind) and not is_time(kind):
+            return self._answered(name, column)
         if is_text(kind) or pa.types.is_dictionary(kind):
             return self._numbers_in_text(name, column, each_by_itself or self._repair)
         if pa.types.is_boolean(kind):
@@ -211,7 +220,7 @@ class TabularFile:
         if pattern is None:
             raise self._error(f"gives column {name!r} a pattern that describes no dates. {self._key('dates')}")
         texts, codes = distinct_texts(column)
-        read = pattern.days if self._table is None else functools.partial(_days_in_frame, pattern)
+        read = pattern.days if self._table is None else functools.partial(days_in_frame, pattern)
         days = [np.nan if self._is_missing(text.strip()) else read(text.strip()) for text in texts]
         if None in days and not self._repair:
             raise self._refusal(
@@ -219,6 +228,16 @@ class TabularFile:
                 f"missing-value texts. {self._key('dates', 'missing')}"
             )
         return taken(days, codes)
+
+    def _answered(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
+        found, codes = distinct_values(column)
+        values = answered_values(found, self._spec.columns[name], self._format, self._spec.missing)
+        if None in values and not self._repair:
+            raise self._refusal(
+                f"column {name!r} holds text that the policy's answer of it does not read: give it a number there, or "
+                f"name its missing-value texts. {self._key('columns', 'missing')}"
+            )
+        return taken(values, codes)
 
     def _warn_of_open_quotes(self) -> None:
         """Tell this site's own log of lines in which a quotation mark seems to stay open: fewer rows than it thinks."""
@@ -253,10 +272,12 @@ class TabularFile:
         texts = list(texts)
         if fitting_dates(texts):
             what, keys = "text that looks like dates", ["dates"]
+        elif all(limit_of(text) for text in texts):
+            what, keys = "values below or above a limit, such as <0.5", ["columns"]
         elif fitting_formats(texts):
             what, keys = "numbers with another decimal point, or with thousands apart", ["decimal", "thousands"]
         else:
-            what, keys = "text that is no number", ["missing"]
+            what, keys = "text that is no number", ["missing", "columns"]
         return self._refusal(
             f"column {name!r} holds {what}: give the job a public category list for it (a label: label_classes), name "
             "its missing-value texts in the policy, or leave it out of features. A column that names the rows is the "
@@ -313,7 +334,8 @@ class TabularFile:
             return self._parts.read(in_file).rename_columns(columns)
         as_text = pa.binary() if self._repair else pa.string()  # bytes need not be UTF-8
         types = {self._in_file[name]: as_text for name in columns}
-        numbers = {self._in_file[name]: pa.float64() for name in numeric if name not in self._spec.dates}
+        as_text_first = {*self._spec.dates, *self._spec.read_otherwise}
+        numbers = {self._in_file[name]: pa.float64() for name in numeric if name not in as_text_first}
         try:
             if self._repair and self._has_missing_number():
                 raise pa.ArrowInvalid("Arrow compares such texts before it strips them, and _number afterwards")
@@ -435,12 +457,18 @@ def is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
-def distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the different texts of a column, and which of them each row has. Shapes: int64[n_rows]; -1 is none."""
+def distinct_values(column: pa.ChunkedArray) -> tuple[list[object], NDArray[np.int64]]:
+    """Return the different values of a column, and which of them each row has. Shapes: int64[n_rows]; -1 is none."""
     encoded = column.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
-    texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
-    return texts, encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return encoded.dictionary.to_pylist(), codes
+
+
+def distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:
+    """Return likewise the different texts of a column of texts."""
+    values, codes = distinct_values(column)
+    return ["" if text is None else str(text) for text in values], codes
 
 
 def numbers_of_texts(
@@ -469,16 +497,3 @@ def taken(values: list[float | None], codes: NDArray[np.int64]) -> NDArray[np.fl
     """Return each row's value; None, and no value, are NaN. Shapes: codes: int64[n_rows]; result: float64[n_rows]."""
     result: NDArray[np.float64] = np.array([*values, None], dtype=np.float64)[codes]
     return result
-
-
-def _days_in_frame(pattern: DatePattern, text: str) -> float | None:
-    """Return the days of a frame's value, as a number or a date of Python says it if its column is none of texts."""
-    days = pattern.days(text.removesuffix(".0"))
-    if days is not None:
-        return days
-    try:
-        instant = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=datetime.UTC)
-    return (instant - _EPOCH) / datetime.timedelta(days=1)

@@ -14,7 +14,9 @@ THOUSANDS = ("", ",", ".", " ", "'", "\u2019", "\u00a0", "\u202f")
 
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _DAY_S = 86_400
-_PART = re.compile(r"YYYY|MM?|DD?|hh|mm|ss")
+_PART = re.compile(r"YYYY|YY|MM?|DD?|hh|mm|ss")
+_FROM = re.compile(r"(.*) from ([12]\d{3})", re.ASCII)
+_CENTURY = 100
 _DIGITS = {"YYYY": r"\d{4}", "M": r"\d{1,2}", "D": r"\d{1,2}"}
 _TWO_DIGITS = r"\d{2}"
 _BETWEEN = frozenset("-./,: TZ")
@@ -36,6 +38,14 @@ _COMMON_DATES = (
     "DD.MM.YYYY hh:mm:ss",
     "MM/DD/YYYY hh:mm",
     "DD/MM/YYYY hh:mm",
+)
+_SHORT_DATES = ("DD.MM.YY", "D.M.YY", "MM/DD/YY", "DD/MM/YY", "DD-MM-YY", "YY-MM-DD", "YY.MM.DD", "DD.MM.YY hh:mm")
+_MONTHS = (
+    "jan(?:uary?|uar)?|feb(?:ruary?|ruar)?|mar(?:ch)?|märz?|mrz|apr(?:il)?|may|mai|june?|juni|july?|juli|aug(?:ust)?|"
+    "sept?(?:ember)?|o[ck]t(?:ober)?|nov(?:ember)?|de[cz](?:ember)?"
+)
+_LIKE_A_DATE = re.compile(
+    rf"\d{{1,4}}([./-])\s?\d{{1,2}}\1\s?\d{{1,4}}\b.*|(?=.*\d)(?:.*[\W\d_])?(?:{_MONTHS})(?:[\W\d_].*)?", re.IGNORECASE
 )
 
 
@@ -83,18 +93,25 @@ class DatePattern:
     """How a column writes dates, such as ``DD.MM.YYYY`` or ``YYYY-MM-DD hh:mm:ss``.
 
     Year (four digits), month and day each stand there once; M and D take one digit or two. A time of the day needs its
-    larger parts. Between them stand - . / , : T Z and spaces.
+    larger parts. Between them stand - . / , : T Z and spaces. Years of two digits (YY) need the first of the hundred
+    years that they mean: ``DD.MM.YY from 1930``.
     """
 
     text: str
     _pattern: re.Pattern[str] = field(repr=False)
     _parts: tuple[str, ...] = field(repr=False)
+    first_year: int = 0
 
     @classmethod
     @functools.cache
     def of(cls, text: str) -> DatePattern | None:
         """Return the pattern that a text describes; None if it describes none."""
+        whole, first_year = text, 0
+        if (dated := _FROM.fullmatch(text)) is not None:
+            text, first_year = dated[1], int(dated[2])
         parts = _PART.findall(text)
+        if ("YY" in parts) != bool(first_year):
+            return None
         kinds = [part[0] for part in parts]
         between = _PART.split(text)
         n_times = sum(part in ("hh", "mm", "ss") for part in parts)
@@ -105,7 +122,8 @@ class DatePattern:
         regex = re.escape(between[0])
         for part, after in zip(parts, between[1:], strict=True):
             regex += f"({_DIGITS.get(part, _TWO_DIGITS)}){re.escape(after)}"
-        return cls(text, re.compile(regex, re.ASCII), tuple(part if part.islower() else part[0] for part in parts))
+        names = tuple(part if part.islower() else part[0] for part in parts)
+        return cls(whole, re.compile(regex, re.ASCII), names, first_year)
 
     def days(self, text: str) -> float | None:
         """Return the days since 1970-01-01, the time as a fraction of a day; None if the text is no such date."""
@@ -114,7 +132,10 @@ class DatePattern:
             return None
         value = dict(zip(self._parts, map(int, match.groups()), strict=True))
         try:
-            date = datetime.date(value["Y"], value["M"], value["D"])
+            year = value["Y"]
+            if self.first_year:
+                year = self.first_year + (year - self.first_year) % _CENTURY
+            date = datetime.date(year, value["M"], value["D"])
             time = datetime.time(value.get("hh", 0), value.get("mm", 0), value.get("ss", 0))
         except ValueError:
             return None
@@ -123,10 +144,33 @@ class DatePattern:
 
 
 def fitting_dates(texts: Iterable[str]) -> list[str]:
-    """Return the usual patterns that all texts follow: two where days and months cannot be told apart."""
-    fitting = [pattern for text in _COMMON_DATES if (pattern := DatePattern.of(text)) is not None]
+    """Return the usual patterns that all texts follow: two where days and months cannot be told apart.
+
+    Those with years of two digits are without a first year, and so no patterns yet: nothing in a text tells it.
+    """
+    leap = " from 1950"  # in which 00 is a leap year, so that no date is left out
+    usual = (*_COMMON_DATES, *(text + leap for text in _SHORT_DATES))
+    fitting = [pattern for text in usual if (pattern := DatePattern.of(text)) is not None]
     for text in texts:
         fitting = [one for one in fitting if one.days(text) is not None]
         if not fitting:
             break
-    return [one.text for one in fitting]
+    return [one.text.removesuffix(leap) for one in fitting]
+
+
+def looks_like_date(text: str) -> bool:
+    """Tell whether a text seems to say a day, in whatever form."""
+    return _LIKE_A_DATE.fullmatch(text) is not None
+
+
+def days_in_frame(pattern: DatePattern, text: str) -> float | None:
+    """Return the days of a frame's value, as a number or a date of Python says it if its column is none of texts."""
+    days = pattern.days(text.removesuffix(".0"))
+    if days is not None:
+        return days
+    try:
+        instant = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=datetime.UTC)
+    return (instant - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) / datetime.timedelta(days=1)

@@ -47,7 +47,7 @@ class PartyRows:
 
 def column_names(spec: DataSet, label: str) -> list[str]:
     """Return the columns of a file that may be features: all but the label and the identifiers."""
-    return [name for name in TabularFile(spec).column_names if name not in (label, spec.id)]
+    return [name for name in TabularFile(spec).column_names if name not in {label, *spec.no_features}]
 
 
 def load_rows(

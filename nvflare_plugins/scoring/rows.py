@@ -194,8 +194,8 @@ class _Columns:
         spec = _of_columns_there(spec)
         file = TabularFile(spec)
         present = _without_others(spec.name, file.column_names, id_column, ignored, features)
-        if spec.id is not None and all(feature.name != spec.id for feature in features):
-            present = [name for name in present if name != spec.id]
+        ids = spec.no_features - {feature.name for feature in features}
+        present = [name for name in present if name not in ids]
         check_names(spec.name, features, present, remedies)
         text = [feature.name for feature in features if feature.categories is not None]
         numeric = [feature.name for feature in features if feature.categories is None]
@@ -211,7 +211,7 @@ class _Columns:
         """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
         spec = self.spec
         columns = dict(columns)
-        for name in set(self.numeric) & set(spec.dates) & set(columns):
+        for name in set(self.numeric) & {*spec.dates, *spec.read_otherwise} & set(columns):
             columns[name] = pa.chunked_array([self.file.numbers(name, columns[name])])
         values = matrix_of(
             spec.name,
@@ -251,10 +251,11 @@ def _unknown(
 
 def _of_columns_there(spec: DataSet) -> DataSet:
     """Return the data set without what it says of columns that are not in the file: rows to score have no label."""
-    in_file = TabularFile(replace(spec, rename={}, dates={})).column_names
+    in_file = TabularFile(replace(spec, rename={}, dates={}, columns={})).column_names
     rename = {name: called for name, called in spec.rename.items() if name in in_file}
     names = [rename.get(name, name) for name in in_file]
-    return replace(spec, rename=rename, dates={name: spec.dates[name] for name in spec.dates if name in names})
+    dates = {name: spec.dates[name] for name in spec.dates if name in names}
+    return replace(spec, rename=rename, dates=dates, columns={n: a for n, a in spec.columns.items() if n in names})
 
 
 def _without_others(

@@ -14,21 +14,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from nvflare_plugins.data_sets.answers import CATEGORIES, ID, LIMITS, MEASUREMENT, answered_values, limit_of
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.id_like import are_ids, seems_unique
 from nvflare_plugins.data_sets.survey.findings import Finding
-from nvflare_plugins.data_sets.tabular_files import distinct_texts, is_number, is_text, is_time
-from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
+from nvflare_plugins.data_sets.tabular_files import (
+    distinct_texts,
+    distinct_values,
+    is_number,
+    is_text,
+    is_time,
+    taken,
+)
+from nvflare_plugins.data_sets.text_values import (
+    DatePattern,
+    NumberFormat,
+    fitting_dates,
+    looks_like_date,
+)
 
 MOST_CATEGORIES = 256
 SHOWN_FROM = 10  # rows: a value that fewer have is nobody's business, and is counted but never shown
 LARGEST = 1e38  # see xgb.cuts.LARGEST_VALUE: values from there on are refused
 _EXACT = 2.0**53
 _MOST_DIGITS = 16
-_MOSTLY = 0.9
-_SAMPLE = 1000
+_MOSTLY = 0.5  # of a column's rows: it is then meant to be numbers, or dates
 _MANY = 5000
 _YEARS = (-25_567, 47_482)  # days: 1900 to 2099
+_FIRST_WRITTEN, _LAST_WRITTEN = 19_000_101, 20_991_231
 _WORDS = frozenset(("nil", "none", "missing", "(missing)", "unknown", "unbekannt", "not available"))
 _STAND_FOR_MISSING = _WORDS | frozenset(
     (
@@ -111,7 +124,7 @@ class Column:
 
 def _quick_numbers(name: str, column: pa.ChunkedArray, spec: DataSet) -> NDArray[np.float64] | None:
     """Return numbers of very many different texts without a look at each; None if they are few, or not all numbers."""
-    if pa.types.is_dictionary(column.type) or spec.thousands or name in spec.dates:
+    if pa.types.is_dictionary(column.type) or spec.thousands or name in spec.dates or name in spec.columns:
         return None
     if len(column) <= _MANY or pc.count_distinct(column).as_py() <= _MANY:
         return None
@@ -152,78 +165,8 @@ class Facts:
     is_constant: bool = False
 
 
-# -- one format for the numbers of a file -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """How the numbers of a column of text seem to be written.
-
-    Attributes:
-        forms: those that read all its texts; sampled: those that read the first ones.
-        strange: how many rows have texts that the policy's format does not read, and the first of them.
-    """
-
-    name: str
-    forms: frozenset[NumberFormat]
-    sampled: tuple[NumberFormat, ...]
-    strange: dict[str, Any]
-
-
-def number_format(
-    spec: DataSet, columns: Iterable[Column], others_follow: Callable[[NumberFormat], bool]
-) -> Finding | None:
-    """Find that a file's numbers are written in another way than the policy says.
-
-    Args:
-        columns: of text; each is looked at once.
-        others_follow: tells whether columns of text that are numbers already, as the policy has them, are numbers in
-            another format too; asked when ``columns`` have been seen.
-    """
-    written = [one for column in columns if (one := _written(column, spec)) is not None]
-    unread = [one for one in written if one.strange["count"]]
-    votes = Counter(form for one in unread for form in one.sampled)
-    # A format must read what the policy's does too; plain ones come first.
-    for form in sorted(votes, key=lambda one: (-votes[one], one.thousands, one.decimal)):
-        fit = [one for one in unread if form in one.forms]
-        is_alike = all(form in one.forms for one in written if not one.strange["count"])
-        if fit and is_alike and others_follow(form):
-            which = ", ".join(repr(one.name) for one in fit[:5]) + (", ..." if len(fit) > 5 else "")
-            options = {"decimal": form.decimal, "thousands": form.thousands}
-            options = {key: value for key, value in options.items() if getattr(spec, key) != value}
-            manner = f"a decimal {'comma' if form.decimal == ',' else 'point'}"
-            manner += f" and {form.thousands!r} between thousands" if form.thousands else ""
-            return Finding(
-                "number_format",
-                f"numbers of {which} are written with {manner}. Policy keys: {', '.join(options)}",
-                count=sum(one.strange["count"] for one in fit),
-                first_row=min(one.strange["first_row"] for one in fit),
-                options=options,
-            )
-    return None
-
-
-def _written(column: Column, spec: DataSet) -> _Written | None:
-    """Return how the numbers of a column of text seem to be written; None if it holds dates, or nothing."""
-    declared = NumberFormat(spec.decimal, spec.thousands)
-    present = [text for text in column.present(spec.missing) if not _stands_for_missing(text)]
-    if not present or fitting_dates(present[:_SAMPLE]):
-        return None
-    strange = column.tally(text for text in present if declared.number(text) is None)
-    sampled = fitting_formats(present[:_SAMPLE])
-    return _Written(
-        column.name, frozenset(fitting_formats(present)) if sampled else frozenset(), tuple(sampled), strange
-    )
-
-
-def follows(column: pa.ChunkedArray, form: NumberFormat, spec: DataSet) -> bool:
-    """Tell whether all texts of a column are numbers of a format, or missing."""
-    absent = {"", *spec.missing}
-    texts = (text.strip() for text in distinct_texts(column)[0])
-    return all(text in absent or form.number(text) is not None for text in texts)
-
-
-def _stands_for_missing(text: str) -> bool:
+def stands_for_missing(text: str) -> bool:
+    """Tell whether a text usually means that a value is missing."""
     return text.lower() in _STAND_FOR_MISSING
 
 
@@ -240,12 +183,40 @@ def look_at(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool
     """
     if column.declared:
         return _of_other_type(column, raw, spec, is_chosen)
+    if column.name in spec.columns:
+        return _answered(column, raw, spec, is_chosen)
     if column.name in spec.dates:
         is_whole = pa.types.is_integer(raw.type)
         return _dates(Column.of(column.name, raw.cast(pa.string()), spec) if is_whole else column, spec)
     if column.numbers is not None:
         return _numbers(column, column.numbers, [], is_chosen)
     return _text(column, spec, is_chosen)
+
+
+def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+    """Look at a column of which the policy says what it is."""
+    name, answer = column.name, spec.columns[column.name]
+    if answer == ID:
+        found = [Finding("id", f"the policy answers that column {name!r} is an id, and no feature", True, name)]
+        return Facts(name, Sort.ID, tuple(found) if is_chosen else ())
+    if answer == CATEGORIES:
+        column = column if column.is_text else Column.of(name, raw.cast(pa.string()), spec)
+        present = column.present(spec.missing)
+        return _categories(column, present, [], is_chosen, is_answered=True)
+    if answer == MEASUREMENT:
+        if column.numbers is None:
+            return _text(column, spec, is_chosen)
+        return _numbers(column, column.numbers, [], is_chosen, is_answered=True)
+    values, codes = distinct_values(raw)
+    numbers = answered_values(values, answer, NumberFormat(spec.decimal, spec.thousands), spec.missing)
+    unread = np.array([*(number is None for number in numbers), False], dtype=bool)[codes]
+    found = []
+    if unread.any():
+        words = (
+            f"column {name!r} holds texts that the policy's answer of it does not read. Policy keys: columns, missing"
+        )
+        found.append(Finding("text_among_numbers", words, True, name, **rows_where(unread)))
+    return _numbers(column, taken(numbers, codes), found, is_chosen, is_answered=True)
 
 
 def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
@@ -276,10 +247,11 @@ def _dates(column: Column, spec: DataSet) -> Facts:
 
 def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
     name, form = column.name, NumberFormat(spec.decimal, spec.thousands)
+    is_measured = spec.columns.get(name) == MEASUREMENT
     said = column.present(spec.missing)
-    present = [text for text in said if not _stands_for_missing(text)]
-    if present and any(form.number(text) is None for text in present) and not fitting_dates(present):
-        present = [text for text in said if not _stands_for_missing(text) or text.lower() in _WORDS]
+    present = [text for text in said if not stands_for_missing(text)]
+    if present and any(_number_in(text, form) is None for text in present) and not fitting_dates(present):
+        present = [text for text in said if not stands_for_missing(text) or text.lower() in _WORDS]
     absent = set(said) - set(present)
     found: list[Finding] = []
     if absent:
@@ -293,26 +265,56 @@ def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
         return _numbers(
             column, column.mapped(lambda text: {"true": 1.0, "false": 0.0}.get(text.lower())), found, is_chosen
         )
-    strange = [text for text in present if form.number(text) is None]
+    strange = [text for text in present if _number_in(text, form) is None]
     if not strange:
-        unread = {"", *spec.missing, *absent}
-        values = column.mapped(lambda text: None if text in unread else form.number(text))
-        found += [*_written_dates(column, present), *_beyond_float64(column, present)]
-        return _numbers(column, values, found, is_chosen)
-    dates = fitting_dates(present)
-    if dates:
+        limits = [text for text in present if limit_of(text)]
+        read = dict(zip(present, answered_values(present, LIMITS, form, ()), strict=True))
+        found += [*_limits(column, limits), *_beyond_float64(column, [text for text in present if text not in limits])]
+        return _numbers(column, column.mapped(read.get), found, is_chosen, is_measured)
+    if dates := fitting_dates(present):
         return _undeclared_dates(column, present, dates, found)
-    n_strange, n_present = column.tally(strange)["count"], column.tally(present)["count"]
-    if n_strange <= (1 - _MOSTLY) * n_present:
+    n_present = column.tally(present)["count"]
+    if is_measured or column.tally(strange)["count"] <= (1 - _MOSTLY) * n_present:
         words = (
-            f"column {name!r} holds text among its numbers: mend it, or name what means missing. Policy key: missing"
+            f"column {name!r} holds text among its numbers: mend it, name what means missing, or say what the column "
         )
+        words += "is (categories, or a number for each text). Policy keys: missing, columns"
         found.append(Finding("text_among_numbers", words, True, name, **column.tally(strange)))
         return Facts(name, Sort.OTHER, tuple(found))
-    return _categories(column, present, n_present, found, is_chosen)
+    undated = [text for text in present if not looks_like_date(text)]
+    if column.tally(undated)["count"] <= (1 - _MOSTLY) * n_present:
+        words = (
+            f"column {name!r} holds dates, and no pattern reads them all: write them alike, name what means missing, "
+        )
+        words += "or say that they are categories. Policy keys: dates, missing, columns"
+        found.append(Finding("dates", words, True, name, **column.tally(present)))
+        return Facts(name, Sort.OTHER, tuple(found))
+    return _categories(column, present, found, is_chosen)
+
+
+def _number_in(text: str, form: NumberFormat) -> float | None:
+    """Return the number that a text is, or the limit that it names."""
+    return form.number((limit_of(text) or ("", text))[1])
+
+
+def _limits(column: Column, limits: Sequence[str]) -> Iterator[Finding]:
+    if limits:
+        words = (
+            f"column {column.name!r} holds values below or above a limit, such as <0.5: `limits` reads <x as half of "
+        )
+        words += "x and >x as x; or give each text a number of its own. Policy key: columns"
+        options = {"columns": {column.name: LIMITS}}
+        yield Finding("limits", words, True, column.name, **column.tally(limits), options=options)
 
 
 def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[str], found: Sequence[Finding]) -> Facts:
+    if short := [text for text in dates if DatePattern.of(text) is None]:
+        words = (
+            f"column {column.name!r} holds dates with years of two digits ({' or '.join(short)}): say which hundred "
+        )
+        words += f"years they are in, as `{short[0]} from 1930` for 1930 to 2029. Policy key: dates"
+        finding = Finding("dates", words, True, column.name, **column.tally(present))
+        return Facts(column.name, Sort.OTHER, (*found, finding))
     first, *others = [pattern for text in dates if (pattern := DatePattern.of(text)) is not None]
     rivals = [other for other in others if any(other.days(text) != first.days(text) for text in present)]
     what = " or ".join(one.text for one in (first, *rivals))
@@ -325,12 +327,13 @@ def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[st
     return Facts(column.name, Sort.OTHER if rivals else Sort.DATES, (*found, finding), column.mapped(first.days))
 
 
-def _written_dates(column: Column, present: Sequence[str]) -> Iterator[Finding]:
-    pattern = DatePattern.of("YYYYMMDD")
-    low, high = _YEARS
-    if pattern and all((days := pattern.days(text)) is not None and low <= days <= high for text in present):
-        words = f"column {column.name!r} holds numbers that look like dates (YYYYMMDD). Policy key: dates"
-        yield Finding("dates", words, False, column.name, **column.tally(present))
+def _are_written_dates(present: NDArray[np.float64]) -> bool:
+    """Tell whether all numbers are days as YYYYMMDD. Shapes: present: float64[any], of which none is missing."""
+    pattern, (low, high) = DatePattern.of("YYYYMMDD"), _YEARS
+    if pattern is None or present.min() < _FIRST_WRITTEN or present.max() > _LAST_WRITTEN:
+        return False
+    texts = (f"{value:.0f}" if value.is_integer() else "" for value in np.unique(present).tolist())
+    return all((days := pattern.days(text)) is not None and low <= days <= high for text in texts)
 
 
 def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]:
@@ -343,13 +346,14 @@ def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]
 
 
 def _categories(
-    column: Column, present: Sequence[str], n_present: int, found: Sequence[Finding], is_chosen: bool
+    column: Column, present: Sequence[str], found: Sequence[Finding], is_chosen: bool, is_answered: bool = False
 ) -> Facts:
     name, findings = column.name, list(found)
-    if seems_unique(len(present), n_present, name):
+    if not is_answered and seems_unique(len(present), column.tally(present)["count"], name):
         words = (
-            f"column {name!r} looks like an id, or free text: nearly every row has another. Leave it out of features"
+            f"column {name!r} looks like an id, or free text: nearly every row has another. Leave it out of features, "
         )
+        words += "and answer that it is an id. Policy key: columns"
         return Facts(name, Sort.ID, (*findings, Finding("id", words, is_chosen, name, count=len(present))))
     if len(present) > MOST_CATEGORIES:
         words = (
@@ -374,7 +378,13 @@ def _categories(
     )
 
 
-def _numbers(column: Column, values: NDArray[np.float64], found: Sequence[Finding], is_chosen: bool) -> Facts:
+def _numbers(
+    column: Column,
+    values: NDArray[np.float64],
+    found: Sequence[Finding],
+    is_chosen: bool,
+    is_answered: bool = False,
+) -> Facts:
     """Look at numbers, whatever they are to be."""
     name, findings = column.name, list(found)
     too_large = np.abs(values) >= LARGEST
@@ -387,11 +397,18 @@ def _numbers(column: Column, values: NDArray[np.float64], found: Sequence[Findin
     if not present.size:
         findings.append(Finding("no_values", f"column {name!r} has no values", False, name))
         return Facts(name, Sort.NOTHING, tuple(findings), values)
-    if are_ids(values, name):
+    if not is_answered and _are_written_dates(present):
+        words = (
+            f"column {name!r} holds numbers that look like dates (YYYYMMDD): declare them, or answer that they are a "
+        )
+        words += "measurement. Policy keys: dates, columns"
+        findings.append(Finding("dates", words, False, name, **rows_where(np.isfinite(values))))
+        return Facts(name, Sort.DATES, tuple(findings), values)
+    if not is_answered and are_ids(values, name):
         words = (
             f"column {name!r} looks like an id: its numbers are whole, and nearly every row has another. A model that "
         )
-        words += "splits on it tells who is who. Leave it out of features, unless it is a measurement"
+        words += "splits on it tells who is who. Answer that it is a measurement, or an id. Policy key: columns"
         findings.append(Finding("id", words, is_chosen, name, count=int(np.unique(present).size)))
         return Facts(name, Sort.ID, tuple(findings), values)
     is_constant = bool(present.min() == present.max())

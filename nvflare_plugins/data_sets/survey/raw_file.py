@@ -134,8 +134,8 @@ def _nothing(spec: DataSet, kind: str, text: str, found: Sequence[Finding] = ())
 
 def _renamed(spec: DataSet, in_file: Sequence[str]) -> tuple[tuple[str, ...], list[Finding]]:
     names = tuple(spec.rename.get(name, name) for name in in_file)
-    gone = len(set(spec.rename) - set(in_file)) + len(set(spec.dates) - set(names))
-    text = "the policy names columns that are not there. Policy keys: rename, dates"
+    gone = len(set(spec.rename) - set(in_file)) + len({*spec.dates, *spec.columns} - set(names))
+    text = "the policy names columns that are not there. Policy keys: rename, dates, columns"
     return names, [Finding("no_such_column", text, count=gone)] if gone else []
 
 

@@ -25,13 +25,12 @@ from nvflare_plugins.data_sets.survey.columns import (
     Column,
     Facts,
     Sort,
-    follows,
     look_at,
-    number_format,
     rounded_bounds,
     rows_where,
 )
 from nvflare_plugins.data_sets.survey.findings import Finding, Use
+from nvflare_plugins.data_sets.survey.number_formats import follows, number_format
 from nvflare_plugins.data_sets.survey.raw_file import ColumnsInPasses, RawFile, UnreadableError, read_raw
 from nvflare_plugins.data_sets.table import NOT_IN_NAMES, is_plain_text
 from nvflare_plugins.data_sets.tabular_files import is_number, is_text
@@ -46,7 +45,8 @@ class Draft:
     """What a job and the policy could say, as the data suggest it.
 
     Attributes:
-        features: without ids, constants and what no job trains on.
+        features: without ids, dates, constants and what no job trains on.
+        dates: columns of dates, which could be features.
         categories: column -> frequent values. label_classes: likewise; None where labels are numbers.
         feature_bounds: round numbers around the values. Taken from data: not for private jobs.
         options: keys of the policy's data set.
@@ -57,6 +57,7 @@ class Draft:
     label_classes: tuple[str, ...] | None = None
     feature_bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    dates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,7 @@ class _Look:
             if name not in (use.label, use.weight):
                 seen = self._feature(name)
                 found += seen.findings
-                is_varied = seen.sort in (Sort.NUMBERS, Sort.DATES) and not seen.is_constant
+                is_varied = seen.sort is Sort.NUMBERS and not seen.is_constant
                 if is_varied and seen.values is not None and (pair := rounded_bounds(seen.values)) is not None:
                     bounds[name] = pair
                 facts[name] = replace(seen, values=None)  # of all rows, which are not held for all columns at once
@@ -258,7 +259,7 @@ class _Look:
             and use.features is None
             and not (draft.features or self.names_are_data)
         ):
-            words = "no column is left to train on: ids, constants, free text and what cannot be read are no features"
+            words = "no column is left to train on: ids, dates, constants and what cannot be read are no features"
             found.append(Finding("no_features", words, False))
         return Survey(n_rows, tuple(found), draft)
 
@@ -382,9 +383,7 @@ class _Look:
         good = [
             one
             for one in facts.values()
-            if one.sort in (Sort.NUMBERS, Sort.DATES, Sort.CATEGORIES)
-            and not one.is_constant
-            and self._has_good_name(one)
+            if one.sort in (Sort.NUMBERS, Sort.CATEGORIES) and not one.is_constant and self._has_good_name(one)
         ]
         return Draft(
             tuple(one.name for one in good),
@@ -392,6 +391,7 @@ class _Look:
             classes,
             {one.name: bounds[one.name] for one in good if one.name in bounds},
             options,
+            tuple(one.name for one in facts.values() if one.sort is Sort.DATES and self._has_good_name(one)),
         )
 
     def _has_good_name(self, facts: Facts) -> bool:
