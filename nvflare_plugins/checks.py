@@ -81,7 +81,7 @@ def _count_plain(name: str, value: object, depth: int) -> int:
 
 
 def _is_printable(text: str) -> bool:
-    return text.replace("\n", " ").replace("\t", " ").isprintable()
+    return re.sub("[\n\t\u00a0\u202f]", " ", text).isprintable()  # the last two separate thousands
 
 
 def not_misspelt(name: str, value: str, keyword: str) -> None:

@@ -35,7 +35,8 @@ def plain_reading(passes: RowPasses, rows: slice) -> dict[str, Any]:
     Args:
         rows: from one number to another, of those that count; at least one.
 
-    Privacy: paths, names of columns and the lists of categories; which rows of the files count.
+    Privacy: paths, names of columns, what the policy says of them, and the lists of categories; which rows of the files
+        count.
     """
     spec, own = passes.loader.spec, None if passes.rows is None else passes.rows[rows]
     first, end = (rows.start, rows.stop) if own is None else (int(own.min()), int(own.max()) + 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvflare_plugins.data_sets.declaration import DECIMALS, ENCODINGS, THOUSANDS, DataSet
+from nvflare_plugins.data_sets.declaration import ANSWERS, DECIMALS, ENCODINGS, THOUSANDS, DataSet
 from nvflare_plugins.data_sets.survey.findings import Use
 from nvflare_plugins.data_sets.survey.survey import survey
 from nvflare_plugins.data_sets.table import load_table
@@ -42,6 +42,7 @@ POOLS = [
     ["true", "FALSE"],
     ["", "NA"],
 ]
+POOLS += [["<0.5", "1"], ["<0,5", ">7,25"], ["01.02.20", "31.12.99"], ["yes", "no"]]
 POOLS += [["01.02.2020", ""], ["1"], ["99999999999999999999"], ["1e38", "1"], ["a", "b"], ["20200102", "20200203"]]
 OPTIONS = st.fixed_dictionaries(
     {
@@ -51,10 +52,11 @@ OPTIONS = st.fixed_dictionaries(
         "thousands": st.sampled_from(["", "", *THOUSANDS]),
         "missing": st.sampled_from([(), ("NA", "?")]),
         "dates": st.sampled_from([{}, {}, {"x": "DD.MM.YYYY"}, {"x": "YYYYMMDD"}]),
+        "columns": st.sampled_from([{}, {}, *({"x": answer} for answer in (*ANSWERS, {"a": 1.0, "?": None}))]),
         "rename": st.sampled_from([{}, {}, {"x": "y", "y": "x"}, {"z": "q"}, {"x": "a_"}]),
         "drop_unlabelled": st.booleans(),
     }
-).filter(lambda options: options["decimal"] != options["thousands"])
+).filter(lambda options: options["decimal"] != options["thousands"] and not (options["dates"] and options["columns"]))
 
 
 def spec_of(folder: str, data: bytes, options: dict) -> DataSet:

@@ -30,6 +30,7 @@ from nvflare_plugins.data_sets.text_values import (
     DatePattern,
     NumberFormat,
     fitting_dates,
+    fitting_formats,
     looks_like_date,
 )
 
@@ -274,11 +275,12 @@ def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
     if dates := fitting_dates(present):
         return _undeclared_dates(column, present, dates, found)
     n_present = column.tally(present)["count"]
-    if is_measured or column.tally(strange)["count"] <= (1 - _MOSTLY) * n_present:
+    no_numbers = [text for text in strange if not fitting_formats([_written_number(text)])]
+    if is_measured or column.tally(no_numbers)["count"] <= (1 - _MOSTLY) * n_present:
         words = (
             f"column {name!r} holds text among its numbers: mend it, name what means missing, or say what the column "
         )
-        words += "is (categories, or a number for each text). Policy keys: missing, columns"
+        words += "is (categories, or a number for each text). Policy keys: missing, columns, decimal, thousands"
         found.append(Finding("text_among_numbers", words, True, name, **column.tally(strange)))
         return Facts(name, Sort.OTHER, tuple(found))
     undated = [text for text in present if not looks_like_date(text)]
@@ -294,7 +296,11 @@ def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
 
 def _number_in(text: str, form: NumberFormat) -> float | None:
     """Return the number that a text is, or the limit that it names."""
-    return form.number((limit_of(text) or ("", text))[1])
+    return form.number(_written_number(text))
+
+
+def _written_number(text: str) -> str:
+    return (limit_of(text) or ("", text))[1]
 
 
 def _limits(column: Column, limits: Sequence[str]) -> Iterator[Finding]:

@@ -47,24 +47,32 @@ def number_format(
     written = [one for column in columns if (one := _written(column, spec)) is not None]
     unread = [one for one in written if one.strange["count"]]
     votes = Counter(form for one in unread for form in one.sampled)
+    read = [one for one in written if not one.strange["count"]]
     # A format must read what the policy's does too; plain ones come first.
     for form in sorted(votes, key=lambda one: (-votes[one], one.thousands, one.decimal)):
         fit = [one for one in unread if form in one.forms]
-        is_alike = all(form in one.forms for one in written if not one.strange["count"])
-        if fit and is_alike and others_follow(form):
+        if fit and all(form in one.forms for one in read) and others_follow(form):
             which = ", ".join(repr(one.name) for one in fit[:5]) + (", ..." if len(fit) > 5 else "")
             options = {"decimal": form.decimal, "thousands": form.thousands}
             options = {key: value for key, value in options.items() if getattr(spec, key) != value}
-            manner = f"a decimal {'comma' if form.decimal == ',' else 'point'}"
-            manner += f" and {form.thousands!r} between thousands" if form.thousands else ""
+            manner, keys = _manner(form), ", ".join(options)
+            # Of 1,234 nothing tells whether it is a thousand times more.
+            rivals = [one for one in votes if one.decimal != form.decimal and all(one in of.forms for of in fit + read)]
+            if rivals:
+                manner, keys, options = f"{manner} or {_manner(rivals[0])}: say which", "decimal, thousands", {}
             return Finding(
                 "number_format",
-                f"numbers of {which} are written with {manner}. Policy keys: {', '.join(options)}",
+                f"numbers of {which} are written with {manner}. Policy keys: {keys}",
                 count=sum(one.strange["count"] for one in fit),
                 first_row=min(one.strange["first_row"] for one in fit),
                 options=options,
             )
     return None
+
+
+def _manner(form: NumberFormat) -> str:
+    between = f" and {form.thousands!r} between thousands" if form.thousands else ""
+    return f"a decimal {'comma' if form.decimal == ',' else 'point'}{between}"
 
 
 def _written(column: Column, spec: DataSet) -> _Written | None:

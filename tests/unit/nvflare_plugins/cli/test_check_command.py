@@ -13,6 +13,7 @@ import pytest
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
 from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -38,6 +39,56 @@ def test_the_command_reports_and_drafts_and_its_own_line_sets_a_site_up(
     )
     assert document["draft"]["feature_bounds"]["for_private_jobs"] is False
     assert main([*workspace, "--label", "x"]) == 1
+
+
+def paste(text: str, workspace: Path) -> DataSet:
+    """Run the command's own line, and return the data set of the policy that it wrote."""
+    (line,) = [line for line in text.splitlines() if line.startswith("or: veilboost ")]
+    words = shlex.split(line.removeprefix("or: veilboost "))
+    assert main([str(workspace) if word == "DIR" else word for word in words]) == 0
+    policy = SitePolicy.load(workspace, "site-1")
+    (one,) = policy.data_sets.values()
+    return one
+
+
+@pytest.mark.parametrize("thousands", [".", "\u00a0", "\u202f", "'"])
+def test_a_tab_and_spaces_that_do_not_break_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], thousands: str
+) -> None:
+    values = [f"{row}{thousands}{100 + row},25" for row in range(1, ROWS + 1)]
+    spec = written(tmp_path, lines(values, labels(), header="x\ty", separator="\t"), "export.txt")
+    assert main(["check", str(spec.path), "--label", "y"]) == 1
+    text = capsys.readouterr().out
+    assert text.replace("\n", "").isprintable()
+    (entry,) = [json.loads(line) for line in text.splitlines() if line.startswith("  {")]
+    pasted = paste(text, tmp_path / "ws")
+    assert (pasted.separator, pasted.decimal, pasted.thousands, pasted.format) == ("\t", ",", thousands, "csv")
+    own = SitePolicy.from_dict({"data_sets": {"export": entry}}, workspace=tmp_path, site="a").data_set("export")
+    assert own == pasted
+    assert load_table(own, label="y", features=["x"]).features[0, 0] == 1101.25
+    with pytest.raises(SystemExit):
+        main(["site-setup", str(tmp_path / "ws"), "--separator", "export=\\x"])
+
+
+def test_a_name_that_no_line_of_a_shell_can_say_goes_into_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a=b.csv", "-t.csv", "{site}.csv"):
+        spec = written(tmp_path, lines(numbers(), labels(), header="x;y", separator=";"), name)
+        assert main(["check", str(spec.path), "--label", "y"]) == 1
+        text = capsys.readouterr().out
+        assert "or: veilboost" not in text and "put it into the policy's file" in text
+
+
+def test_days_are_left_out_of_features_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    days = [f"{1 + row % 28:02d}.03.2024" for row in range(ROWS)]
+    written_out = [f"202403{1 + row % 28:02d}" for row in range(ROWS)]
+    spec = written(tmp_path, lines(numbers(), days, written_out, labels(), header="x,came,left,y"))
+    main(["check", str(spec.path), "--label", "y"])
+    text = capsys.readouterr().out
+    assert "features=['x']," in text and "left out of features: ['came', 'left']" in text and "add them" in text
+    main(["check", str(spec.path), "--label", "y", "--json"])
+    assert json.loads(capsys.readouterr().out)[0]["draft"]["dates"] == ["came", "left"]
 
 
 def test_the_line_for_a_shell_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

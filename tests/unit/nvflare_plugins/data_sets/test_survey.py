@@ -16,10 +16,14 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import DataSet
+from nvflare_plugins.data_sets.shard_reader import passes_of, plain_reading
 from nvflare_plugins.data_sets.survey.columns import rounded_bounds
 from nvflare_plugins.data_sets.survey.findings import Use
 from nvflare_plugins.data_sets.survey.survey import survey
 from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.scoring.model import Feature
+from nvflare_plugins.scoring.rows import read_rows
 from tests.support.surveyed import ROWS, SECRET, as_drafted, finding, hospital, kinds, labels, lines, numbers, written
 
 REAL = Path(os.environ.get("VEILBOOST_DATA", Path(__file__).parents[5] / "shared" / "data"))
@@ -302,3 +306,121 @@ def test_real_sets_written_by_a_spreadsheet(tmp_path: Path, name: str) -> None:
     table = as_drafted(spec, numbers_alone, "label")
     expected = frame[list(table.feature_names)].to_numpy(np.float32)
     np.testing.assert_array_equal(table.features, expected)
+
+
+# -- what the policy answers ------------------------------------------------------------------------------------------
+
+
+def test_values_below_a_limit_are_said_and_never_categories(tmp_path: Path) -> None:
+    for share in (10, 3, 2):
+        values = ["<0,5" if row % share == 0 else f"{row},25" for row in range(ROWS)]
+        spec = written(tmp_path, lines(values, labels(), header="crp;y", separator=";"))
+        found = survey(spec, Use(label="y"))
+        limits = finding(found, "limits")
+        assert limits.is_problem and limits.count == values.count("<0,5") and "half of x" in limits.text
+        assert found.draft.options["columns"] == {"crp": "limits"} and found.draft.options["decimal"] == ","
+        assert found.draft.features == ("crp",) and not found.draft.categories
+        assert as_drafted(spec, found).features[:2, 0].tolist() == [0.25, 1.25]
+        with pytest.raises(DataRefusal) as refused:
+            load_table(dataclasses.replace(spec, separator=";", decimal=","), label="y")
+        assert "limit" in refused.value.reason and "data_sets.table.columns" in refused.value.reason
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [f"{row}.5" if row % 2 else f"about {row % 4}" for row in range(200)],
+        ["<5" if row % 3 else "none seen" if row % 2 else "7" for row in range(200)],
+        ["1,234" if row % 2 else "2,500" for row in range(200)],
+        ["01.02.2020" if row % 2 else "2020-02-01" for row in range(200)],
+        ["3 Mar 2020" if row % 2 else "4. Mai 2020" for row in range(200)],
+        ["01.02.20" if row % 3 else "2 weeks ago" for row in range(200)],
+    ],
+    ids=[
+        "text among numbers",
+        "text among limits",
+        "thousands or thousandths",
+        "two patterns",
+        "months",
+        "short years",
+    ],
+)
+def test_what_seems_to_be_measured_or_dated_is_asked_and_never_categories(tmp_path: Path, texts: list[str]) -> None:
+    spec = written(tmp_path, "x;y\n" + "".join(f"{text};{row % 2}\n" for row, text in enumerate(texts)), separator=";")
+    found = survey(spec, Use(label="y"))
+    assert not found.is_fine and not found.draft.features and not found.draft.categories and not found.draft.options
+    assert all("Policy key" in one.text for one in found.findings if one.is_problem)
+    answered = survey(dataclasses.replace(spec, columns={"x": "categories"}), Use(label="y"))
+    assert answered.draft.features == ("x",) and answered.draft.categories["x"]
+
+
+def test_years_of_two_digits_are_asked_and_follow_from_the_first_year(tmp_path: Path) -> None:
+    days = [f"{1 + row % 28:02d}.03.{row % 100:02d}" for row in range(120)]
+    spec = written(tmp_path, "born,y\n" + "".join(f"{day},{row % 2}\n" for row, day in enumerate(days)))
+    found = survey(spec, Use(label="y"))
+    asked = finding(found, "dates")
+    assert asked.is_problem and "DD.MM.YY from 1930" in asked.text and not asked.options
+    assert not found.draft.features and not found.draft.categories and not found.draft.options
+    for first, (low, high) in ((1930, (1930, 2029)), (1925, (1925, 2024)), (2000, (2000, 2099))):
+        dated = dataclasses.replace(spec, dates={"born": f"DD.MM.YY from {first}"})
+        years = 1970 + load_table(dated, label="y").features[:, 0] / 365.25
+        assert low <= years.min() < low + 2 and high < years.max() < high + 1
+    for wrong in ("DD.MM.YY", "DD.MM.YYYY from 1930", "DD.MM.YY from 30", "DD.MM.YY from 9999"):
+        with pytest.raises(ConfigurationError, match=r"DD\.MM\.YY from 1930"):
+            dataclasses.replace(spec, dates={"born": wrong})
+
+
+def test_a_measurement_of_many_values_is_asked_once(tmp_path: Path) -> None:
+    spec = written(tmp_path, lines([str(7919 * row) for row in range(ROWS)], labels(), header="steps,y"))
+    asked = finding(survey(spec, Use(label="y")), "id")
+    assert "Policy key: columns" in asked.text
+    measured = survey(dataclasses.replace(spec, columns={"steps": "measurement"}), Use(label="y"))
+    assert measured.findings == () and measured.draft.features == ("steps",)
+    named = dataclasses.replace(spec, columns={"steps": "id"})
+    found = survey(named, Use(label="y"))
+    assert not found.draft.features and kinds(found, problems_only=False) == ["no_features"]
+    with pytest.raises(ConfigurationError, match=r"answers is an id.*Policy key: data_sets\.table\.columns"):
+        load_table(named, label="y", features=["steps"])
+    with pytest.raises(ConfigurationError, match="no feature columns"):
+        load_table(named, label="y")
+
+
+def test_answers_are_applied_wherever_a_table_is_read(tmp_path: Path) -> None:
+    answers = {"smokes": "yes/no", "sex": {"m": 0, "w": 1.5, "999": None}, "code": {"2": 7}}
+    frame = pd.DataFrame({"smokes": ["Ja", "nein"] * 30, "sex": ["m", "w", "999"] * 20, "code": [1, 2] * 30})
+    frame = frame.assign(y=[0, 1] * 30)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    wanted = [[1.0, 0.0, 1.0], [0.0, 1.5, 7.0], [1.0, np.nan, 1.0]]
+    specs = [
+        DataSet("t", tmp_path / "t.csv", "csv", columns=answers),
+        DataSet("t", tmp_path / "t.parquet", "parquet", columns=answers),
+        DataSet("t", tmp_path / "t.parquet", "parquet", columns=answers, memory="passes"),
+    ]
+    for spec in specs:
+        found = survey(spec, Use(label="y"))
+        assert found.is_fine and found.draft.features == ("smokes", "sex", "code") and not found.draft.categories
+        for repair in (False, True):
+            table = load_table(spec, label="y", repair=repair, takes_passes=True)
+            np.testing.assert_array_equal(table.held_features()[:3], np.array(wanted, np.float32))
+        features = [Feature(name) for name in found.draft.features]
+        np.testing.assert_array_equal(read_rows(spec, features, ignored=["y"]).values[:3], np.array(wanted, np.float32))
+        if table.passes is not None:  # as a worker of a cluster reads them
+            assert passes_of(plain_reading(table.passes, slice(0, 3))).loader.spec.columns == answers
+        with pytest.raises(ConfigurationError, match=r"leave the list out\. Policy key: data_sets\.t\.columns"):
+            load_table(spec, label="y", categories={"smokes": ["Ja", "nein"]}, takes_passes=True)
+        wrong = dataclasses.replace(spec, columns={"sex": "yes/no"})
+        assert finding(survey(wrong, Use(label="y")), "text_among_numbers").is_problem
+        with pytest.raises(DataRefusal) as refused:
+            load_table(wrong, label="y", features=["sex"], takes_passes=True)
+        assert "data_sets.t.columns" in refused.value.reason and "999" not in refused.value.reason
+        with pytest.raises(ConfigurationError, match=r"data_sets\.t\.columns"):
+            load_table(dataclasses.replace(spec, columns={"none": "id"}), label="y", takes_passes=True)
+
+
+@pytest.mark.parametrize("wrong", ["number", 1, None, ["id"], {"a": "b"}, {"a": float("nan")}, {"a": True}])
+def test_other_answers_are_refused_by_name(tmp_path: Path, wrong: object) -> None:
+    with pytest.raises(ConfigurationError, match="columns must be an object from column to measurement, id"):
+        DataSet("t", tmp_path / "t.csv", "csv", columns={"x": wrong})  # type: ignore[dict-item]
+    with pytest.raises(ConfigurationError, match="leave one of them out"):
+        DataSet("t", tmp_path / "t.csv", "csv", columns={"x": "id"}, dates={"x": "DD.MM.YYYY"})
