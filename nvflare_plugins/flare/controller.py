@@ -103,6 +103,7 @@ class JobController(Controller):
             check_tracking(self._engine.run_manager.components.values())
             job = kind_of(self.kind).job.from_dict(self.job)
             clients = self._wait_for_sites(abort_signal)
+            self._check_can_be_fewer(job, len(clients))
             self._be_patient(_FOR_EVER_S if goes_on_without(job) else waiting_s(job))
             reason = self._run(job, clients, abort_signal, fl_ctx) if clients else "aborted before it began"
         except Exception as error:  # the edge of the process: FLARE would end the job without saying why
@@ -115,6 +116,16 @@ class JobController(Controller):
                 self._attempt.abandon(reason)
         if reason is not None:
             self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
+
+    def _check_can_be_fewer(self, job: Job, n_sites: int) -> None:
+        """Refuse a job that is to go on without a site, and never could. Raises: ConfigurationError."""
+        least = max(2, self.min_clients)
+        if goes_on_without(job) and 0 < n_sites <= least:
+            raise ConfigurationError(
+                f"on_lost_site='continue' could never go on: the job has {n_sites} sites, and {least} must be left. "
+                "Remedy: min_clients, the fewest sites that may be left, at least 2 and below the number of sites; or "
+                "on_lost_site='wait'"
+            )
 
     def _be_patient(self, waits_s: float | None) -> None:
         """Have FLARE end the job for want of sites no sooner than the job itself does."""
@@ -185,7 +196,8 @@ class JobController(Controller):
             )
             self._supervise(attempt, task, presence, abort_signal, left_out)
             reason = attempt.finish()
-            is_tried = attempt.cannot_go_on and taking_part != members  # without sites that it still waits for
+            # Without sites that it still waits for; or it went on, and goes on from the next state beside.
+            is_tried = attempt.cannot_go_on and (taking_part != members or attempt.has_summed)
             if presence is None or waits_s is None or reason is None or not (attempt.lost or is_tried):
                 self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
                 return reason

@@ -24,34 +24,72 @@ apart, or one after the other without different sites, gains no more: at each st
 Which state to go on from is agreed: the last checkpoint that all sites hold, or, where a site has entered it with
 others, a state beside it (xgb/weighed_round.py), the same at all sites. Where there is none, the job waits.
 
+**A state is new by its trees, and sums depend on predictions.** So no state is entered at which a site's gradients are
+next to those at one that it has entered with others (gradient_moves.py). To compute these anew a site keeps the models:
+one file for each attempt, whose rounds are its states (``Chain``). That depends on rows: a refusal tells one bit of
+them. Where rounds are left that cannot be trained so, the job waits, or is tried from the next state beside.
+
 **What this leaves.** States of neighbouring rounds are alike, and sums over S at one and over T at the next differ by
-the lost site's part and by how little a round changes: the others can estimate the lost site's root sums, in early
-rounds and shallow trees nearly exactly. A server can bring that about at will. Hence each site's consent
-(``continue_without_site``), given before the first attempt. The claim needs the run's folder: a site that is set back
-to an older copy of it forgets what it has entered.
+the lost site's part and by how little a round changes, which is about as much as the learning rate says. So the others
+can estimate the lost site's root sums, in early rounds and shallow trees nearly exactly. A server can bring that about
+at will. Hence each site's consent (``continue_without_site``), given before the first attempt. The claim needs the
+run's folder: a site that is set back to an older copy of it forgets what it has entered.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import CannotGoOn, SiteContext, goes_on_without
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.files import write_private
+from nvflare_plugins.horizontal.gradient_moves import States
 from nvflare_plugins.horizontal.row_floors import counts_leaves, rows_needed
+from nvflare_plugins.site.memory.registry import Reservation, Verdict
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Floors
+from nvflare_plugins.site.policy.values import Consents, Floors
+from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.weighed_round import MOST_STEPS, state_of, with_last_round_weighed
 
 FILE = "course.json"
 _CONSTANT_HESSIANS = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
+
+
+_KNOWN = (Verdict.IDENTICAL, Verdict.OTHER_PARAMETERS, Verdict.GROWN)
+_EARLIER_JOBS = (
+    "an earlier job trained on these rows with all sites, and sums of both would differ by the lost site's part. "
+    "Policy key: consents.recompute_with_changes. Remedy: wait for the site, rows that no job has used, or this site's "
+    "consent"
+)
+_log = logging.getLogger(__name__)
+
+
+def check_left(policy: SitePolicy, sites: Sequence[str], lost: Sequence[str], course: Course) -> None:
+    """Check that this site goes on with those that are left; at the start, that it could with one site less.
+
+    Raises:
+        CannotGoOn: it does not go on without the sites that are lost.
+        ConfigurationError: it never could.
+    """
+    if lost and course.why_not:
+        raise CannotGoOn(course.why_not)
+    fewer = [policy.site, *(site for site in sites if site != policy.site)][: len(sites) - 1]
+    try:
+        policy.check_sites(sites if lost else fewer)
+    except PolicyRefusal as error:
+        if lost:
+            raise CannotGoOn(str(error)) from None
+        raise ConfigurationError(
+            f"on_lost_site='continue' could never go on: with one site less {error} Or use on_lost_site='wait'"
+        ) from None
 
 
 def check_can_go_on(policy: SitePolicy, parameters: TrainingParameters, rows_per_node: int) -> None:
@@ -134,13 +172,36 @@ class Part:
 
 
 @dataclass(slots=True)
+class Chain:
+    """States that one attempt has entered one after the other: rounds of one model, which lies in a file of its own.
+
+    Attributes:
+        first: rounds of the job at the first state.
+        last: the same at the last.
+        before: rounds that the model had before the job.
+    """
+
+    sites: tuple[str, ...]
+    first: int
+    last: int
+    before: int
+
+
+HasMoved = Callable[[bytes, int, Sequence[States]], bool]
+"""Tells of a model and a number of rounds whether this site's gradients differ from those at states before."""
+
+
+@dataclass(slots=True)
 class Course:
     """What one site has kept of one run.
 
     Attributes:
         members: sites of the first attempt.
         parts: who trained which rounds.
-        states: states that this site has entered, with the sites of the attempt.
+        states: states that this site has entered, with the sites of the attempt; with none, one that it refuses.
+        chains: where the models of these states are, but for those that it refuses.
+        has_moved: set before a state is entered after a loss.
+        why_not: why this site does not go on without another, whichever is lost; "" where it does; None: not known yet.
     """
 
     path: Path
@@ -148,6 +209,10 @@ class Course:
     set_up: SetUp | None = None
     parts: list[Part] = field(default_factory=list)
     states: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+    has_moved: HasMoved | None = None
+    why_not: str | None = None
+    _n_before: int | None = None  # chains of earlier attempts
 
     @classmethod
     def of(cls, folder: RunFolder) -> Course:
@@ -157,9 +222,9 @@ class Course:
             return cls(path)
         try:
             kept = json.loads(path.read_bytes())
-            members, set_up = tuple(kept["members"]), kept["set_up"]
+            members, set_up, why_not = tuple(kept["members"]), kept["set_up"], kept["why_not"]
             if set_up is None:
-                return cls(path, members)
+                return cls(path, members, why_not=None if why_not is None else str(why_not))
             floors = Floors(**set_up.pop("floors"))
             sites, largest, counted = (tuple(set_up.pop(name)) for name in ("sites", "largest", "counted"))
             return cls(
@@ -168,6 +233,8 @@ class Course:
                 SetUp(sites=sites, largest=largest, counted=counted, floors=floors, **set_up),
                 [Part(part["first"], part["step"], tuple(part["sites"])) for part in kept["parts"]],
                 [(state, tuple(sites)) for state, sites in kept["states"]],
+                [Chain(**{**chain, "sites": tuple(chain["sites"])}) for chain in kept["chains"]],
+                why_not=str(why_not),
             )
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ConfigurationError(f"{FILE} of job {folder.path.name} cannot be read: submit the job anew") from None
@@ -191,6 +258,19 @@ class Course:
             self.members = sites
             self._write()
 
+    def note_earlier_jobs(self, entries: Iterable[Reservation], consents: Consents) -> None:
+        """Keep whether the registry, which knows these rows from earlier jobs, would refuse other sites over them.
+
+        Args:
+            entries: of the first attempt that was reserved.
+        """
+        if self.why_not is None:
+            known = any(entry.verdict in _KNOWN for entry in entries)
+            self.why_not = _EARLIER_JOBS if known and not consents.recompute_with_changes else ""
+            if self.why_not:
+                _log.warning("on_lost_site='continue' only waits for a lost site: %s", self.why_not)
+            self._write()
+
     def begin(self, set_up: SetUp, n_done: int) -> None:
         """Keep the set-up of an attempt that had all sites, before its first round."""
         if self.set_up is None:
@@ -208,26 +288,65 @@ class Course:
         """Return who trained the rounds that are done; a later part is made anew by whoever goes on."""
         return [part for part in self.parts if part.first < n_done]
 
-    def enter(self, model: bytes, sites: tuple[str, ...]) -> None:
+    def enter(self, model: bytes, sites: tuple[str, ...], n_done: int) -> None:
         """Note, durably, that this site is about to send sums at a state, with these sites.
 
+        Args:
+            n_done: rounds of the job that are done.
+
         Raises:
-            CannotGoOn: it may have sent some there with others.
+            CannotGoOn: it may have sent some there with others, or at one next to it.
         """
         state = state_of(model)
         if not self._may_enter(state, sites):
             raise CannotGoOn("this site has sent sums at this state of the model together with other sites")
         # None is ever forgotten: whoever makes sites go back, and sends other sums each time, makes any number of them.
-        if (state, sites) not in self.states:
-            self.states.append((state, sites))
+        if (state, sites) in self.states:
+            return
+        earlier = [self._states_of(number) for number, chain in enumerate(self.chains) if chain.sites != sites]
+        if earlier and (self.has_moved is None or not self.has_moved(model, n_done, earlier)):
+            self.states.append((state, ()))
             self._write()
+            raise CannotGoOn(
+                "gradients at this state would be next to those at one of before: sums with and without the lost site "
+                "would differ by its own part. Remedy: a larger eta, or smaller gamma, lambda and alpha"
+            )
+        self._keep(model, sites, n_done)
+        self.states.append((state, sites))
+        self._write()
+
+    def _keep(self, model: bytes, sites: tuple[str, ...], n_done: int) -> None:
+        """Keep the model of a state: that of the attempt's state before has one round less."""
+        if self._n_before is None:
+            self._n_before = len(self.chains)
+        if len(self.chains) > self._n_before and self.chains[-1].last == n_done - 1:
+            self.chains[-1].last = n_done
+        else:  # at no rounds done the first sums are sent before there is a model
+            n_rounds = len(trees_model(json.loads(model)["learner"])["iteration_indptr"]) - 1
+            self.chains.append(Chain(sites, 0 if n_done == 1 else n_done, n_done, n_rounds - n_done))
+        write_private(self._file(len(self.chains) - 1), model)
+
+    def _states_of(self, number: int) -> States:
+        chain, path = self.chains[number], self._file(number)
+        try:
+            return States(path.read_bytes(), range(chain.before + chain.first, chain.before + chain.last + 1))
+        except OSError:
+            raise CannotGoOn(f"{path.name} cannot be read, the model of states that were entered") from None
+
+    def _file(self, number: int) -> Path:
+        return self.path.with_name(f"entered-{number}.json")
 
     def next_step(self, model: bytes, sites: tuple[str, ...]) -> int:
         """Return the first state beside a checkpoint that this site may enter with these sites. Raises: CannotGoOn."""
         entered = dict(self.states)
         free: int | None = None
         for step in range(MOST_STEPS + 1):
-            at = entered.get(state_of(with_last_round_weighed(model, step)))
+            try:
+                at = entered.get(state_of(with_last_round_weighed(model, step)))
+            except ConfigurationError as error:
+                if free is None:
+                    raise CannotGoOn(str(error)) from None
+                break
             if at == sites:
                 return step
             if at is None and free is None:
@@ -245,6 +364,8 @@ class Course:
             "set_up": None if self.set_up is None else asdict(self.set_up),
             "parts": [asdict(part) for part in self.parts],
             "states": self.states,
+            "chains": [asdict(chain) for chain in self.chains],
+            "why_not": self.why_not,
         }
         write_private(self.path, json.dumps(kept).encode() + b"\n")
 
@@ -294,10 +415,7 @@ def agree_to_go_on(
     """
     sites = attempt.context.sites
     lost = course.without(sites)
-    try:
-        step = course.next_step(checkpoint.read_bytes(), sites) if lost and checkpoint is not None else 0
-    except ConfigurationError as error:
-        raise CannotGoOn(str(error)) from None
+    step = course.next_step(checkpoint.read_bytes(), sites) if lost and checkpoint is not None else 0
     kept = None
     if course.set_up is not None:
         kept = [asdict(course.set_up), [asdict(part) for part in course.parts_before(n_done)]]

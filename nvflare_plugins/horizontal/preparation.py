@@ -13,13 +13,13 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.attempt.earlier import Earlier
-from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, SiteContext
+from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, course_of
+from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, check_left, course_of
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
@@ -116,10 +116,12 @@ def prepare(
     exact = job.cuts == CutMode.EXACT.value
     course = course_of(job, context)
     lost = () if course is None else course.without(context.sites)
-    if course is not None and context.number > 1:
-        _check_left(policy, context.sites)
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
+    if course is not None and lost:
+        check_left(policy, context.sites, lost, course)
     data_set = policy.check_job(terms, context.sites)
+    if course is not None and context.number == 1:
+        check_left(policy, context.sites, lost, course)
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
     columns: dict[str, Any] = {
         "label": job.label,
@@ -194,14 +196,6 @@ def _check_shards(earlier: Earlier, n_shards: int) -> None:
                 f"{folder.read_shards()}, so that its rounds may not be continued to the last bit. Policy key: "
                 "cluster.workers. Remedy: set it as it was, or start a new job."
             )
-
-
-def _check_left(policy: SitePolicy, sites: Sequence[str]) -> None:
-    """Check that the sites that are left are enough for this site. Raises: CannotGoOn."""
-    try:
-        policy.check_sites(sites)
-    except PolicyRefusal as error:
-        raise CannotGoOn(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

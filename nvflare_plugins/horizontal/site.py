@@ -32,6 +32,7 @@ from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
+from nvflare_plugins.horizontal.gradient_moves import GradientMoves
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import (
     as_weighed,
@@ -99,6 +100,8 @@ class _Run:
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
         self._reservations = self._reserve(n_done)
+        if self._prepared.course is not None:
+            self._prepared.course.note_earlier_jobs(self._reservations.entries, self._context.policy.consents)
         with self._reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
             sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
         if self._going_on is None:
@@ -318,13 +321,14 @@ class _Run:
         course, sites = self._prepared.course, self._context.sites
         if course is None:
             return
+        course.has_moved = GradientMoves(as_weighed(self._prepared.table), self._parameters, self._draws()).have_moved
+        if self._going_on is None:
+            course.begin(SetUp(sites, root_feature, *self._found, self._floors, sums.scales()), n_done)
+        if initial is not None and n_done < self._job.num_rounds:
+            course.enter(initial, sites, n_done)
         if self._going_on is not None:
             self._attempt.folder.drop_checkpoints_after(n_done)
             course.go_on(sites, n_done, self._going_on.step)
-        else:
-            course.begin(SetUp(sites, root_feature, *self._found, self._floors, sums.scales()), n_done)
-        if initial is not None and n_done < self._job.num_rounds:
-            course.enter(initial, sites)
 
     def _evaluated(self) -> tuple[tuple[Table | None, str], ...]:
         """Return rows and name of each evaluation set; no rows stand for the training rows."""
@@ -389,7 +393,7 @@ class _Run:
             self._reservations.trees_complete(n_done)
             attempt.folder.write_checkpoint(n_done, model)
             if self._prepared.course is not None and n_done < job.num_rounds:
-                self._prepared.course.enter(model, self._context.sites)
+                self._prepared.course.enter(model, self._context.sites, n_done)
         attempt.progress(row, job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------
@@ -442,10 +446,8 @@ class _Run:
         """Return what the sites' policies and their sampling have made of the job, for the report."""
         notes, k = [], self._floors.rows_per_node
         if self._parameters is not self._prepared.parameters:
-            weight = self._parameters.agreed["min_child_weight"]
-            notes.append(
-                f"min_child_weight is {weight:g}: the sites' policies ask for at least {k} rows in every node."
-            )
+            weight = f"min_child_weight is {self._parameters.agreed['min_child_weight']:g}"
+            notes.append(f"{weight}: the sites' policies ask for at least {k} rows in every node.")
         if counts_leaves(self._parameters, k):
             notes.append(
                 f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}."

@@ -7,8 +7,10 @@ multiplied by the row's weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -294,6 +296,35 @@ def _check_base_score(name: str, known: _Objective, params: dict[str, object]) -
         within = all(low < np.float32(score) < high for score in scores)
     if not within:
         raise ConfigurationError(f"base_score: {name} needs a value above {low:g} and below {high:g}.")
+
+
+def gradients(params: Mapping[str, object], margins: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[Any]:
+    """Return the gradients of rows of weight 1; see ``scale_pos_weight`` for those with label 1.
+
+    Shapes:  margins: float64[n_rows, n_outputs]; label: float64[n_rows]; result: float64[n_rows, n_outputs].
+    Args:    params: as of ``objective_facts``; objectives whose hessian is a constant have none here.
+    """
+    name, y = str(params["objective"]), label[:, None]
+    if name in ("multi:softprob", "multi:softmax"):
+        shares = np.exp(margins - margins.max(axis=1, keepdims=True))
+        return np.asarray(shares / shares.sum(axis=1, keepdims=True) - (y == np.arange(margins.shape[1])))
+    if name == "reg:squaredlogerror":
+        predicted = np.maximum(margins, 1e-6 - 1)
+        return np.asarray((np.log1p(predicted) - np.log1p(y)) / (predicted + 1))
+    if name == "reg:pseudohubererror":
+        residual, slope = margins - y, float(params.get("huber_slope", 1.0))  # type: ignore[arg-type]
+        return np.asarray(residual / np.sqrt(1 + np.square(residual / slope)))
+    rho = float(params.get("tweedie_variance_power", 1.5))  # type: ignore[arg-type]
+    of_name: dict[str, Callable[[], NDArray[Any]]] = {
+        "count:poisson": lambda: np.exp(margins) - y,
+        "reg:gamma": lambda: 1 - y * np.exp(-margins),
+        "reg:tweedie": lambda: np.exp((2 - rho) * margins) - y * np.exp((1 - rho) * margins),
+        **dict.fromkeys(
+            ("binary:logistic", "reg:logistic", "binary:logitraw"),
+            lambda: 0.5 * (1 + np.tanh(margins / 2)) - y,
+        ),
+    }
+    return of_name[name]()
 
 
 _METRICS: dict[Task, tuple[str, ...]] = {

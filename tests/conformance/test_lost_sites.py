@@ -285,14 +285,24 @@ def test_a_process_that_is_back_soon_is_not_left_out(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("impatient")
-def test_too_few_sites_are_waited_for(tmp_path: Path) -> None:
-    case = CASES["horizontal"]
+def test_too_few_sites_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controllers.JobController, "_check_can_be_fewer", lambda self, job, n_sites: None)
     recipe, parties = going_on(tmp_path, lost_site_deadline_s=1.0)
-    recipe.min_clients = 3
     federation = Federation(recipe, parties, [IN_TRAINING], comes_back=False)
     federation.controller.min_clients = 3
     finished = federation.run()
-    assert "not back within" in finished.reason and finished.summary["attempts"] == 1, case
+    assert "not back within" in finished.reason and finished.summary["attempts"] == 1
+
+
+def test_a_job_that_could_never_go_on_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """The default of min_clients is 3, and FLARE gives the job three sites: no one could be missing."""
+    _, parties = going_on(tmp_path)
+    case = CASES["horizontal"]
+    recipe = case.recipe("horizontal", **{**case.least, **case.fields, "on_lost_site": "continue"})
+    federation = Federation(recipe, parties, [IN_TRAINING], comes_back=False)
+    finished = federation.run()
+    assert "could never go on: the job has 3 sites, and 3 must be left. Remedy: min_clients" in finished.reason
+    assert not federation.reports and not list(tmp_path.rglob("course.json"))
 
 
 def test_a_recipe_that_leaves_no_site_to_lose_is_refused() -> None:

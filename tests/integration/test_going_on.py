@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn
+from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.horizontal import going_on
+from nvflare_plugins.horizontal.gradient_moves import GradientMoves
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.site.data_refusals import RefusalCount
+from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.xgb import weighed_round
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
 from nvflare_plugins.xgb.weighed_round import with_last_round_weighed
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
@@ -148,6 +155,7 @@ def test_the_attack_works_where_a_state_is_summed_twice(tmp_path: Path, opened: 
     """The control: from the last checkpoint itself, the root histogram with and without the site differ by its own."""
     monkeypatch.setattr(going_on.Course, "_may_enter", lambda self, state, sites: True)
     monkeypatch.setattr(going_on.Course, "next_step", lambda self, model, sites: 0)
+    monkeypatch.setattr(GradientMoves, "have_moved", lambda self, model, number, earlier: True)
     federation, training = federation_of(tmp_path), going()
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     succeed(go_on(federation, training))
@@ -171,6 +179,97 @@ def test_a_state_at_which_nothing_was_sent_is_gone_on_from_as_it_is(tmp_path: Pa
     succeed(go_on(federation, training))
     assert parts_of(federation.model(sites=LEFT))[1][1] == 1
     assert not set(opened.found_by_subtraction())
+
+
+# -- rounds that move no gradient -------------------------------------------------------------------------------------
+
+STILL = [
+    {"gamma": 1e6},
+    {"eta": 1e-30},
+    {"lambda": 1e30},
+    {"alpha": 1e6},
+    {"eta": 1e-4},
+    {"min_child_weight": 1e6},
+    {"gamma": 1e6, "num_parallel_tree": 2},
+    {"gamma": 1e6, "objective": "multi:softprob", "num_class": 2},
+    {"gamma": 1e6, "subsample": 0.7},
+]
+
+
+def test_the_attack_works_where_nobody_looks_at_the_gradients(tmp_path: Path, opened: Opened, monkeypatch) -> None:
+    """The control: with a learning rate of 1e-30 the lost site's whole histogram comes out by subtraction."""
+    monkeypatch.setattr(GradientMoves, "have_moved", lambda self, model, number, earlier: True)
+    monkeypatch.setattr(weighed_round, "LEAST_MOVE", 0.0)
+    federation, training = federation_of(tmp_path), going({"eta": 1e-30})
+    lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
+    succeed(go_on(federation, training))
+    assert ("HISTOGRAM", "site-2") in set(opened.found_by_subtraction())
+
+
+@pytest.mark.parametrize("params", STILL, ids=str)
+def test_where_rounds_move_no_gradient_the_job_waits(tmp_path: Path, opened: Opened, params: dict) -> None:
+    """The attack: every state is new by its trees, and the sums before and after differ by the lost site's own."""
+    federation, training = federation_of(tmp_path), going(params)
+    lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 4 * params.get("num_class", 1))})
+    n_opened, outcomes = len(opened.sums), go_on(federation, training)
+    refused(outcomes)
+    assert any(isinstance(one, CannotGoOn) for one in outcomes.values()) and len(opened.sums) == n_opened
+    assert not set(opened.found_by_subtraction())
+    succeed(federation.run(training, "job", number=3))  # the site is back
+
+
+def test_rounds_of_an_ordinary_job_that_move_nothing_any_more(tmp_path: Path, opened: Opened) -> None:
+    """Breast cancer with gamma 1: from some round on every tree is one leaf next to 0; before that it goes on."""
+    frame = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "y"}).iloc[:, -9:]
+    for still, nth in ((True, 26), (False, 7)):
+        federation = federation_of(tmp_path / str(still), frame)
+        training = going({"gamma": 1.0, "eta": 1.0, "max_depth": 2, "max_bin": 16}, 40 if still else 8)
+        opened.sums.clear()
+        lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, nth)})
+        outcomes = go_on(federation, training)
+        if still:
+            assert "the last round" in refused(outcomes)
+        else:
+            succeed(outcomes)
+        assert not set(opened.found_by_subtraction())
+
+
+def test_a_site_refuses_by_itself_and_tells_no_more_than_that(tmp_path: Path, monkeypatch) -> None:
+    """What is public says nothing: one site's rows hardly move, and the others are told that alone."""
+    real = GradientMoves.have_moved
+
+    def have_moved(self: GradientMoves, *given: Any) -> bool:
+        return real(self, *given) and not np.array_equal(self.table.label, ROWS.y[200:300])  # site-3's
+
+    federation, training = federation_of(tmp_path), going()
+    lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
+    monkeypatch.setattr(GradientMoves, "have_moved", have_moved)
+    outcomes = go_on(federation, training)
+    assert "gradients at this state would be next to those" in refused(outcomes)
+    assert [site for site, one in outcomes.items() if isinstance(one, CannotGoOn)] == ["site-3"]
+    assert course(federation, "site-3").states[-1][1] == ()  # refused for good, whoever asks again
+    monkeypatch.setattr(GradientMoves, "have_moved", real)
+    succeed(go_on(federation, training, 3))  # from the next state beside
+    assert parts_of(federation.model(sites=LEFT))[-1][1] == 2
+
+
+def test_a_round_that_comes_back_to_an_earlier_state_is_refused_too(tmp_path: Path, monkeypatch) -> None:
+    """The check is made at every round after a loss; the job goes on from the next state beside."""
+    real, lock, asked = GradientMoves.have_moved, threading.Lock(), []
+
+    def have_moved(self: GradientMoves, model: bytes, n_done: int, earlier: Any) -> bool:
+        with lock:
+            is_first = n_done == 4 and n_done not in asked
+            asked.append(n_done)
+        return real(self, model, n_done, earlier) and not is_first
+
+    monkeypatch.setattr(GradientMoves, "have_moved", have_moved)
+    federation, training = federation_of(tmp_path), going(n_rounds=6)
+    lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
+    assert not asked  # nobody was lost: nothing is asked
+    assert "next to those" in refused(go_on(federation, training))
+    succeed(go_on(federation, training, 3))
+    assert [step for _, step, _ in parts_of(federation.model(sites=LEFT))] == [0, 1, 1]
 
 
 # -- where it cannot go on --------------------------------------------------------------------------------------------
@@ -203,11 +302,37 @@ def test_too_few_rows_or_sites_may_be_left(tmp_path: Path) -> None:
     assert "asks for 4 sites" in refused(go_on(federation, training, 3, left))
 
 
-def test_other_rows_and_other_jobs_on_the_same_rows_stand_against_it(tmp_path: Path) -> None:
+def test_other_jobs_on_the_same_rows_stand_against_it_which_is_said_at_once_and_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     federation, training = federation_of(tmp_path), going()
     succeed(federation.run(training, "before"))  # its sums are at the same states, of all sites
+    assert "only waits" not in caplog.text
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
-    assert "another site set" in refused(go_on(federation, training))
+    assert "only waits for a lost site: an earlier job trained on these rows" in caplog.text
+    caplog.clear()
+    for number in range(2, 5):
+        outcomes = go_on(federation, training, number)
+        assert "an earlier job trained on these rows" in refused(outcomes)
+        assert any(isinstance(one, CannotGoOn) for one in outcomes.values())
+    assert not any(isinstance(one, DataRefusal) for one in outcomes.values())
+    for site in LEFT:
+        assert not RefusalCount(SitePolicy.load(federation.workspace(site), site)).counts()
+    succeed(federation.run(training, "job", number=5))  # the site is back
+
+
+def test_an_attempt_that_was_lost_early_is_no_earlier_job(tmp_path: Path) -> None:
+    federation, training = federation_of(tmp_path), going()
+    lose(federation, training, tamper={"site-2": dies_at(Kind.CUT_COUNTS, 2)})
+    lose(federation, training, 2, sites=ALL, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
+    succeed(go_on(federation, training, 3))
+
+
+def test_a_policy_that_would_never_let_it_go_on_is_named_before_anything_runs(tmp_path: Path) -> None:
+    federation = federation_of(tmp_path, min_sites=4)
+    outcomes = federation.run(going(), "job")
+    assert any("could never go on: with one site less" in str(one) for one in outcomes.values()), outcomes
+    succeed(federation.run(going(on_lost_site="wait"), "other"))
 
 
 # -- a server that lies -----------------------------------------------------------------------------------------------
@@ -317,17 +442,18 @@ def test_a_course_that_is_none_is_refused_in_words(tmp_path: Path, content: str)
 
 def test_no_state_is_forgotten_however_many_others_were_entered_since(tmp_path: Path) -> None:
     """A site that sends other sums at each attempt leads the others through new states without end."""
-    model = json.dumps({"learner": {"gradient_booster": {}, "learner_model_param": {"base_score": "0"}}})
-    ours = going_on.Course(tmp_path / going_on.FILE)
+    within = {"model": {"iteration_indptr": [0]}}
+    model = json.dumps({"learner": {"gradient_booster": within, "learner_model_param": {"base_score": "0"}}})
+    ours = going_on.Course(tmp_path / going_on.FILE, has_moved=lambda *_: True)
     ours.join(ALL)
     ours.begin(going_on.SetUp(ALL, None, (1.0,), (4, 9), Floors(9, 1, 4), {}), 0)
-    ours.enter(model.encode(), ALL)
+    ours.enter(model.encode(), ALL, 0)
     for number in range(1, 300):
-        ours.enter(model.replace('"0"', f'"{number}"').encode(), LEFT)
+        ours.enter(model.replace('"0"', f'"{number}"').encode(), LEFT, number)
     ours = going_on.Course.of(SimpleNamespace(path=tmp_path))
     with pytest.raises(CannotGoOn, match="together with other sites"):
-        ours.enter(model.encode(), LEFT)
-    ours.enter(model.encode(), ALL)
+        ours.enter(model.encode(), LEFT, 0)
+    ours.enter(model.encode(), ALL, 0)
 
 
 # -- what is refused beforehand ---------------------------------------------------------------------------------------

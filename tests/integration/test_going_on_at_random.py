@@ -25,8 +25,8 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, str, tuple[str,
     notes: list[tuple[Path, str, tuple[str, ...]]] = []
     real, lock = going_on.Course.enter, threading.Lock()
 
-    def enter(self: going_on.Course, model: bytes, sites: tuple[str, ...]) -> None:
-        real(self, model, sites)
+    def enter(self: going_on.Course, model: bytes, sites: tuple[str, ...], n_done: int) -> None:
+        real(self, model, sites, n_done)
         with lock:
             notes.append((self.path, going_on.state_of(model), sites))
 
