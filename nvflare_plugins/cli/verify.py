@@ -28,6 +28,7 @@ from nvflare_plugins.formatting import printable
 
 MAX_FILES = 10_000
 MAX_SENTENCE = 600
+NO_EVIDENCE = "no evidence found"
 
 
 class Verdict(Enum):
@@ -37,6 +38,9 @@ class Verdict(Enum):
     FAILED = 1
     UNSIGNED = 2  # the records agree, but anyone could have written them
     SIGNED = 3  # records and signatures agree, but something was not given to check the certificates against
+    NOT_FOUND = 4  # there is no such path, or no evidence at it: nothing was checked
+    NO_ROOT = 5  # the root certificate that was named is not there, is none, or lies with the evidence
+    EMPTY = 6  # it holds, and shows nothing: no message left a party, and no round was trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,13 @@ class Verification:
     @property
     def verdict(self) -> Verdict:
         """What can be said of the evidence as a whole."""
+        if self.failures == (NO_EVIDENCE,):
+            return Verdict.NOT_FOUND
         if not self.sound:
             return Verdict.FAILED
+        logs = [log for audit in self.attempts for log in audit.logs]
+        if not any(log.parts or log.rounds or any(message.private for message in log.messages) for log in logs):
+            return Verdict.EMPTY
         if not all(audit.signed for audit in self.attempts if audit.had_session):
             return Verdict.UNSIGNED
         return Verdict.SIGNED if self.unchecked or self.root is None else Verdict.VERIFIED
@@ -197,7 +206,7 @@ def verify_files(files: Sequence[Path], authority: CertificateAuthority, job: st
         text = f"there is evidence of {len(jobs)} jobs; choose one (--job): {', '.join(jobs)}"
         failures.append(printable(text, MAX_SENTENCE))
     if not files:
-        failures.append("no evidence found")
+        failures.append(NO_EVIDENCE)
     chosen = {(of, attempt): logs for (of, attempt), logs in sorted(attempts.items()) if job in (None, of)}
     failures += [printable(text, MAX_SENTENCE) for text in (*contradictions(chosen), *left_out(chosen))]
     notes += [printable(text, MAX_SENTENCE) for text in not_shown(chosen)]

@@ -57,7 +57,11 @@ def render(result: Verification) -> str:
         lines.append("")
     lines += _bounded(f"  note: {text}" for text in result.notes)
     lines += _bounded(f"  FAILED: {text}" for text in result.failures)
-    lines += ["", *((SHOWS, DOES_NOT_SHOW, "") if result.sound else ()), verdict_text(result)]
+    lines += [
+        "",
+        *((SHOWS, DOES_NOT_SHOW, "") if result.sound and result.verdict is not Verdict.EMPTY else ()),
+        verdict_text(result),
+    ]
     # Whatever a log says takes one line and steers nothing.
     tidy = [printable(line, _MAX_LINE) for line in lines]
     return "\n".join(line for line, before in zip(tidy, ["", *tidy], strict=False) if line or before)
@@ -156,6 +160,10 @@ def verdict_text(result: Verification) -> str:
     if result.verdict is Verdict.FAILED:
         aborted = not result.failures and not any(attempt.failures for attempt in result.attempts)
         return "NOT VERIFIED: the job was not completed" if aborted and result.attempts else "NOT VERIFIED"
+    if result.verdict is Verdict.NOT_FOUND:
+        return "NOT FOUND: there is no evidence here. Remedy: name the folder or the files of evidence, or a dossier"
+    if result.verdict is Verdict.EMPTY:
+        return f"EMPTY: the records of job {result.attempts[0].job_id} show no message and no round, so nothing at all"
     plain = any(attempt.profile == "plain" for attempt in result.attempts)
     plugins = [plugin_protection(attempt.logs) for attempt in result.attempts]
     claims = [f"; what protected its sums is the claim of plugin {release_of(plugin)}" for plugin in plugins if plugin]
@@ -182,11 +190,11 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 # -- for programs -----------------------------------------------------------------------------------------------------
 
 
-def to_json(result: Verification) -> dict[str, Any]:
-    """Return the outcome as JSON values."""
+def to_json(result: Verification, verdict: Verdict | None = None) -> dict[str, Any]:
+    """Return the outcome as JSON values. Args: verdict: of what was not checked at all; None takes the outcome's."""
     return {
-        "verdict": result.verdict.name,
-        "exit_code": result.verdict.value,
+        "verdict": (verdict or result.verdict).name,
+        "exit_code": (verdict or result.verdict).value,
         "verified": result.verified,
         "sound": result.sound,
         "root": result.root,
@@ -243,17 +251,26 @@ def _plugin(attempt: Audit) -> dict[str, Any] | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the evidence, print what it shows, and return the verdict's exit code."""
+    verdict = Verdict.FAILED
     try:
+        missing = [path for path in arguments.paths if not path.exists()]
+        if missing:
+            verdict = Verdict.NOT_FOUND
+            raise FileNotFoundError(
+                f"there is no file or folder {missing[0]}. Remedy: name a folder or files of evidence, or a dossier"
+            )
+        verdict = Verdict.NO_ROOT
         root, servers = trusted(arguments.root_ca, arguments.paths)
+        verdict = Verdict.FAILED
         if any(map(verify_dossier.is_dossier, arguments.paths)):
             return _run_on_dossier(arguments, root, {*servers, *arguments.server})
         result = verify(arguments.paths, root, {*servers, *arguments.server}, arguments.job, arguments.at)
     except (OSError, AuthenticationError, ConfigurationError, ProtocolError) as error:
         text = printable(str(error), MAX_SENTENCE)
         if arguments.json:
-            print(json.dumps(to_json(Verification((), (text,))), indent=2))
+            print(json.dumps(to_json(Verification((), (text,)), verdict), indent=2))
         print(f"veilboost verify: {text}", file=sys.stderr)
-        return Verdict.FAILED.value
+        return verdict.value
     print(json.dumps(to_json(result), indent=2) if arguments.json else render(result))
     return result.verdict.value
 
@@ -285,7 +302,9 @@ def trusted(given: Path | None, paths: Sequence[Path]) -> tuple[x509.Certificate
             f"the {ROOT_CERTIFICATE} of your own startup kit, or the evidence's own folder alone"
         )
     if not given.is_file():
-        raise ConfigurationError(f"there is no file {given}")
+        raise ConfigurationError(
+            f"there is no root certificate {given} (--root-ca): give the {ROOT_CERTIFICATE} of your own startup kit"
+        )
     try:
         root = x509.load_pem_x509_certificate(given.read_bytes())
     except UNREADABLE:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
 
-from nvflare_plugins.cli.verify import traffic
+from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.verify import Verdict, traffic
 from nvflare_plugins.cli.verify_command import render
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit
@@ -63,13 +66,59 @@ def test_missing_log(tmp_path, name):
 def test_no_evidence_at_all(tmp_path):
     assert "no evidence found" in only_failures(tmp_path)
     text = render(check(tmp_path))
-    assert "NOT VERIFIED" in text and "the parties' records agree" not in text
+    assert "NOT FOUND" in text and "the parties' records agree" not in text
 
 
 def test_a_root_that_is_not_there_is_named(tmp_path, capsys):
     complete_attempt(tmp_path / "evidence")
-    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "rootCA.pem") == 1
-    assert f"there is no file {tmp_path / 'rootCA.pem'}" in capsys.readouterr().err
+    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "rootCA.pem") == 5
+    assert f"there is no root certificate {tmp_path / 'rootCA.pem'} (--root-ca)" in capsys.readouterr().err
+    (tmp_path / "evidence" / "rootCA.pem").write_text("of whoever wrote the evidence")
+    assert cli("--json", tmp_path / "evidence", "--root-ca", tmp_path / "evidence" / "rootCA.pem") == 5
+    assert json.loads(capsys.readouterr().out)["verdict"] == "NO_ROOT"
+
+
+def test_a_path_that_is_not_there_is_named_whatever_lies_beside_it(tmp_path, capsys):
+    (tmp_path / "rootCA.pem").write_text("no certificate either")
+    for root in ([], ["--root-ca", tmp_path / "rootCA.pem"], ["--root-ca", tmp_path / "nowhere.pem"]):
+        assert cli(tmp_path / "evidense", *root) == 4
+        said = capsys.readouterr().err
+        assert f"there is no file or folder {tmp_path / 'evidense'}" in said and "rootCA.pem" not in said
+    (tmp_path / "empty").mkdir()
+    assert cli(tmp_path / "empty") == 4
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT FOUND: there is no evidence here")
+    assert cli("--json", tmp_path / "evidense") == 4
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 4
+
+
+def test_tampering_a_typo_a_missing_root_and_nothing_shown_have_codes_of_their_own(tmp_path, capsys):
+    complete_attempt(tmp_path / "evidence")
+    (tmp_path / "evidence" / export_name("site-1")).unlink()
+    codes = [cli(tmp_path / "evidence"), cli(tmp_path / "evidense"), cli(tmp_path, "--root-ca", tmp_path / "no.pem")]
+    attempt = Attempt(tmp_path / "nothing")
+    attempt.open_session()
+    attempt.finish()
+    codes.append(cli(tmp_path / "nothing"))
+    assert codes == [1, 4, 5, 6]
+    assert [verdict.value for verdict in Verdict] == list(range(7))
+    help_text = (
+        make_parser().format_help()
+        + next(action for action in make_parser()._actions if isinstance(action.choices, dict))
+        .choices["verify"]
+        .format_help()
+    )
+    assert all(re.search(rf"\b{verdict.value}:", help_text) for verdict in Verdict)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_evidence_of_no_message_and_no_round_is_not_verified(tmp_path, capsys, signed):
+    attempt = Attempt(tmp_path, signed=signed)
+    attempt.open_session()
+    attempt.finish()
+    result = dataclasses.replace(check(tmp_path), root="aa" * 32)
+    assert result.sound and result.verdict is Verdict.EMPTY and not result.verified
+    assert "EMPTY: the records of job job show no message and no round" in render(result)
+    assert "It shows" not in render(result)
 
 
 def test_same_file_twice_counts_once_but_two_different_logs_do_not(tmp_path):
@@ -344,8 +393,6 @@ def test_command_line(tmp_path, capsys):
     assert document["exit_code"] == 2 and document["attempts"][0]["messages"][0]["kind"] == "HANDSHAKE"
     (tmp_path / export_name("site-1")).unlink()
     assert cli(tmp_path) == 1
-    assert cli(tmp_path / "nowhere") == 1
-    assert "no such file" in capsys.readouterr().err
 
 
 def test_audit_is_a_value(tmp_path):
