@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import make_folder, write_atomically
 
 SITES = ("site-1", "site-2", "site-3")
 WARDS = ["Chirurgie", "Innere", "Kardiologie", "Übrige"]
@@ -48,7 +48,7 @@ def write_clinics(folder: Path) -> None:
     """Write three hospitals' stays, month by month: semicolons, decimal commas, dates, umlauts of Windows."""
     random = np.random.default_rng(2026)
     for number, site in enumerate(SITES):
-        (folder / site).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / site)
         for place, (month, n_rows) in enumerate(_STAYS.items()):
             frame = stays(n_rows // (number + 1), random, 10_000 * (10 * number + place + 1))
             _write(folder / site / f"{month}.csv", frame, sep=";", encoding="windows-1252")
@@ -74,7 +74,7 @@ def write_bank(folder: Path) -> None:
         {"late_bills": late, "contract_months": contract, "tariff": tariff},
     )
     for site, columns in zip(SITES, tables, strict=True):
-        (folder / site).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / site)
         whole = pd.DataFrame({"customer": names, **columns})
         known, fresh = whole[:_CUSTOMERS], whole[_CUSTOMERS:].drop(columns=["default", "exposure"], errors="ignore")
         for file, frame in (("customers.csv", known), ("applicants.csv", fresh)):

@@ -14,7 +14,6 @@ site's experts would know without the rows. Values outside are clipped.
 
 from __future__ import annotations
 
-import shutil
 from argparse import Namespace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.files import copy_folder, make_folder, write_private_table
 from nvflare_plugins.recipes.examples import CREDIT, CREDIT_BOUNDS, SITES, invented_credit
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
@@ -61,7 +60,7 @@ def write(folder: Path) -> list[Path]:
 def prepare(frame: pd.DataFrame, workspace: Path) -> None:
     """Deal rows out to the sites of a simulator workspace, whose policy gets a budget and allows the jobs."""
     data = workspace / "local" / "data"  # FLARE empties the rest of a simulator workspace
-    data.mkdir(parents=True, exist_ok=True)
+    make_folder(data)
     shuffled = frame.sample(frac=1, random_state=0)
     for site, rows in zip(SITES, np.array_split(np.arange(len(frame)), len(SITES)), strict=True):
         write_private_table(data / f"{site}.parquet", shuffled.iloc[rows])
@@ -75,7 +74,7 @@ def start(args: Namespace) -> tuple[PrivateTreesRecipe, int]:
     if not (root / "local").is_dir():
         raise ConfigurationError(f"{root} was not prepared: run --prepare --workspace {root} first")
     if not (root / job.name).exists():
-        shutil.copytree(root / "local", root / job.name / "local")
+        copy_folder(root / "local", root / job.name / "local")
     return job, len(SITES)
 
 

@@ -23,7 +23,7 @@ import dp_components.errors
 import he_processors.errors
 from nvflare_plugins import failures, recipes
 from nvflare_plugins.declared import description_of, schema_of, words_of
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import make_folder, write_atomically
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -238,6 +238,6 @@ def files() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    (FOLDER / "schema").mkdir(exist_ok=True)
+    make_folder(FOLDER / "schema")
     for path, text in files().items():
         write_atomically(path, text.encode())

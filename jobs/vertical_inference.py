@@ -18,6 +18,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import DATA_SETS, ID
+from nvflare_plugins.files import make_folder
 from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
 from nvflare_plugins.recipes.script import run_script
@@ -46,7 +47,7 @@ def options(action: str, data: Path) -> SetupOptions:
 
 def place_parts(training: Path, inputs: Path) -> None:
     """Copy every site's part of a model that was trained in a simulator workspace into an input folder."""
-    inputs.mkdir(parents=True, exist_ok=True)
+    make_folder(inputs)
     for site in SITES:
         run = training / site / "veilboost_runs" / SIMULATED
         part = run / ACTIVE_FILE if (run / ACTIVE_FILE).exists() else run / PASSIVE_FILE

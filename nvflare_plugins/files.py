@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -49,6 +50,35 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
     return path
 
 
+def make_folder(folder: Path, is_new: bool = False) -> Path:
+    """Make a folder, and those above it that are missing, of mode 0700 whatever the umask; return its path.
+
+    Raises:
+        FileExistsError: it is there, and should be new; or something that is no folder is there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    if is_new and not missing:
+        raise FileExistsError(f"{folder} is there already")
+    for path in reversed(missing):
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:  # another process has just made it
+            if not path.is_dir() or (is_new and path == folder):
+                raise
+        else:
+            path.chmod(0o700)
+    return folder
+
+
+def copy_folder(source: Path, copy: Path) -> Path:
+    """Copy a folder into one that may be there; folders are of mode 0700. Returns the copy's path."""
+    make_folder(copy)
+    shutil.copytree(source, copy, dirs_exist_ok=True)
+    for place in (copy, *(path for path in copy.rglob("*") if path.is_dir() and not path.is_symlink())):
+        place.chmod(0o700)
+    return copy
+
+
 def sync_folder(folder: Path) -> None:
     """Make names in a folder as durable as what the files hold."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -70,6 +100,14 @@ def write_private_table(path: Path, table: pd.DataFrame) -> Path:
     content = io.BytesIO()
     table.to_parquet(content, index=False)
     return write_atomically(path, content.getvalue(), 0o600)
+
+
+def inert_csv(rows: Iterable[Iterable[object]]) -> bytes:
+    """Return lines of CSV in which no text is a spreadsheet's formula: names come from other parties."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([inert(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return text.getvalue().encode()
 
 
 def write_results(path: Path, table: pd.DataFrame) -> int:

@@ -37,7 +37,7 @@ from nvflare.fuel.flare_api.flare_api import (
 )
 
 from nvflare_plugins.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.files import copy_folder, make_folder, write_private_table
 from nvflare_plugins.flare.config_search import ignore_settings_here
 from nvflare_plugins.recipes.examples import write_breast_cancer
 from nvflare_plugins.recipes.poc_env import wait_for_sites
@@ -73,8 +73,7 @@ class Poc:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
-        home = self.folder / "home"
-        home.mkdir(parents=True)
+        home = make_folder(self.folder / "home", is_new=True)
         self.port = self.port or _free_port()
         self._environment = {**os.environ, "HOME": str(home), "NVFLARE_POC_WORKSPACE": str(self.folder / "poc")}
 
@@ -135,8 +134,7 @@ class Poc:
         Returns:
             Job id, status, folder of the result.
         """
-        copy = self.folder / "jobs" / job.name  # FLARE signs the folder it submits, in place
-        shutil.copytree(job, copy, dirs_exist_ok=True)
+        copy = copy_folder(job, self.folder / "jobs" / job.name)  # FLARE signs the folder it submits, in place
         for path in copy.glob("*/config/config_fed_server.json"):
             config = json.loads(path.read_text())
             config["workflows"][0]["args"]["job"].update(changes or {})
@@ -207,7 +205,7 @@ def write_invented_credit(folders: dict[str, Path]) -> None:
     for folder in folders.values():
         columns = {name: random.integers(low, high + 1, _N_INVENTED) for name, (low, high) in bounds.items()}
         risk = (columns["PAY_0"] + random.normal(scale=3.0, size=_N_INVENTED)) > 4
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_private_table(folder / "credit2.parquet", pd.DataFrame({**columns, "label": risk.astype(int)}))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.files import make_folder, write_private_table
 
 ID = "id"
 LABEL = "target"
@@ -52,7 +52,7 @@ def deal_columns(
     for party, columns in enumerate(np.array_split(features, len(folders))):
         own = table[[*columns, *([label] if party == 0 else [])]]
         own.insert(0, ID, [_spelled(name, party) for name in ids])
-        folders[party].mkdir(parents=True, exist_ok=True)
+        make_folder(folders[party])
         for name, rows in zip(set_names, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
             kept = random.permutation(rows)[: len(rows) - int(lacking * len(rows))]
             write_private_table(folders[party] / f"{name}.csv", own.iloc[kept])

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import write_durably, write_private
+from nvflare_plugins.files import make_folder, write_durably, write_private
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
@@ -29,8 +29,7 @@ class RunFolder:
 
     def create(self) -> RunFolder:
         """Make the folders. Privacy: the run's is for this site's user alone, whatever the files in it allow."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.evidence.mkdir(parents=True, exist_ok=True)
+        make_folder(self.evidence)
         return self
 
     def write_model(self, model: bytes) -> Path:

@@ -23,7 +23,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, JobAborted
-from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.policy.values import MIN_EFFECTIVE_ROWS
 
@@ -126,7 +126,7 @@ def split(frame: pd.DataFrame, label: str) -> Split:
 
 def write_sites(data: Split, folder: Path) -> None:
     """Give every site its share of both sets."""
-    folder.mkdir(parents=True)
+    make_folder(folder, is_new=True)
     for name, frame in ((DATA_SET, data.train), (EVAL_SET, data.test)):
         for number, rows in enumerate(np.array_split(np.arange(len(frame)), N_SITES), start=1):
             write_private_table(folder / f"site-{number}-{name}.parquet", frame.iloc[rows])

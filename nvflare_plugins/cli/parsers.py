@@ -373,9 +373,9 @@ def _verify(subparsers: _Subparsers) -> None:
         help="check the evidence of a job",
         description="Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
         "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
-        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given; 4: no such path, "
-        "or no evidence at it; 5: the root certificate is not there, or cannot be used; 6: EMPTY, it shows no message and "
-        "no round. A dossier (.zip) is checked with the evidence in it.",
+        "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given; 4: no such "
+        "path, or no evidence at it; 5: the root certificate is not there, or cannot be used; 6: EMPTY, it shows no "
+        "private message and no round. A dossier (.zip) is checked with the evidence in it.",
     )
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence, or one dossier"

@@ -29,7 +29,7 @@ from nvflare_plugins.evidence.format import (
     time_text,
 )
 from nvflare_plugins.evidence.log import Signer, utc_now
-from nvflare_plugins.files import sync_folder, write_durably
+from nvflare_plugins.files import make_folder, sync_folder, write_durably
 
 PARTIAL_SUFFIX = ".partial"
 DIED = "the site's process ended without closing this log"
@@ -62,7 +62,7 @@ def put_aside(evidence: Path, number: int, signer: Signer | None, clock: Callabl
     names = sorted(path.name for path in evidence.iterdir()) if evidence.is_dir() else []
     if not names:
         return
-    aside.mkdir(mode=0o755, exist_ok=True)
+    make_folder(aside)
     there = [name for name in names if (aside / name).exists()]
     if there:
         raise FileExistsError(f"evidence before attempt {number} exists already: {there[0]}")

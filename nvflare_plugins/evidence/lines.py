@@ -6,14 +6,14 @@ import contextlib
 import os
 from pathlib import Path
 
-from nvflare_plugins.files import sync_folder
+from nvflare_plugins.files import make_folder, sync_folder
 
 
 class Lines:
     """A new file that grows by lines. What a full disk did not take stays in memory, so that no line is ever torn."""
 
     def __init__(self, path: Path, mode: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         self._folder: Path | None = path.parent  # until the file's name is on the disk
         self._pending = bytearray()

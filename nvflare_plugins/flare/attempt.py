@@ -21,7 +21,7 @@ from nvflare_plugins.checks import check_plain
 from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, earlier_log, put_aside
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import make_folder, write_atomically
 from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
@@ -397,5 +397,5 @@ class ServerAttempt:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, content)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import EXTERNAL, DataSet
+from nvflare_plugins.files import make_folder
 
 FOLDER = "pages"
 _LOCK = "lock"
@@ -63,7 +64,7 @@ def page_files(run: Path) -> Iterator[Path]:
         raise ConfigurationError(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
     _private_files.begin()
     try:
-        folder.mkdir(mode=0o700)
+        make_folder(folder, is_new=True)
         with (folder / _LOCK).open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             try:
@@ -98,6 +99,4 @@ def bins_below(pages: Path | None, use: str, spec: DataSet) -> Path | None:
     """Return where the bins of a data set go; None if they are held."""
     if pages is None or spec.memory != EXTERNAL:
         return None
-    folder = pages / use
-    folder.mkdir(mode=0o700)
-    return folder
+    return make_folder(pages / use, is_new=True)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.files import write_atomically, write_private_table
+from nvflare_plugins.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.runtimes import Runtime, runtime_of, site_name
@@ -64,7 +64,7 @@ def write_breast_cancer(folders: Mapping[str, Path]) -> None:
     """Write each site its third of scikit-learn's breast cancer set: 70 % to train with, 30 % to test with."""
     table = breast_cancer().sample(frac=1.0, random_state=0)
     for rank, folder in enumerate(folders.values()):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         part = table.iloc[rank :: len(folders)]
         n_train = int(0.7 * len(part))
         write_private_table(folder / "breast_train.csv", part.iloc[:n_train])
@@ -75,7 +75,7 @@ def deal_breast_cancer(folder: Path, data_set: str) -> dict[str, str]:
     """Deal all rows of breast cancer out to three sites below a folder; return the paths for their policies."""
     frame = breast_cancer()
     for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        (folder / site).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / site)
         write_private_table(folder / site / f"{data_set}.csv", frame.iloc[rows])
     return {data_set: str(folder.absolute() / "{site}" / f"{data_set}.csv")}
 
@@ -85,7 +85,7 @@ def write_patients(folder: Path) -> None:
     frame = breast_cancer()
     frame = frame[[*PATIENT_BOUNDS, LABEL]].assign(patient=[f"P{i:04d}" for i in range(len(frame))])
     for site, rows in zip(SITES, np.array_split(np.random.default_rng(0).permutation(len(frame)), 3), strict=True):
-        (folder / site).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / site)
         write_private_table(folder / site / f"{PATIENTS}.csv", frame.iloc[rows])
 
 
@@ -99,8 +99,7 @@ def write_parts(folder: Path) -> None:
     features = [name for name in frame.columns if name not in ("patient", LABEL)]
     shuffled = frame.sample(frac=1, random_state=0)
     for site, names in zip(SITES, np.array_split(features, 3), strict=True):
-        place = folder / site
-        place.mkdir(parents=True, exist_ok=True)
+        place = make_folder(folder / site)
         columns = ["patient", *names, *([LABEL] if site == SITES[0] else [])]
         write_private_table(place / f"{PARTS}.csv", shuffled[columns].iloc[_N_TEST:])
         write_private_table(place / f"{PARTS_TEST}.csv", shuffled[["patient", *names]].iloc[:_N_TEST])
@@ -121,7 +120,7 @@ def write_credit(frame: pd.DataFrame, folders: Sequence[Path], name: str = CREDI
     """Deal rows of the credit set out to sites, as a data set of this name."""
     shuffled = frame.sample(frac=1, random_state=0)
     for folder, rows in zip(folders, np.array_split(np.arange(len(frame)), len(folders)), strict=True):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_private_table(folder / f"{name}.parquet", shuffled.iloc[rows])
 
 
@@ -131,7 +130,7 @@ def write_loan_columns(folders: Sequence[Path], n_rows: int = 3_600) -> None:
     features = np.array_split([name for name in frame.columns if name != "label"], len(folders))
     frame.insert(0, "loan", [f"L{number:05d}" for number in range(n_rows)])
     for number, (folder, names) in enumerate(zip(folders, features, strict=True)):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         columns = ["loan", *names, *(["label"] if number == 0 else [])]
         write_private_table(folder / f"{LOAN_COLUMNS}.parquet", frame[columns].sample(frac=1, random_state=number))
 

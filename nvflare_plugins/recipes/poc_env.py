@@ -20,6 +20,7 @@ from nvflare.recipe.utils import collect_non_local_scripts
 from nvflare.tool.poc.poc_commands import _start_poc, prepare_poc_provision
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.files import copy_folder, make_folder
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.setup import SetupOptions, check_files, check_place, set_up, workspaces
 
@@ -121,9 +122,7 @@ class VeilPocEnv(PocEnv):
         result = super().get_job_result(job_id, timeout)
         if result is None:
             return None
-        copy = self.kept / "results" / job_id
-        shutil.copytree(result, copy, dirs_exist_ok=True)
-        return str(copy)
+        return str(copy_folder(Path(result), self.kept / "results" / job_id))
 
 
 def keep_logs(workspace: Path, kept: Path) -> list[Path]:
@@ -143,7 +142,7 @@ def keep_logs(workspace: Path, kept: Path) -> list[Path]:
             place = place.with_name(f"{stamp}-{number}")
         for path in found:
             copy = place / path.relative_to(kit)
-            copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(copy.parent)
             shutil.copy2(path, copy)
         if found:
             place.chmod(0o700)

@@ -20,7 +20,7 @@ from dp_components.ledger import is_ledger_name
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.checks import shown
 from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import make_folder, write_atomically
 from nvflare_plugins.site.flare_boundary import (
     ALLOW_LIST,
     AUTHORIZATION,
@@ -447,5 +447,5 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, json.dumps(document, indent=2).encode() + b"\n")

@@ -28,7 +28,7 @@ import pyarrow.parquet as arrow_parquet
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.declaration import SnapshotSource
 from nvflare_plugins.data_sets.snapshot_files import snapshot_name, snapshots_in
-from nvflare_plugins.files import sync_folder, written_atomically
+from nvflare_plugins.files import make_folder, sync_folder, written_atomically
 
 _BATCH_ROWS = 10_000
 _GROUP_VALUES = 1 << 22
@@ -70,7 +70,7 @@ def take_snapshot(
     with ExitStack() as stack:
         with _connected(source) as (connection, read_only):
             rows = _read(connection, source, stack)
-        source.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(source.folder)
         path = source.folder / snapshot_name(source.name, now())
         if path.exists():
             raise _error(source, "has a snapshot of this very second: take it again")
@@ -246,7 +246,7 @@ def _read(connection: Any, source: SnapshotSource, stack: ExitStack) -> _Rows:
 def _file_without_name(folder: Path, stack: ExitStack) -> IO[bytes]:
     """Open a file that no folder lists; a folder that is made for it goes if it stays empty."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder)
         stack.callback(_remove_empty, folder)
     return stack.enter_context(tempfile.TemporaryFile(dir=folder))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import pprint
@@ -12,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nvflare_plugins.files import inert_csv
 from nvflare_plugins.tuning.space import Trial
 from nvflare_plugins.xgb.early_stopping import is_larger_better
 
@@ -134,18 +133,16 @@ class TuningResult:
 
     def table(self) -> str:
         """Return ``tuning.csv``: a line for each trial, the best first."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         names, n_folds = self.names(), len(self.best.folds)
         folds = [f"fold_{number}" for number in range(1, n_folds + 1)]
-        writer.writerow(["rank", "trial", *names, f"mean_{self.metric}", "spread", "num_rounds", *folds, "seconds"])
+        lines: list[list[Any]] = [
+            ["rank", "trial", *names, f"mean_{self.metric}", "spread", "num_rounds", *folds, "seconds"]
+        ]
         for rank, one in enumerate(self.ranked(), start=1):
             values = [one.parameters.get(name, "") for name in names]
             scores = [f.score for f in one.folds]
-            writer.writerow(
-                [rank, one.number, *values, one.mean, one.spread, one.rounds, *scores, round(one.seconds, 3)]
-            )
-        return text.getvalue()
+            lines.append([rank, one.number, *values, one.mean, one.spread, one.rounds, *scores, round(one.seconds, 3)])
+        return inert_csv(lines).decode()
 
     def script(self, job: Tuned, job_id: str, features: Sequence[str]) -> str:
         """Return ``train_best.py``: the recipe of a training over all rows with the best parameters.

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dp_components.ledger_journal import Alive
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.identity import DataRecord
-from nvflare_plugins.files import sync_folder, write_private
+from nvflare_plugins.files import make_folder, sync_folder, write_private
 from nvflare_plugins.site.memory.runs import Terms, add_data, add_run, add_search, set_cuts
 from nvflare_plugins.site.memory.schema import COUNTS, PREDICTIONS, RELEASED_SUMS, save_counts, store_array
 from nvflare_plugins.site.memory.stored_arrays import read_arrays
@@ -150,7 +150,7 @@ class OldFiles:
                     path.rename(_free_name(path))
                     sync_folder(path.parent)
             if store.first is not None and any(map(_moved_from, store.paths)) and not store.first.exists():
-                store.first.parent.mkdir(mode=0o700, exist_ok=True)
+                make_folder(store.first.parent)
                 write_private(store.first, _MOVED)
 
     def digests(self) -> dict[str, bytes]:

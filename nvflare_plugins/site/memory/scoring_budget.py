@@ -5,7 +5,8 @@ show. An answer is one bit: on which side of a split the row lies. For one model
 there are no more of them than the party has distinct splits in the model, whatever paths the row takes; so the first
 question about a row is charged with all of these, and later ones about the same model and values with nothing: all that
 they could show is on the record. A row whose charge would exceed ``vertical.scoring_bits_per_row`` is not answered for
-any more; ``vertical.scoring_rows_per_day`` bounds how many rows are charged within a day of UTC.
+any more; ``vertical.scoring_rows_per_day`` bounds how many rows are charged within a day of UTC, of which
+none comes back where a clock is set back.
 
 Two models that share splits are charged twice, so that the cap is kept with room to spare. What it does not bound: what
 many rows tell together, and when and how often the active party asks.
@@ -119,11 +120,14 @@ class ScoringBudget:
             return None
         rows, times = np.unique(row_keys[first[is_new]], return_counts=True)
         n_charged = int(times.sum())
-        today = int(self._clock() // _DAY_S)
+        # No day comes back: a clock that is set back stands at the latest day on the record until it has passed it.
+        today = max(int(self._clock() // _DAY_S), record.day.number)
         spent = record.day.rows if record.day.number == today else 0
         if spent + n_charged > self._rules.scoring_rows_per_day:
             raise self._refusal(
-                "scoring_rows_per_day", "has answered for as many rows as it does within a day", "ask again tomorrow"
+                "scoring_rows_per_day",
+                "has answered for as many rows as it does within a day",
+                "ask again tomorrow, or after a day that a clock ahead of time has shown",
             )
         bits = record.bits(rows) + times * self._n_bits
         if (bits > self._rules.scoring_bits_per_row).any():

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import sync_folder, write_private
+from nvflare_plugins.files import make_folder, sync_folder, write_private
 from nvflare_plugins.site.memory.old_files import OldFiles, note
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, FROM_FORMAT_1, STATEMENTS, DamagedArray
 from nvflare_plugins.site.memory.scored_rows import take_over
@@ -77,7 +77,7 @@ class Memory:
         """
         self.site, self.path = site, folder / NAME
         old = OldFiles(folder, ledgers, site)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         self._require_locks(folder / _LOCK)
         made = folder / MADE
         if self.path.exists():

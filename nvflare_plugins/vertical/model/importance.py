@@ -6,8 +6,6 @@ play no role. The numbers are those of the centralized model, with its names in 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 
 import xgboost as xgb
 
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.files import inert_csv, write_atomically
 from nvflare_plugins.vertical.model.model_files import ActivePart
 from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes
 
@@ -60,9 +58,5 @@ def feature_importance(part: ActivePart, first_round: int = 0, end_round: int | 
 
 def write_importance(folder: Path, rows: list[FeatureImportance]) -> Path:
     """Write ``importance.csv``. Privacy: aliases and sums over rows; no threshold."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("party", "feature", *KINDS))
-    for row in rows:
-        writer.writerow((row.party, row.feature, *(repr(getattr(row, kind)) for kind in KINDS)))
-    return write_atomically(folder / FILE_NAME, text.getvalue().encode())
+    lines = [(row.party, row.feature, *(repr(getattr(row, kind)) for kind in KINDS)) for row in rows]
+    return write_atomically(folder / FILE_NAME, inert_csv([("party", "feature", *KINDS), *lines]))

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import ast
+import csv
+import io
 import os
 import stat
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.files import write_atomically, write_private_table, write_results
+import nvflare_plugins
+from dp_components.ledger_journal import make_private
+from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.cli.demo import Split, split, write_sites
+from nvflare_plugins.data_sets.declaration import EXTERNAL
+from nvflare_plugins.evidence.ended import put_aside
+from nvflare_plugins.evidence.lines import Lines
+from nvflare_plugins.files import (
+    copy_folder,
+    inert_csv,
+    make_folder,
+    write_atomically,
+    write_private_table,
+    write_results,
+)
 from nvflare_plugins.formatting import inert
+from nvflare_plugins.horizontal.page_files import bins_below, page_files
+from nvflare_plugins.recipes.examples import write_patients
+from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.vertical.model.importance import FeatureImportance, write_importance
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError, OSError])
@@ -91,3 +115,104 @@ def test_line_ends_within_a_text_end_no_row(tmp_path: Path, end: str) -> None:
     write_private_table(tmp_path / "out.csv", frame)
     with (tmp_path / "out.csv").open(newline="") as file:
         pd.testing.assert_frame_equal(pd.read_csv(file), frame)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o027, 0o077])
+def test_folders_are_their_owners_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    """What makes folders in the product, each as it is called there; and those above, where they are missing."""
+    source = tmp_path / "source"
+    (source / "within").mkdir(parents=True)
+    (source / "within" / "file").write_text("x")
+    source.chmod(0o755)
+    top = tmp_path / "made"
+    before = os.umask(umask)
+    try:
+        RunFolder(top / "a" / "runs", "job").create()
+        Lines(top / "b" / "logs" / "site-1.jsonl", 0o600).add(b"x")
+        Memory(top / "c" / "registry", "site-1")
+        make_private(top / "d" / "ledgers" / "heads")
+        copy_folder(source, top / "e" / "results" / "job")
+        write_patients(top / "f" / "data")
+        write_sites(make_split(), top / "g" / "demo")
+        evidence = RunFolder(top / "h", "job").create().evidence
+        (evidence / "kept").write_bytes(b"x")
+        put_aside(evidence, 2, None)
+        with page_files(make_folder(top / "i" / "runs" / "job")) as pages:
+            bins_below(pages, "train", SimpleNamespace(memory=EXTERNAL))
+            _all_private(top)
+    finally:
+        os.umask(before)
+    assert len(_all_private(top)) > 20
+
+
+def make_split() -> Split:
+    frame = pd.DataFrame({"a": np.arange(300.0), "label": np.arange(300) % 2})
+    return split(frame, "label")
+
+
+def _all_private(top: Path) -> list[Path]:
+    found = [top, *(path for path in top.rglob("*") if path.is_dir())]
+    assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in found} == {
+        path.name: "0o700" for path in found
+    }
+    return found
+
+
+def test_a_folder_that_should_be_new_is_refused_where_something_is(tmp_path: Path) -> None:
+    assert make_folder(tmp_path) == tmp_path
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path, is_new=True)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link", "file/below"):
+        with pytest.raises(OSError, match=r"file|link"):
+            make_folder(tmp_path / name)
+
+
+def test_no_other_code_of_the_product_makes_a_folder_or_writes_csv() -> None:
+    """One helper makes folders (and that of dp_components, which stands alone); one place writes CSV."""
+    root, found = Path(nvflare_plugins.__file__).parents[1], set()
+    for place in ("nvflare_plugins", "dp_components", "he_processors", "jobs", "poc_workspace"):
+        for path in sorted((root / place).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr in MAKES:
+                    found.add((str(path.relative_to(root)), node.attr))
+    assert found == {
+        ("nvflare_plugins/files.py", "mkdir"),
+        ("nvflare_plugins/files.py", "copytree"),
+        ("nvflare_plugins/files.py", "writer"),
+        ("nvflare_plugins/files.py", "to_csv"),
+        ("dp_components/ledger_journal.py", "mkdir"),
+        ("jobs/example_files.py", "to_csv"),  # invented rows, to be read again
+    }
+
+
+MAKES = {"mkdir", "makedirs", "copytree", "writer", "DictWriter", "to_csv", "write_csv", "to_excel"}
+"""Calls that make folders for good, or lines of CSV."""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_names_of_other_parties_are_inert_in_every_csv(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    starts = ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"]
+    name, party, column = (f"{random.choice(starts)}{random.choice(STEMS)}" for _ in range(3))
+    tables = [
+        inert_csv([[party, name, -1.5]]),
+        write_importance(tmp_path, [FeatureImportance(party, name, 1.0, 2.0, 3.0, 4.0, 5.0)]).read_bytes(),
+    ]
+    write_results(tmp_path / "results.csv", pd.DataFrame({column: [name, party]}))
+    tables.append((tmp_path / "results.csv").read_bytes())
+    for content in tables:
+        for row in csv.reader(io.StringIO(content.decode(), newline="")):
+            assert not [cell for cell in row if cell[:1] in starts and not is_number(cell)], row
+
+
+STEMS = ["cmd|' /C calc'!A0", 'HYPERLINK("http://x")', "1+1", "SUM(A1:A9)", "x,=y", '"=1"']
+
+
+def is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

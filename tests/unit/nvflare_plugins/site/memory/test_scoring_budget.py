@@ -65,6 +65,33 @@ def test_other_models_and_values_are_charged_up_to_the_cap_of_a_lifetime(tmp_pat
     budget(tmp_path, day=2).charge(NAMES, VALUES)  # what is on the record stays free
 
 
+def test_a_clock_that_is_set_back_gives_no_day_again(tmp_path: Path) -> None:
+    rules = {"scoring_rows_per_day": 3, "scoring_bits_per_row": 10**6}
+    budget(tmp_path, "m0", day=10, **rules).charge(NAMES, VALUES)
+    for model, day in (("m1", 9), ("m2", 0), ("m3", 10)):
+        with pytest.raises(PolicyRefusal, match=r"scoring_rows_per_day"):
+            budget(tmp_path, model, day=day, **rules).charge(NAMES[:1], VALUES[:1])
+    budget(tmp_path, "m4", day=11, **rules).charge(NAMES, VALUES)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_however_a_clock_goes_no_more_rows_than_days_that_it_has_first_shown(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    latest, n_days, n_charged = -1, 0, 0
+    for number in range(60):
+        day = int(random.integers(0, 12))
+        try:
+            budget(tmp_path, f"m{number}", 1, day, scoring_rows_per_day=5, scoring_bits_per_row=10**6).charge(
+                NAMES[:2], VALUES[:2]
+            )
+        except PolicyRefusal:
+            continue
+        n_charged += 2
+        if day > latest:
+            latest, n_days = day, n_days + 1
+        assert n_charged <= 5 * n_days
+
+
 def test_rows_of_a_day_are_bounded_and_free_ones_do_not_count(tmp_path: Path) -> None:
     rules = {"scoring_rows_per_day": 4, "scoring_bits_per_row": 1000}
     budget(tmp_path, **rules).charge(NAMES, VALUES)
