@@ -9,9 +9,11 @@ import zipfile
 from collections.abc import Iterable, Iterator
 
 import pytest
+from nvflare.apis.workspace import Workspace
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.server_engine import ServerEngine
@@ -122,6 +124,9 @@ def undo_guard(monkeypatch: pytest.MonkeyPatch) -> None:
         (CommConfigurator, "_config_loaded"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
+    for command, validator in SHELL_CMD_VALIDATORS.items():
+        monkeypatch.setitem(SHELL_CMD_VALIDATORS, command, validator)
+    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
     monkeypatch.setattr(AppAuthzService, "validate_app", staticmethod(AppAuthzService.validate_app))
     monkeypatch.setattr(ConfigFactory, "search_config_format", staticmethod(ConfigFactory.search_config_format))
     monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))

@@ -53,7 +53,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("org", RIGHTS))
     monkeypatch.setattr(AppAuthzService, "app_validator", DefaultAppValidator("client"))
-    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
     monkeypatch.setattr(PrivacyService, "manager", None, raising=False)
     PrivacyService.initialize(PrivacyManager(None, "", set()))
     undo_guard(monkeypatch)

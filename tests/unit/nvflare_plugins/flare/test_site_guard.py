@@ -57,12 +57,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     AuditService.initialize(str(tmp_path / "audit.log"))
     monkeypatch.setattr(PrivacyService, "manager", None, raising=False)
     PrivacyService.initialize(PrivacyManager(None, "", set()))
-    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", shell_cmd.SHELL_CMD_VALIDATORS)
-    before = dict(shell_cmd.SHELL_CMD_VALIDATORS)
-    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
     undo_guard(monkeypatch)
-    yield tmp_path
-    shell_cmd.SHELL_CMD_VALIDATORS.update(before)
+    return tmp_path
 
 
 def start_guard(site: Path) -> None:

@@ -103,7 +103,9 @@ def test_flare_reads_what_the_table_names_and_nothing_that_a_job_left(kits: Path
 
 
 @pytest.mark.parametrize("process", ["site", "site's job"])
-@pytest.mark.parametrize("still", ["nothing", COMM_CONFIG, "the guards"])
+@pytest.mark.parametrize(
+    "still", ["nothing", *(pytest.param(each, marks=pytest.mark.slow) for each in (COMM_CONFIG, "the guards"))]
+)
 def test_without_guard_and_copy_what_a_job_left_runs(kits: Path, tmp_path: Path, process: str, still: str) -> None:
     """The control: with neither, FLARE runs it; each of the two alone keeps FLARE from the code."""
     open_kits = tmp_path / "kits"
@@ -140,7 +142,7 @@ def test_settings_are_looked_for_in_the_sites_own_folders_alone(
     for place in ("startup", "local", f"{OLD}/app_site-1/config"):
         (tmp_path / place).mkdir(parents=True)
     theirs = tmp_path / OLD / "app_site-1" / "config"
-    for name in ("resources.json", "comm_config.yml", "fed_client.conf", "privacy.json.default"):
+    for name in ("resources.json", "comm_config.conf", "fed_client.conf", "privacy.json.default"):
         (theirs / name).write_text("{}")
     if is_closed:
         close_search()
