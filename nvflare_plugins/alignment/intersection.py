@@ -6,8 +6,9 @@ Each party has a secret key k_i. With m parties in order of rank, and K for all 
    steps rank i holds the set of rank i + 1 under K, in an order that nobody knows.
 2. **Compare.** Rank 0 hands its list to rank 1, which keeps the points that its own list has too, and hands those on,
    up to rank m - 1, which is left with the points of the ids that all parties have.
-3. **Return.** These points go to all parties, and for each party j a copy goes round the others, who take their keys
-   off. Party j gets k_j H(id) and finds its own rows.
+3. **Return.** These points go to all parties, each of which refuses any that the set that it holds lacks: else whoever
+   calls points common could have others take their keys off any set. For each party j a copy goes round the others,
+   who take their keys off. Party j gets k_j H(id) and finds its own rows.
 
 What each party learns beyond the common ids (everyone honest but curious, see ``BlindingKey``):
 
@@ -116,23 +117,27 @@ class _Party:
 
     def _compare(self, held: list[bytes]) -> list[bytes]:
         """Return the common points under all keys, which the last party finds and hands to all."""
-        last = self._world - 1
+        last, of_next = self._world - 1, frozenset(held)
         for receiver in range(1, self._world):
             sends, receives = self._rank == receiver - 1, self._rank == receiver
             points = self._lists.swap(
                 held if sends else (), (receiver,) if sends else (), receiver - 1 if receives else None
             )
             if receives:
-                kept = set(held)
-                held = self._shuffled([point for point in points if point in kept])
+                held = self._shuffled(self._of_both(points, of_next))
                 self._require_enough(held)
         others = [rank for rank in range(self._world) if rank != last]
         if self._rank == last:
             self._lists.swap(held, others, None)
             return held
         common = self._lists.swap((), (), last)
+        if not of_next.issuperset(common):
+            raise ProtocolError("a party called ids common that the next party by name does not have")
         self._require_enough(common)
         return common
+
+    def _of_both(self, points: list[bytes], of_next: frozenset[bytes]) -> list[bytes]:
+        return [point for point in points if point in of_next]
 
     def _return(self, common: list[bytes]) -> list[bytes]:
         """Take this key off the copies that pass on to their owners; return this party's own copy."""

@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
-from nvflare_plugins.alignment.intersection import intersect
+from nvflare_plugins.alignment.intersection import _Party, intersect
 from nvflare_plugins.alignment.lists import Lists, pack_block, unpack_block
 from tests.support.alignment import run_parties
 
@@ -149,6 +149,46 @@ def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch)
 
 
 # -- parties that do not keep to the protocol -------------------------------------------------------------------------
+
+
+class Greedy(_Party):
+    """Calls what it holds of another party common, and reads what comes back with a dictionary of all possible ids."""
+
+    named: frozenset[bytes] = frozenset()
+
+    def _of_both(self, points: list[bytes], of_next: frozenset[bytes]) -> list[bytes]:
+        return list(of_next)
+
+    def _return(self, common: list[bytes]) -> list[bytes]:
+        found = super()._return(common)
+        blinded = dict(zip(self._key.blind_items(DICTIONARY), DICTIONARY, strict=True))
+        self.named = frozenset(blinded[point] for point in found if point in blinded)
+        return found
+
+
+DICTIONARY = [b"%03d" % number for number in range(300)]
+
+
+@pytest.mark.parametrize("n_true", [0, 1])
+@pytest.mark.parametrize(("n_parties", "rank"), [(n, rank) for n in (2, 3, 4) for rank in range(1, n)])
+def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monkeypatch, n_parties, rank, n_true):
+    """The last of two named all ids of the other so, the middle of three all that the two others share."""
+    greedy: list[Greedy] = []
+
+    def party(lists: Lists, *args: Any) -> _Party:
+        if lists.channel.rank != rank:
+            return _Party(lists, *args)
+        greedy.append(Greedy(lists, *args))
+        return greedy[0]
+
+    monkeypatch.setattr("nvflare_plugins.alignment.intersection._Party", party)
+    true, sets = DICTIONARY[100:140], [DICTIONARY[100:140]] * n_parties
+    sets[rank] = true[:n_true] + [b"invented%d" % n for n in range(40 - n_true)]
+    outcomes = run(tmp_path, sets)
+    assert greedy[0].named <= set(true[:n_true]), "ids of other parties"
+    assert all(isinstance(outcome, (ProtocolError, PolicyRefusal, JobAborted)) for outcome in outcomes)
+    assert any("called ids common" in str(outcome) for outcome in outcomes) or not n_true
+
 
 SETS = [[b"item%d" % number for number in range(16)]] * 3
 
