@@ -24,15 +24,13 @@ from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.alignment.blind_shard import LEAST_IDS
 from nvflare_plugins.alignment.intersection import intersect
-from nvflare_plugins.alignment.lists import Lists, PairSeal, RoutingChannel
+from nvflare_plugins.alignment.lists import Lists, RoutingChannel, Seal, tell_all
 from nvflare_plugins.alignment.result import Alignment
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
 from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec
 
 MAX_IDS = 100_000_000
 _MAX_OFFER_BYTES = 1 << 20
@@ -46,15 +44,9 @@ class AligningChannel(RoutingChannel, Protocol):
 
     job_id: str
 
-    def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
 
-
-class AligningSession(PairSeal, Protocol):
+class AligningSession(Seal, Protocol):
     """What an alignment needs of a session."""
-
-    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
-
-    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
 
     def hmac(self, purpose: str, data: bytes) -> bytes: ...
 
@@ -99,7 +91,7 @@ def align(
     if any(len(set(of_set)) != len(of_set) for of_set in ids.values()):
         raise ValueError("ids must be different: take them from load_ids")
     offer = _Offer.of(ids, policy.vertical)
-    offers = [_Offer.from_bytes(data) for data in _gather(channel, session, offer.to_bytes(), "alignment offer")]
+    offers = [_Offer.from_bytes(data) for data in tell_all(channel, session, offer.to_bytes(), "alignment offer")]
     least = max(other.min_intersection for other in offers)
     for name in sorted(ids):
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
@@ -164,7 +156,7 @@ class _Aligner:
 def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: str, content: bytes) -> None:
     """Check that all parties hold the same content, by HMACs under the group key that name their sender."""
     mine = session.hmac(f"{purpose}, {channel.rank}", content)
-    for rank, proof in enumerate(_gather(channel, session, mine, purpose)):
+    for rank, proof in enumerate(tell_all(channel, session, mine, purpose)):
         if not hmac.compare_digest(proof, session.hmac(f"{purpose}, {rank}", content)):
             raise ProtocolError(f"{channel.sites[rank]} holds other {purpose} than this site; nothing was written")
 
@@ -180,7 +172,7 @@ def _reserve_together(
     runs: tuple[AlignmentRun, ...] = ()
     try:
         runs = registry.reserve(ids, channel.job_id, channel.sites, standing)
-        _gather(channel, session, b"", "alignment reserved")
+        tell_all(channel, session, b"", "alignment reserved")
         registry.mark_sent(runs)
     except BaseException:  # whatever ends it, nothing has left
         registry.cancel(runs)
@@ -195,22 +187,11 @@ def _hear_that_all_keep_it(channel: AligningChannel, session: AligningSession) -
     them to use what it keeps.
     """
     try:
-        _gather(channel, session, b"", "alignment kept")
+        tell_all(channel, session, b"", "alignment kept")
     except VeilBoostError as error:
         raise type(error)(
             f"{error} (this site keeps the alignment; whether all others do is not known: submit the job again)"
         ) from None
-
-
-def _gather(channel: AligningChannel, session: AligningSession, content: bytes, purpose: str) -> list[bytes]:
-    """Exchange content, sealed for all parties; in rank order, this one's included."""
-    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(content, purpose), Codec.SEALED)
-    if len(sealed) != channel.world:
-        raise ProtocolError("the server answered with another number of messages than there are parties")
-    return [
-        content if rank == channel.rank else session.open_from(rank, sealed[rank], purpose)
-        for rank in range(channel.world)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.curve.equal_logarithms import WEIGHT_BYTES
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
+from he_processors.randomness import RandomSource
+from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey, points_of
 from nvflare_plugins.cluster.desk import WorkerPart
 from nvflare_plugins.cluster.workers import TRIAL, Workers, begin, collect
 from nvflare_plugins.shards.place import runs_of
@@ -56,6 +58,10 @@ class BlindShard(WorkerPart):
         values = [joined[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
         return b"".join(getattr(self._key, method)(values))
 
+    def weigh(self, joined: bytes, weights: NDArray[np.uint8]) -> bytes:
+        """Return the sum of weight times point of a run, as ``BlindingKey.weigh``."""
+        return self._key.weigh(points_of(joined), weights)
+
 
 class SpreadKey:
     """A blinding key whose multiplications the party's workers do; results and errors are those of ``BlindingKey``."""
@@ -75,6 +81,25 @@ class SpreadKey:
         """See ``BlindingKey``. Raises: ProtocolError, WorkerFailure."""
         return self._key.unblind(points) if self._is_small(points) else self._spread("unblind", points)
 
+    def decoded(self, points: Sequence[bytes]) -> list[bytes]:
+        """Return the points as they are: workers decode them."""
+        return list(points)
+
+    def weigh(self, points: Sequence[bytes], weights: NDArray[np.uint8]) -> bytes:
+        """See ``BlindingKey``. Raises: ProtocolError, WorkerFailure."""
+        if self._is_small(points):
+            return self._key.weigh(points, weights)
+        asked = [
+            self._workers.call(number, "weigh", b"".join(points[run]), weights[run])
+            for number, run in enumerate(runs_of(len(points), len(self._workers)))
+        ]
+        sums = [one for one in collect(asked) if any(one)]
+        return self._key.weigh(sums, np.eye(1, WEIGHT_BYTES, dtype=np.uint8).repeat(len(sums), axis=0))
+
+    def prove(self, transcript: bytes, blinded: bytes, randomness: RandomSource) -> bytes:
+        """See ``BlindingKey``."""
+        return self._key.prove(transcript, blinded, randomness)
+
     def _is_small(self, values: Sequence[bytes]) -> bool:
         return len(values) < LEAST_POINTS
 
@@ -89,7 +114,7 @@ class SpreadKey:
         points = b"".join(collect(asked))
         if len(points) != len(values) * POINT_BYTES:
             raise ProtocolError("workers of this site have blinded another number of points than they were given")
-        return [points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES)]
+        return points_of(points)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.rows import rows_from_ints
+from he_processors.curve import equal_logarithms
 from he_processors.curve.hashing import hash_to_ristretto
 from he_processors.curve.interface import GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Points
 from he_processors.curve.registry import open_curve
@@ -29,6 +30,13 @@ from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
 POINT_BYTES = RISTRETTO_BYTES
 _NEUTRAL = bytes(POINT_BYTES)
 _SUITE = b"VeilBoost alignment, ristretto255_XMD:SHA-512_R255MAP_RO_, "
+
+
+class Decoded(list[bytes]):
+    """Points as bytes, and decoded: what is done to them next need not decode them again."""
+
+    __slots__ = ("points",)
+    points: Points
 
 
 class BlindingKey(StaysInProcess):
@@ -59,9 +67,14 @@ class BlindingKey(StaysInProcess):
         """Return domain and secret, for the party's own workers and nobody else."""
         return self._domain, self._secret.tobytes()
 
+    def commitment(self) -> bytes:
+        """Return secret G, which fixes the key and tells nothing that would help to find it."""
+        return equal_logarithms.commitment(self._curve, self._number)
+
     def _hold(self, domain: bytes, secret: int) -> None:
         self._domain, self._tag = domain, _SUITE + domain
         self._curve = open_curve()
+        self._number = secret
         self._secret = rows_from_ints([secret], SCALAR_BYTES)
         self._inverse = rows_from_ints([pow(secret, -1, GROUP_ORDER)], SCALAR_BYTES)
 
@@ -77,13 +90,33 @@ class BlindingKey(StaysInProcess):
         """Take this key's blinding off, in order. Raises: ProtocolError, as ``blind``."""
         return self._times(self._read(points), self._inverse)
 
+    def decoded(self, points: Sequence[bytes]) -> list[bytes]:
+        """Return the points, decoded. Raises: ProtocolError, as ``blind``."""
+        found = Decoded(points)
+        found.points = self._read(points)
+        return found
+
+    def weigh(self, points: Sequence[bytes], weights: NDArray[np.uint8]) -> bytes:
+        """Return the sum of weight times point. Shapes: weights: uint8[n, 16]. Raises: ProtocolError, as ``blind``."""
+        return equal_logarithms.weighted_sum(self._curve, self._read(points), weights)
+
+    def prove(self, transcript: bytes, blinded: bytes, randomness: RandomSource) -> bytes:
+        """Prove that this key was taken off an element; see ``equal_logarithms.prove``."""
+        return equal_logarithms.prove(self._curve, self._number, transcript, blinded, randomness)
+
     def _times(self, points: Points, scalar: NDArray[np.uint8]) -> list[bytes]:
-        encoded = self._curve.to_ristretto(self._curve.mul_by_each(points, scalar)[0]).tobytes()
-        return [encoded[start : start + POINT_BYTES] for start in range(0, len(encoded), POINT_BYTES)]
+        return points_of(self._curve.to_ristretto(self._curve.mul_by_each(points, scalar)[0]).tobytes())
 
     def _read(self, points: Sequence[bytes]) -> Points:
+        if isinstance(points, Decoded):
+            return points.points
         if all(len(point) == POINT_BYTES and point != _NEUTRAL for point in points):
             rows = np.frombuffer(b"".join(points), dtype=np.uint8).reshape(-1, POINT_BYTES)
             with suppress(ProtocolError):  # one message, whatever is wrong with it
                 return self._curve.from_ristretto(rows)
         raise ProtocolError("a party sent something that is no element of the alignment's group")
+
+
+def points_of(joined: bytes) -> list[bytes]:
+    """Return the points of which bytes were joined."""
+    return [joined[start : start + POINT_BYTES] for start in range(0, len(joined), POINT_BYTES)]

@@ -1,6 +1,7 @@
 """The intersection of several parties' sets, by commutative blinding.
 
-Each party has a secret key k_i. With m parties in order of rank, and K for all keys together:
+Each party has a secret key k_i, and tells all others k_i G before any list leaves: it commits to it. With m parties in
+order of rank, and K for all keys together:
 
 1. **Round.** Every set goes once round: its owner blinds and shuffles it, and so does each next party. After m - 1
    steps rank i holds the set of rank i + 1 under K, in an order that nobody knows.
@@ -8,7 +9,8 @@ Each party has a secret key k_i. With m parties in order of rank, and K for all 
    up to rank m - 1, which is left with the points of the ids that all parties have.
 3. **Return.** These points go to all parties, each of which refuses any that the set that it holds lacks: else whoever
    calls points common could have others take their keys off any set. For each party j a copy goes round the others,
-   who take their keys off. Party j gets k_j H(id) and finds its own rows.
+   who take their keys off, in the order of the list, and prove it (``proofs.py``): so nobody can have a key taken off
+   other points, not even the parties before and after that one together. Party j gets k_j H(id) and finds its own rows.
 
 What each party learns beyond the common ids (everyone honest but curious, see ``BlindingKey``):
 
@@ -22,8 +24,14 @@ A pairwise protocol would show one party all pairwise intersections, id by id. P
 learn what they have in common with each other anyway, and sizes of intersections with the others' sets; single ids
 of an honest party outside the intersection stay hidden as long as its own key does.
 
+A party that departs from this, or all but one together, learn more, and no more than this: the round blinds what they
+send, as many points as all others' sets have ids, so that each lets them test one id of their choice against the honest
+set. Shuffling does not hide from them which of these it was, and whoever compares lists need not keep to ``least``.
+What they do not ask for by one of these points stays hidden, even where a dictionary holds all ids.
+
 Cost: each id is blinded once by each party, each common id unblinded once for each party: with n ids each and c common
-ones m n + (m - 1) c curve multiplications a party.
+ones m n + (m - 1) c curve multiplications a party; proofs add some hundredths of one for each common id and link that a
+party checks, of which there are m (m - 1) / 2.
 
 Reference: the two-party case is the protocol of Meadows (1986) and Huberman, Franklin, Hogg (1999).
 """
@@ -36,7 +44,8 @@ from he_processors.errors import PolicyRefusal, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.alignment.blind_shard import SpreadKey, held_by
 from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.lists import Lists, shuffled
+from nvflare_plugins.alignment.lists import Lists, shuffled, tell_all
+from nvflare_plugins.alignment.proofs import Proofs
 from nvflare_plugins.cluster.workers import Workers
 
 
@@ -65,8 +74,12 @@ def intersect(
     """
     if len(items) != sizes[lists.channel.rank]:
         raise ValueError("sizes must give the number of this party's items")
-    with held_by(BlindingKey(domain, randomness), workers) as key:
-        return _Party(lists, items, sizes, least, key, randomness).run()
+    own = BlindingKey(domain, randomness)
+    committed = tuple(tell_all(lists.channel, lists.session, own.commitment(), f"keys for {lists.purpose}"))
+    own.decoded(committed)  # refuses what is no key's
+    with held_by(own, workers) as key:
+        proofs = Proofs(domain, committed, lists.channel.rank, key, randomness)
+        return _Party(lists, items, sizes, least, key, randomness, proofs).run()
 
 
 class _Party:
@@ -80,12 +93,13 @@ class _Party:
         least: int,
         key: BlindingKey | SpreadKey,
         randomness: RandomSource,
+        proofs: Proofs,
     ) -> None:
         self._lists, self._items, self._sizes = lists, items, sizes
         self._least, self._randomness = least, randomness
         self._rank, self._world = lists.channel.rank, lists.channel.world
         self._next, self._previous = (self._rank + 1) % self._world, (self._rank - 1) % self._world
-        self._key = key
+        self._key, self._proofs = key, proofs
         self._order: list[int] = shuffled(range(len(items)), randomness)
         self._blinded: list[bytes] = []  # this party's items under its own key, in that order
 
@@ -140,13 +154,23 @@ class _Party:
         return [point for point in points if point in of_next]
 
     def _return(self, common: list[bytes]) -> list[bytes]:
-        """Take this key off the copies that pass on to their owners; return this party's own copy."""
-        held = common
-        for _ in range(1, self._world):
-            held = self._lists.swap(held, (self._next,), self._previous, self._key.unblind)
-            if len(held) != len(common):
-                raise ProtocolError("the common ids changed in number on their way back")
-        return held
+        """Take this key off the copies that pass on to their owners, proven; return this party's own copy."""
+        lists, size, own = self._lists, self._lists.block, list[bytes]()
+        blocks = [common[number * size : (number + 1) * size] for number in range(lists.n_blocks)]
+        chains = [b""] * len(blocks)
+        for step in range(1, self._world):
+            first = (self._rank - step) % self._world
+            for number, block in enumerate(blocks):
+                if step == 1:
+                    chains[number] = self._proofs.extend(b"", self._rank, number, block, size)
+                chain = lists.exchange(chains[number], (self._next,), self._previous)
+                held = self._proofs.check(chain, first, number, block, size, step)
+                if step < self._world - 1:
+                    chains[number] = self._proofs.extend(chain, first, number, held, size)
+                else:
+                    own += held
+                lists.on_block(number + 1, len(blocks))
+        return own
 
     def _require_enough(self, points: Sequence[bytes]) -> None:
         if len(points) < self._least:

@@ -19,6 +19,7 @@ from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
 from nvflare_plugins.alignment.blinding import POINT_BYTES
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Codec
 
 BLOCK = 1 << 16
 """Points of one message: 2 MB, and half a second of blinding. Must be equal at all parties."""
@@ -34,9 +35,15 @@ class RoutingChannel(Protocol):
 
     def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]: ...
 
+    def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
 
-class PairSeal(Protocol):
+
+class Seal(Protocol):
     """What the lists need of a session."""
+
+    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
+
+    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
 
     def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes: ...
 
@@ -55,11 +62,21 @@ class Lists:
     """
 
     channel: RoutingChannel
-    session: PairSeal
+    session: Seal
     purpose: str
     longest: int
     on_block: Callable[[int, int], None] = lambda number, of: None
     record: Callable[[str, str, int], None] = lambda direction, party, size_bytes: None
+
+    @property
+    def block(self) -> int:
+        """Points of a block."""
+        return min(BLOCK, 1 << (self.longest - 1).bit_length())
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of every list."""
+        return -(-self.longest // self.block)
 
     def swap(
         self,
@@ -83,13 +100,13 @@ class Lists:
         Raises:
             ProtocolError: parts that nobody should have sent, or that are not blocks of different points.
         """
-        block = min(BLOCK, 1 << (self.longest - 1).bit_length())
-        n_blocks = -(-self.longest // block)
+        block, n_blocks = self.block, self.n_blocks
         received: list[bytes] = []
         seen: set[bytes] = set()
         for number in range(n_blocks):
             own = prepare(list(outgoing[number * block : (number + 1) * block]))
-            points = self._exchange(pack_block(own, block) if to else b"", to, source, block)
+            plain = self.exchange(pack_block(own, block) if to else b"", to, source)
+            points = [] if source is None else unpack_block(plain, block)
             seen.update(points)
             received += change(points)
             if len(seen) != len(received) or len(received) > self.longest:
@@ -97,7 +114,8 @@ class Lists:
             self.on_block(number + 1, n_blocks)
         return received
 
-    def _exchange(self, part: bytes, to: Collection[int], source: int | None, block: int) -> list[bytes]:
+    def exchange(self, part: bytes, to: Collection[int], source: int | None) -> bytes:
+        """Send one part to some parties; return that of ``source``, empty without one. Raises: ProtocolError."""
         sites, ranks = self.channel.sites, range(self.channel.world)
         for rank in to:
             self.record("sent", sites[rank], len(part))
@@ -107,16 +125,32 @@ class Lists:
             if bool(received[rank]) != (rank == source):
                 raise ProtocolError(f"{sites[rank]} is not in step with the alignment")
         if source is None:
-            return []
+            return b""
         plain = self.session.open_of(source, received[source], self.purpose)
         self.record("received", sites[source], len(plain))
-        return unpack_block(plain, block)
+        return plain
+
+
+def tell_all(channel: RoutingChannel, session: Seal, content: bytes, purpose: str) -> list[bytes]:
+    """Exchange content, sealed for all parties; in rank order, this one's included."""
+    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(content, purpose), Codec.SEALED)
+    if len(sealed) != channel.world:
+        raise ProtocolError("the server answered with another number of messages than there are parties")
+    return [
+        content if rank == channel.rank else session.open_from(rank, sealed[rank], purpose)
+        for rank in range(channel.world)
+    ]
+
+
+def block_bytes(size: int) -> int:
+    """Return the length of a block of up to ``size`` points."""
+    return _COUNT.size + size * POINT_BYTES
 
 
 def pack_block(points: Sequence[bytes], size: int) -> bytes:
     """Return up to ``size`` points as bytes whose length depends on ``size`` alone."""
     content = _COUNT.pack(len(points)) + b"".join(points)
-    return content.ljust(_COUNT.size + size * POINT_BYTES, b"\0")
+    return content.ljust(block_bytes(size), b"\0")
 
 
 def unpack_block(data: bytes, size: int) -> list[bytes]:
@@ -125,7 +159,7 @@ def unpack_block(data: bytes, size: int) -> list[bytes]:
     Raises:
         ProtocolError: not exactly what ``pack_block`` makes.
     """
-    if len(data) != _COUNT.size + size * POINT_BYTES:
+    if len(data) != block_bytes(size):
         raise ProtocolError("a block of the alignment has another size than agreed")
     n_points = _COUNT.unpack_from(data)[0]
     end = _COUNT.size + n_points * POINT_BYTES

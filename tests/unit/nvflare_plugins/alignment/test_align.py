@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.alignment.align import _Offer, _reserve_together, align, confirm
 from nvflare_plugins.alignment.blinding import POINT_BYTES
@@ -192,7 +193,7 @@ def test_an_alignment_counts_before_its_first_id_leaves(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("hook", ["tamper", "tamper_reply"])
-@pytest.mark.parametrize("nth", [3, 4])
+@pytest.mark.parametrize("nth", [3, 4, 5])
 def test_a_party_that_is_lost_at_the_end_leaves_nobody_without_a_way_on(tmp_path, hook, nth):
     """All may align again, or all keep what the refusal tells them to use."""
     ids, kept = [{"train": one} for one in sets(3)], {}
@@ -205,11 +206,11 @@ def test_a_party_that_is_lost_at_the_end_leaves_nobody_without_a_way_on(tmp_path
 
     outcomes = run_parties(tmp_path, 3, take_part, job_id="lost", **{hook: {"party-b": dies_at(Kind.AGREEMENT, nth)}})
     assert isinstance(outcomes[1], SiteDied)
-    if (nth, hook) == (4, "tamper"):
+    if (nth, hook) == (5, "tamper"):
         assert all("submit the job again" in str(outcomes[rank]) for rank in (0, 2))
     again = run_parties(tmp_path, 3, take_part, job_id="again")
     if any(isinstance(outcome, Exception) for outcome in again):
-        assert (nth, hook) == (4, "tamper_reply"), again
+        assert (nth, hook) == (5, "tamper_reply"), again
         refused(again, "use the alignment of that job (alignment='lost')")
         held = [kept["lost", rank] for rank in range(3)]
         assert run_parties(tmp_path, 3, lambda c, s, p: confirm(c, s, [held[c.rank]]), job_id="use") == [None] * 3
@@ -334,7 +335,9 @@ def test_evidence_names_parties_and_protection_and_no_real_size(tmp_path):
     notes = {name: Notes() for name in NAMES}
     run(tmp_path, [{"train": one} for one in sets(3)], recorders=notes)
     for name, note in notes.items():
-        assert {what[2:] for what in note.contents} == {(Content.BLINDED_IDS, Protection.BLINDED, 4 + 64 * POINT_BYTES)}
+        block, link = 4 + 64 * POINT_BYTES, 4 + 64 * POINT_BYTES + PROOF_BYTES
+        assert {what[2:4] for what in note.contents} == {(Content.BLINDED_IDS, Protection.BLINDED)}
+        assert {what[4] for what in note.contents} == {block, link, 2 * link}
         assert {what[1] for what in note.contents} == set(NAMES) - {name}
         sent = [what for what in note.contents if what[0] == "sent"]
         assert len(sent) == 4 + {"party-a": 1, "party-b": 1, "party-c": 2}[name]
@@ -347,7 +350,7 @@ def test_the_server_sees_messages_of_one_size_whatever_the_sets(tmp_path):
         pool = [f"Zebra{n}" for n in range(size)]
         run(tmp_path / str(number), [{"train": pool}, {"train": pool[: size // 2]}], frames=frames)
         seen.append([len(frame) for _, frame in frames if unpack(frame).kind is Kind.CONVERSATION])
-    assert sorted(seen[0]) == sorted(seen[1]) and len(set(seen[0])) == 2  # a block, or none
+    assert sorted(seen[0]) == sorted(seen[1]) and len(set(seen[0])) == 3  # a block, with a proof or without, or none
 
 
 def test_progress_is_said_without_numbers_of_rows(tmp_path, monkeypatch):

@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
+from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
 from nvflare_plugins.alignment.intersection import _Party, intersect
-from nvflare_plugins.alignment.lists import Lists, pack_block, unpack_block
+from nvflare_plugins.alignment.lists import Lists, block_bytes, pack_block, unpack_block
+from nvflare_plugins.alignment.proofs import REFUSED, Proofs, unpack_chain
 from tests.support.alignment import run_parties
+
+
+def lists_in(part: bytes, size: int) -> list[list[bytes]]:
+    """Return the lists of a part: one, or on the way back one for each step."""
+    if len(part) == block_bytes(size):
+        return [unpack_block(part, size)]
+    return [points for points, _ in unpack_chain(part, size, len(part) // (block_bytes(size) + PROOF_BYTES))]
 
 
 class Listener:
@@ -24,6 +33,9 @@ class Listener:
         self, session: Any, on_seal: Callable[[bytes], bytes] = bytes, on_open: Callable[[bytes], Any] = bytes
     ) -> None:
         self._session, self._on_seal, self._on_open = session, on_seal, on_open
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
     def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes:
         return self._session.seal_for(rank, self._on_seal(plaintext), purpose)
@@ -106,8 +118,7 @@ def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
 
     def listen(rank, session):
         def keep(plaintext: bytes) -> bytes:
-            points = unpack_block(plaintext, (len(plaintext) - 4) // POINT_BYTES)
-            views[rank].append(frozenset(points))
+            views[rank] += map(frozenset, lists_in(plaintext, 64))
             return plaintext
 
         return Listener(session, keep, keep)
@@ -191,6 +202,7 @@ def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monk
 
 
 SETS = [[b"item%d" % number for number in range(16)]] * 3
+LINK = block_bytes(16) + PROOF_BYTES
 
 
 def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list[Any]:
@@ -200,13 +212,14 @@ def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list
     def on_seal(plaintext: bytes) -> bytes:
         if next(count) != at:
             return plaintext
-        size = (len(plaintext) - 4) // POINT_BYTES
-        return pack_block(change(unpack_block(plaintext, size)), size)
+        start, end = (len(plaintext) - LINK, len(plaintext) - PROOF_BYTES) if at in BACK else (0, len(plaintext))
+        changed = pack_block(change(unpack_block(plaintext[start:end], 16)), 16)
+        return plaintext[:start] + changed + plaintext[end:]
 
     outcomes = run(tmp_path, SETS, listen=lambda rank, s: Listener(s, on_seal) if rank == 1 else s)
     assert any(isinstance(outcome, ProtocolError) for outcome in outcomes)
-    # Only one party can notice wrong points on their way back; the others hear of it when ``align`` compares results.
-    may_end = (ProtocolError, JobAborted, list) if at in BACK else (ProtocolError, JobAborted)
+    # Whoever has its own points by then hears of a lie on the last step when ``align`` compares results.
+    may_end = (ProtocolError, JobAborted, list) if at == BACK[-1] else (ProtocolError, JobAborted)
     assert all(isinstance(outcome, may_end) for outcome in outcomes)
     return outcomes
 
@@ -231,7 +244,7 @@ def test_lists_that_change_on_their_way_are_noticed(tmp_path, change, at):
 @pytest.mark.parametrize("at", BACK)
 def test_points_of_another_key_on_the_way_back_are_noticed(tmp_path, at):
     outcomes = lie(tmp_path, lambda points: BlindingKey(b"test").blind(points), at)
-    assert any("another key" in str(outcome) for outcome in outcomes)
+    assert any(str(outcome) == REFUSED for outcome in outcomes)
 
 
 @pytest.mark.parametrize("plaintext", [b"", b"\0", b"x" * 100, b"\xff" * 516, bytes(10_000)])
@@ -250,3 +263,111 @@ def test_a_server_that_changes_a_sealed_block_is_noticed(tmp_path):
     outcomes = run(tmp_path, SETS, tamper_reply={"party-b": tamper})
     assert isinstance(outcomes[1], (AuthenticationError, ProtocolError))
     assert all(isinstance(outcome, Exception) for outcome in outcomes)
+
+
+# -- on the way back, every step is proven ----------------------------------------------------------------------------
+
+
+def on_the_way_back(n_parties: int) -> list[tuple[int, int, int]]:
+    """Return each rank with each step that it takes and each link of the chain that it hands on then."""
+    steps = itertools.product(range(n_parties), range(1, n_parties), range(n_parties - 1))
+    return [(rank, step, link) for rank, step, link in steps if link < step]
+
+
+POSITIONS = [(n, *position) for n in (2, 3, 4) for position in on_the_way_back(n)]
+CHANGES: dict[str, Callable[[list[bytes], bytes], tuple[list[bytes], bytes]]] = {
+    "permuted": lambda points, proof: ([points[1], points[0], *points[2:]], proof),
+    "replaced": lambda points, proof: ([*BlindingKey(b"x").blind_items([b"a"]), *points[1:]], proof),
+    "duplicated": lambda points, proof: ([points[0], points[0], *points[2:]], proof),
+    "dropped": lambda points, proof: (points[1:], proof),
+    "another key": lambda points, proof: (BlindingKey(b"x").blind(points), proof),
+    "neutral": lambda points, proof: ([bytes(32), *points[1:]], proof),
+    "outside the group": lambda points, proof: ([b"\2" + b"\xff" * 31, *points[1:]], proof),
+    "no proof": lambda points, proof: (points, bytes(PROOF_BYTES)),
+    "another proof": lambda points, proof: (points, proof[:-1] + bytes([proof[-1] ^ 1])),
+}
+
+
+@pytest.mark.parametrize("case", [(*position, name) for position, name in zip(POSITIONS, itertools.cycle(CHANGES))])
+def test_what_a_party_does_to_a_chain_is_refused_by_the_next(tmp_path, case):
+    n_parties, rank, step, link, name = case
+    count = itertools.count()
+
+    def on_seal(part: bytes) -> bytes:
+        if len(part) != step * LINK or next(count):
+            return part
+        chain = unpack_chain(part, 16, step)
+        chain[link] = CHANGES[name](*chain[link])
+        return b"".join(pack_block(points, 16) + proof for points, proof in chain)
+
+    outcomes = run(tmp_path, [SETS[0]] * n_parties, listen=lambda r, s: Listener(s, on_seal) if r == rank else s)
+    assert isinstance(outcomes[(rank + 1) % n_parties], ProtocolError)
+    assert all(isinstance(outcome, (ProtocolError, JobAborted, list)) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("n_parties", [2, 3])
+def test_what_was_proven_in_another_session_is_refused(tmp_path, n_parties):
+    """Points and proofs of an honest run, sent again at the same place of the next one."""
+    kept: dict[tuple[int, int], bytes] = {}
+
+    def replay(rank: int, session: Any) -> Any:
+        def on_seal(part: bytes) -> bytes:
+            place = rank, len(part) // LINK
+            return kept.setdefault(place, part) if rank == 1 and len(part) % LINK == 0 else part
+
+        return Listener(session, on_seal)
+
+    sets = [SETS[0]] * n_parties
+    assert run(tmp_path / "first", sets, listen=replay) == [list(range(16))] * n_parties
+    assert any(str(outcome) == REFUSED for outcome in run(tmp_path / "second", sets, listen=replay))
+
+
+@pytest.mark.parametrize("bad", [b"", bytes(32), b"\xff" * 32, bytes(33)])
+def test_a_commitment_that_is_no_element_is_refused_before_any_list(tmp_path, bad):
+    lists: list[bytes] = []
+
+    class Uncommitted(Listener):
+        def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes:
+            return self._session.seal_to_all(bad, purpose)
+
+    def listen(rank: int, session: Any) -> Any:
+        return Uncommitted(session) if rank else Listener(session, on_seal=lambda p: lists.append(p) or p)
+
+    outcomes = run(tmp_path, SETS[:2], listen=listen)
+    assert any(isinstance(outcome, ProtocolError) for outcome in outcomes) and not lists
+
+
+@pytest.mark.parametrize("honest", range(3))
+def test_two_of_three_cannot_have_the_third_take_its_key_off_what_they_choose(tmp_path, monkeypatch, honest):
+    """They handed it points of its own set in the place of the common ones, and got hashes that a dictionary names."""
+    own, common = [b"own%d" % n for n in range(8)], [b"item%d" % n for n in range(8)]
+    sets = [common + own if rank == honest else common + [b"%d, %d" % (rank, n) for n in range(8)] for rank in range(3)]
+    before, after = (honest - 1) % 3, (honest + 1) % 3
+    stolen: list[bytes] = []
+    seen: set[bytes] = set()
+
+    def steal(plaintext: bytes) -> None:
+        points = lists_in(plaintext, 16)
+        if not stolen:
+            stolen.extend(points[0][:8])
+        seen.update(*points)
+
+    real = Proofs.extend
+
+    def extend(self: Proofs, chain: bytes, first: int, number: int, blinded: list[bytes], size: int) -> bytes:
+        if self.rank == before and first == before:
+            return pack_block(stolen, size) + real(self, chain, first, number, stolen, size)[-PROOF_BYTES:]
+        return real(self, chain, first, number, blinded, size)
+
+    monkeypatch.setattr(Proofs, "extend", extend)
+    listen = {after: lambda session: Listener(session, on_open=steal)}
+    outcomes = run(tmp_path, sets, listen=lambda rank, session: listen.get(rank, lambda s: s)(session))
+    assert len(stolen) == 8 and str(outcomes[honest]) == REFUSED
+    hashes = curve_hashes(common + own)
+    assert not seen & set(hashes)
+
+
+def curve_hashes(items: list[bytes]) -> list[bytes]:
+    """Return the hashes of items, under no key."""
+    key = BlindingKey(b"test")
+    return key.unblind(key.blind_items(items))

@@ -1,0 +1,116 @@
+"""Proofs of equal discrete logarithms in ristretto255: that one key, committed to, turned one element into another.
+
+Whoever holds k shows, for K = k G, that a "product" is k times a "base", and nothing else about k. Many pairs are shown
+at once: their sums under weights that a hash draws from all of them are in that ratio if each pair is, and otherwise
+but for a chance of 2^-128 (``weighted_sum``).
+
+Reference: Chaum and Pedersen, "Wallet databases with observers" (1992), made non-interactive by Fiat and Shamir; for
+the weights Bellare, Garay and Rabin, "Fast batch verification" (1998).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.bignum.rows import rows_from_ints
+from he_processors.curve.interface import BASE_POINT, GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Curve, Points
+from he_processors.errors import ProtocolError
+from he_processors.key_agreement import DOMAIN, encode_fields
+from he_processors.randomness import RandomSource, random_below
+
+WEIGHT_BYTES = 16
+PROOF_BYTES = 2 * SCALAR_BYTES
+_FEW_POINTS = 1_000  # to add them up bit by bit takes fewer additions than to put them into buckets
+_DIGITS = 256
+
+
+def commitment(curve: Curve, secret: int) -> bytes:
+    """Return secret G."""
+    return curve.to_ristretto(curve.fixed_base(_base(curve)).mul(_scalars(secret))).tobytes()
+
+
+def draw_weights(transcript: bytes, n: int) -> NDArray[np.uint8]:
+    """Draw weights of 128 bits from a hash over all that they weigh. Shapes: result: uint8[n, 16]."""
+    stream = hashlib.shake_256(encode_fields(DOMAIN, "equal logarithms, weights", transcript))
+    return np.frombuffer(stream.digest(n * WEIGHT_BYTES), dtype=np.uint8).reshape(n, WEIGHT_BYTES)
+
+
+def weighted_sum(curve: Curve, points: Points, weights: NDArray[np.uint8]) -> bytes:
+    """Return the sum of weight times point, encoded.
+
+    Shapes: points: Points[n]; weights: uint8[n, width], little-endian, width a power of two.
+
+    Many points are added up by the digits of their weights first; each digit's sum then counts like one point.
+    """
+    width = weights.shape[1]
+    if len(points) >= _FEW_POINTS:
+        keys = (weights.T + _DIGITS * np.arange(width, dtype=np.uint16)[:, None]).ravel()
+        order = np.argsort(keys, kind="stable") % len(points)
+        points = curve.segsum(points, order.astype(np.int32), _starts(keys, width * _DIGITS))
+        weights = np.zeros((width, _DIGITS, width), dtype=np.uint8)
+        weights[np.arange(width), :, np.arange(width)] = np.arange(_DIGITS, dtype=np.uint8)
+        weights = weights.reshape(-1, width)
+    bits, order = np.nonzero(np.unpackbits(weights, axis=1, bitorder="little").T)
+    sums = curve.segsum(points, order.astype(np.int32), _starts(bits, 8 * width))
+    while len(sums) > 1:  # sum i counts 2^i times
+        half = len(sums) // 2
+        sums = curve.add(sums[:half], curve.double(sums[half:], half))
+    return curve.to_ristretto(sums).tobytes()
+
+
+def prove(curve: Curve, secret: int, transcript: bytes, product: bytes, randomness: RandomSource) -> bytes:
+    """Prove that an element is ``secret`` times another, which is product / secret.
+
+    Args:
+        transcript: a hash over all that the proof is about: session, prover and place, commitments, elements.
+    """
+    inverse, nonce = pow(secret, -1, GROUP_ORDER), 1 + random_below(GROUP_ORDER - 1, randomness)
+    base = curve.mul(_element(curve, product), _scalars(inverse))
+    ours = curve.to_ristretto(curve.mul(curve.concat([_base(curve), base]), _scalars(nonce, nonce)))
+    encoded = curve.to_ristretto(base).tobytes()
+    challenge = _challenge(transcript, commitment(curve, secret), encoded, product, ours.tobytes())
+    return _scalars(challenge, (nonce - challenge * secret) % GROUP_ORDER).tobytes()
+
+
+def holds(curve: Curve, transcript: bytes, committed: bytes, base: bytes, product: bytes, proof: bytes) -> bool:
+    """Return whether a proof shows that product / base is the key committed to.
+
+    Args:
+        committed, base, product: encodings of elements.
+    """
+    challenge, response = (int.from_bytes(proof[place : place + SCALAR_BYTES], "little") for place in (0, SCALAR_BYTES))
+    if len(proof) != PROOF_BYTES or max(challenge, response) >= GROUP_ORDER:
+        return False
+    try:
+        left = curve.concat([_base(curve), _element(curve, base)])
+        right = curve.concat([_element(curve, committed), _element(curve, product)])
+    except ProtocolError:
+        return False
+    theirs = curve.add(curve.mul(left, _scalars(response, response)), curve.mul(right, _scalars(challenge, challenge)))
+    return challenge == _challenge(transcript, committed, base, product, curve.to_ristretto(theirs).tobytes())
+
+
+def _challenge(transcript: bytes, committed: bytes, base: bytes, product: bytes, nonces: bytes) -> int:
+    content = encode_fields(DOMAIN, "equal logarithms, challenge", transcript, committed, base, product, nonces)
+    return int.from_bytes(hashlib.sha512(content).digest(), "little") % GROUP_ORDER
+
+
+def _base(curve: Curve) -> Points:
+    return curve.from_affine(np.frombuffer(BASE_POINT, dtype=np.uint8).reshape(1, -1))
+
+
+def _element(curve: Curve, encoded: bytes) -> Points:
+    if len(encoded) != RISTRETTO_BYTES:
+        raise ProtocolError("an element has another size")
+    return curve.from_ristretto(np.frombuffer(encoded, dtype=np.uint8).reshape(1, -1))
+
+
+def _scalars(*values: int) -> NDArray[np.uint8]:
+    return rows_from_ints(values, SCALAR_BYTES)
+
+
+def _starts(keys: NDArray[np.int64] | NDArray[np.uint16], n: int) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=n))]).astype(np.int64)
