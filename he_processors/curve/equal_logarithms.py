@@ -2,7 +2,7 @@
 
 Whoever holds k shows, for K = k G, that a "product" is k times a "base", and nothing else about k. Many pairs are shown
 at once: their sums under weights that a hash draws from all of them are in that ratio if each pair is, and otherwise
-but for a chance of 2^-128 (``weighted_sum``).
+but for a chance of 2^-128 (``weighted_sums``).
 
 Reference: Chaum and Pedersen, "Wallet databases with observers" (1992), made non-interactive by Fiat and Shamir; for
 the weights Bellare, Garay and Rabin, "Fast batch verification" (1998).
@@ -11,6 +11,7 @@ the weights Bellare, Garay and Rabin, "Fast batch verification" (1998).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,27 +39,33 @@ def draw_weights(transcript: bytes, n: int) -> NDArray[np.uint8]:
     return np.frombuffer(stream.digest(n * WEIGHT_BYTES), dtype=np.uint8).reshape(n, WEIGHT_BYTES)
 
 
-def weighted_sum(curve: Curve, points: Points, weights: NDArray[np.uint8]) -> bytes:
-    """Return the sum of weight times point, encoded.
+def weighted_sums(curve: Curve, batches: Sequence[Points], weights: NDArray[np.uint8]) -> list[bytes]:
+    """Return for each batch the sum of weight times point, encoded.
 
-    Shapes: points: Points[n]; weights: uint8[n, width], little-endian, width a power of two.
+    Shapes: batches: Points[n] each; weights: uint8[n, width], little-endian, width a power of two.
 
     Many points are added up by the digits of their weights first; each digit's sum then counts like one point.
     """
-    width = weights.shape[1]
-    if len(points) >= _FEW_POINTS:
-        keys = (weights.T + _DIGITS * np.arange(width, dtype=np.uint16)[:, None]).ravel()
-        order = np.argsort(keys, kind="stable") % len(points)
-        points = curve.segsum(points, order.astype(np.int32), _starts(keys, width * _DIGITS))
-        weights = np.zeros((width, _DIGITS, width), dtype=np.uint8)
+    n, width = weights.shape
+    levels = []
+    if n >= _FEW_POINTS:
+        order = np.concatenate([np.argsort(digits, kind="stable") for digits in weights.T])
+        keys = (weights + _DIGITS * np.arange(width, dtype=np.uint16)).ravel()
+        levels.append(curve.segment_sums(order.astype(np.int32), _starts(keys, width * _DIGITS), n))
+        n, weights = width * _DIGITS, np.zeros((width, _DIGITS, width), dtype=np.uint8)
         weights[np.arange(width), :, np.arange(width)] = np.arange(_DIGITS, dtype=np.uint8)
-        weights = weights.reshape(-1, width)
-    bits, order = np.nonzero(np.unpackbits(weights, axis=1, bitorder="little").T)
-    sums = curve.segsum(points, order.astype(np.int32), _starts(bits, 8 * width))
-    while len(sums) > 1:  # sum i counts 2^i times
-        half = len(sums) // 2
-        sums = curve.add(sums[:half], curve.double(sums[half:], half))
-    return curve.to_ristretto(sums).tobytes()
+    bits, order = np.nonzero(np.unpackbits(weights.reshape(n, width), axis=1, bitorder="little").T)
+    levels.append(curve.segment_sums(order.astype(np.int32), _starts(bits, 8 * width), n))
+    return [_added(curve, points, levels) for points in batches]
+
+
+def _added(curve: Curve, points: Points, levels: Sequence[Callable[[Points], Points]]) -> bytes:
+    for sums_of in levels:
+        points = sums_of(points)
+    while len(points) > 1:  # the sum at place i counts 2^i times
+        half = len(points) // 2
+        points = curve.add(points[:half], curve.double(points[half:], half))
+    return curve.to_ristretto(points).tobytes()
 
 
 def prove(curve: Curve, secret: int, transcript: bytes, product: bytes, randomness: RandomSource) -> bytes:

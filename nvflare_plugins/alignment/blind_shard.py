@@ -6,7 +6,7 @@ encoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -58,9 +58,9 @@ class BlindShard(WorkerPart):
         values = [joined[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
         return b"".join(getattr(self._key, method)(values))
 
-    def weigh(self, joined: bytes, weights: NDArray[np.uint8]) -> bytes:
-        """Return the sum of weight times point of a run, as ``BlindingKey.weigh``."""
-        return self._key.weigh(points_of(joined), weights)
+    def weigh(self, joined: list[bytes], weights: NDArray[np.uint8]) -> list[bytes]:
+        """Return for a run of each list the sum of weight times point, as ``BlindingKey.weigh``."""
+        return self._key.weigh([points_of(points) for points in joined], weights)
 
 
 class SpreadKey:
@@ -85,22 +85,25 @@ class SpreadKey:
         """Return the points as they are: workers decode them."""
         return list(points)
 
-    def weigh(self, points: Sequence[bytes], weights: NDArray[np.uint8]) -> bytes:
+    def weigh(self, lists: Sequence[Sequence[bytes]], weights: NDArray[np.uint8]) -> list[bytes]:
         """See ``BlindingKey``. Raises: ProtocolError, WorkerFailure."""
-        if self._is_small(points):
-            return self._key.weigh(points, weights)
+        if self._is_small(weights):
+            return self._key.weigh(lists, weights)
         asked = [
-            self._workers.call(number, "weigh", b"".join(points[run]), weights[run])
-            for number, run in enumerate(runs_of(len(points), len(self._workers)))
+            self._workers.call(number, "weigh", [b"".join(points[run]) for points in lists], weights[run])
+            for number, run in enumerate(runs_of(len(weights), len(self._workers)))
         ]
-        sums = [one for one in collect(asked) if any(one)]
-        return self._key.weigh(sums, np.eye(1, WEIGHT_BYTES, dtype=np.uint8).repeat(len(sums), axis=0))
+        return [self._sum(parts) for parts in zip(*collect(asked), strict=True)]
+
+    def _sum(self, parts: Sequence[bytes]) -> bytes:
+        found = [part for part in parts if any(part)]  # the neutral element counts for nothing, and is not read
+        return self._key.weigh([found], np.eye(1, WEIGHT_BYTES, dtype=np.uint8).repeat(len(found), axis=0))[0]
 
     def prove(self, transcript: bytes, blinded: bytes, randomness: RandomSource) -> bytes:
         """See ``BlindingKey``."""
         return self._key.prove(transcript, blinded, randomness)
 
-    def _is_small(self, values: Sequence[bytes]) -> bool:
+    def _is_small(self, values: Sized) -> bool:
         return len(values) < LEAST_POINTS
 
     def _spread(self, method: str, values: Sequence[bytes]) -> list[bytes]:

@@ -96,9 +96,15 @@ class BlindingKey(StaysInProcess):
         found.points = self._read(points)
         return found
 
-    def weigh(self, points: Sequence[bytes], weights: NDArray[np.uint8]) -> bytes:
-        """Return the sum of weight times point. Shapes: weights: uint8[n, 16]. Raises: ProtocolError, as ``blind``."""
-        return equal_logarithms.weighted_sum(self._curve, self._read(points), weights)
+    def weigh(self, lists: Sequence[Sequence[bytes]], weights: NDArray[np.uint8]) -> list[bytes]:
+        """Return for each list the sum of weight times point.
+
+        Shapes: lists: n points each; weights: uint8[n, 16].
+
+        Raises:
+            ProtocolError: as ``blind``.
+        """
+        return equal_logarithms.weighted_sums(self._curve, [self._read(points) for points in lists], weights)
 
     def prove(self, transcript: bytes, blinded: bytes, randomness: RandomSource) -> bytes:
         """Prove that this key was taken off an element; see ``equal_logarithms.prove``."""

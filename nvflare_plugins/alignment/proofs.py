@@ -55,7 +55,7 @@ class Proofs:
         blinded = self.key.decoded(blinded)
         unblinded = self.key.unblind(blinded)
         transcript = self._transcript(self.rank, first, number, blinded, unblinded)
-        total = self.key.weigh(blinded, draw_weights(transcript, len(blinded)))
+        total = self.key.weigh([blinded], draw_weights(transcript, len(blinded)))[0]
         return chain + pack_block(unblinded, size) + self.key.prove(transcript, total, self.randomness)
 
     def check(self, chain: bytes, first: int, number: int, common: list[bytes], size: int, n_links: int) -> list[bytes]:
@@ -74,7 +74,7 @@ class Proofs:
             unblinded, prover = self.key.decoded(points), (first + step) % len(self.commitments)
             transcript = self._transcript(prover, first, number, block, unblinded)
             weights = draw_weights(transcript, len(common))
-            product, base = self.key.weigh(block, weights), self.key.weigh(unblinded, weights)
+            product, base = self.key.weigh([block, unblinded], weights)
             if not holds(open_curve(), transcript, self.commitments[prover], base, product, proof):
                 raise ProtocolError(REFUSED)
             block = unblinded

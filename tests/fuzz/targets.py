@@ -392,6 +392,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "step": _direct("step", _steps),
     "vertical message": _direct("vertical message", _messages),
     "block": _direct("block", _blocks),
+    "chain": _vectors("chain"),
     "serving question": _serving_questions,
     "serving answer": _serving_answers,
     "request for scores": _requests_for_scores,

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from he_processors.curve.interface import GROUP_ORDER
+from nvflare_plugins.alignment.blinding import BlindingKey
 from nvflare_plugins.alignment.lists import pack_block
+from nvflare_plugins.alignment.proofs import Proofs
 from nvflare_plugins.bagging.trees import SharedTree, message_bytes
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock
 from nvflare_plugins.vertical.protocol.fragmentation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
@@ -149,6 +151,66 @@ def _blinding() -> Iterator[Case]:
         "something behind the points": at(good, len(good) - 1, b"\1"),
     }
     yield from damages("block", "block", {"size": 4}, changes)
+
+
+class _Drawn:
+    """A source whose bytes a name fixes."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._count = name, 0
+
+    def bytes(self, n: int) -> bytes:
+        self._count += 1
+        return drawn(f"{self._name}, {self._count}", n)
+
+
+def _chains() -> Iterator[Case]:
+    domain, size = drawn("domain"), 4
+    keys = [BlindingKey(domain, _Drawn(f"key of rank {rank}")) for rank in range(3)]
+    committed = tuple(key.commitment() for key in keys)
+    proofs = [Proofs(domain, committed, rank, key, _Drawn(f"nonce {rank}")) for rank, key in enumerate(keys)]
+    common = keys[2].blind(keys[1].blind(keys[0].blind_items([b"row 1", b"row 2", b"row 3"])))
+    given = {
+        "domain": domain.hex(),
+        "commitments": [one.hex() for one in committed],
+        "first": 2,
+        "number": 7,
+        "common": [point.hex() for point in common],
+        "size": size,
+        "links": 2,
+    }
+    one = proofs[2].extend(b"", 2, 7, common, size)
+    two = proofs[0].extend(one, 2, 7, keys[2].unblind(common), size)
+    yield "chain of one link", "chain", {**given, "links": 1, "data": one.hex()}
+    yield "chain of two links", "chain", {**given, "data": two.hex()}
+    empty = proofs[2].extend(b"", 2, 7, [], size).hex()
+    yield "chain without points", "chain", {**given, "links": 1, "common": [], "data": empty}
+    for what, changed in {
+        "another session": {"domain": drawn("other").hex()},
+        "another first party": {"first": 0},
+        "another block": {"number": 8},
+        "commitments in another order": {"commitments": given["commitments"][::-1]},
+        "common points in another order": {"common": given["common"][::-1]},
+        "a common point less": {"common": given["common"][:2]},
+    }.items():
+        yield f"chain: {what}", "chain", {**given, "data": two.hex(), **changed}
+    link, points = len(one), [two[4 + 32 * i : 36 + 32 * i] for i in range(3)]
+    above = (int.from_bytes(two[-32:], "little") + GROUP_ORDER).to_bytes(32, "little")
+    changes = {
+        **cut_and_longer(two),
+        "points in another order": at(two, 4, points[1] + points[0]),
+        "a point twice": at(two, 4, points[1]),
+        "the common points": at(two, 4, b"".join(common)),
+        "the neutral element": at(two, link + 4, bytes(32)),
+        "no element": at(two, link + 4, b"\xff" * 32),
+        "a point less": at(two, 0, pack_block(points[:2], size)),
+        "links in another order": two[link:] + two[:link],
+        "another challenge": flipped(two, link - 64),
+        "another response": flipped(two, link - 32),
+        "response above the order": two[:-32] + above,
+        "no proof": two[:-64] + bytes(64),
+    }
+    yield from damages("chain", "chain", given, changes)
 
 
 def _tables() -> Iterator[Case]:
@@ -293,5 +355,5 @@ def _xgboost() -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     """Yield the cases."""
-    for part in (_steps, _messages, _blinding, _tables, _trees, _xgboost):
+    for part in (_steps, _messages, _blinding, _chains, _tables, _trees, _xgboost):
         yield from part()

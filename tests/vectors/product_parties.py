@@ -23,8 +23,10 @@ from he_processors.elgamal.wire import PointHeader, decode_points
 from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.packing import PackingLayout
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.alignment.blinding import BlindingKey
 from nvflare_plugins.alignment.lists import unpack_block
+from nvflare_plugins.alignment.proofs import Proofs
 from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.evidence.format import SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import read_log
@@ -100,6 +102,14 @@ def _blinded(given: Given) -> Gives:
 
 def _block(given: Given) -> Gives:
     return {"points": [point.hex() for point in unpack_block(blob(given["data"]), given["size"])]}
+
+
+def _chain(given: Given) -> Gives:
+    domain, committed = blob(given["domain"]), tuple(map(blob, given["commitments"]))
+    proofs = Proofs(domain, committed, 0, BlindingKey(domain), OS_RANDOMNESS)
+    place = given["first"], given["number"], [blob(point) for point in given["common"]]
+    points = proofs.check(blob(given["data"]), *place, given["size"], given["links"])
+    return {"points": [point.hex() for point in points]}
 
 
 def _step(given: Given) -> Gives:
@@ -288,6 +298,7 @@ FORMATS: dict[str, Callable[[Given], Gives]] = {
     "points": _points,
     "blinded": _blinded,
     "block": _block,
+    "chain": _chain,
     "step": _step,
     "vertical message": _vertical_message,
     "serving question": _serving_question,

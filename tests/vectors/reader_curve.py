@@ -32,7 +32,7 @@ ROOT_AD_LESS_1 = Q - _sqrt_ratio(-D - 1, 1)[1]  # the odd one
 INVERSE_ROOT_A_LESS_D = _sqrt_ratio(1, -1 - D)[1]
 
 
-def _plus(a: Point, b: Point) -> Point:
+def plus(a: Point, b: Point) -> Point:
     p, q = (a[1] - a[0]) * (b[1] - b[0]), (a[1] + a[0]) * (b[1] + b[0])
     t, z = 2 * a[3] * b[3] * D, 2 * a[2] * b[2]
     e, f, g, h = q - p, z - t, z + t, q + p
@@ -42,9 +42,9 @@ def _plus(a: Point, b: Point) -> Point:
 def times(k: int, point: Point) -> Point:
     total = NEUTRAL
     for bit in bin(k)[2:]:
-        total = _plus(total, total)
+        total = plus(total, total)
         if bit == "1":
-            total = _plus(total, point)
+            total = plus(total, point)
     return total
 
 
@@ -52,6 +52,9 @@ def affine(data: bytes) -> Point:
     x, y = int.from_bytes(data[:32], "little"), int.from_bytes(data[32:], "little")
     require(x < Q and y < Q and (y * y - x * x - 1 - D * x * x * y * y) % Q == 0)
     return x, y, 1, x * y % Q
+
+
+BASE = affine(bytes.fromhex("1ad5258f602d56c9b2a7259560c72c695cdcd6fd31e2a4c0fe536ecdd3366921" + "58" + "66" * 31))
 
 
 def is_neutral(p: Point) -> bool:
@@ -100,4 +103,4 @@ def hashed(item: bytes, tag: bytes) -> Point:
     suffix = tag + bytes([len(tag)])
     first = hashlib.sha512(bytes(128) + item + b"\0\x40\0" + suffix).digest()
     uniform = hashlib.sha512(first + b"\1" + suffix).digest()
-    return _plus(_mapped(uniform[:32]), _mapped(uniform[32:]))
+    return plus(_mapped(uniform[:32]), _mapped(uniform[32:]))

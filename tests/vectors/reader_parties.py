@@ -11,8 +11,20 @@ from typing import Any
 import numpy as np
 
 from tests.vectors.form import Given, blob
-from tests.vectors.reader import Cursor, Refused, require, text
-from tests.vectors.reader_curve import ORDER, affine, decoded, encoded, hashed, is_neutral, times
+from tests.vectors.reader import Cursor, Refused, fields, require, text
+from tests.vectors.reader_curve import (
+    BASE,
+    NEUTRAL,
+    ORDER,
+    Point,
+    affine,
+    decoded,
+    encoded,
+    hashed,
+    is_neutral,
+    plus,
+    times,
+)
 
 # -- ciphertexts of rings ---------------------------------------------------------------------------------------------
 
@@ -205,6 +217,40 @@ def block(given: Given) -> Any:
     require(not any(c.take(32 * (size - n))))
     c.end()
     return {"points": found}
+
+
+def _sum(scalars: list[int], points: list[bytes]) -> Point:
+    total = NEUTRAL
+    for scalar, point in zip(scalars, points, strict=True):
+        total = plus(total, times(scalar, decoded(point)))
+    return total
+
+
+def chain(given: Given) -> Any:
+    domain, committed = blob(given["domain"]), [blob(one) for one in given["commitments"]]
+    data, before = blob(given["data"]), [blob(point) for point in given["common"]]
+    length = 4 + 32 * given["size"] + 64
+    require(len(data) == length * given["links"])
+    for place in range(given["links"]):
+        link = data[place * length : (place + 1) * length]
+        after = [blob(p) for p in block({"data": link[:-64].hex(), "size": given["size"]})["points"]]
+        require(len(after) == len(before) and all(any(point) for point in after))
+        rank = (given["first"] + place) % len(committed)
+        about = (domain, b"".join(committed), rank, given["first"], given["number"], b"".join(before), b"".join(after))
+        transcript = hashlib.sha512(fields("veilboost/1", "alignment, key taken off", *about)).digest()
+        seed = fields("veilboost/1", "equal logarithms, weights", transcript)
+        stream = hashlib.shake_256(seed).digest(16 * len(after))
+        weights = [int.from_bytes(stream[i : i + 16], "little") for i in range(0, len(stream), 16)]
+        p, q = encoded(_sum(weights, before)), encoded(_sum(weights, after))
+        c, s = (int.from_bytes(link[start : start + 32], "little") for start in (length - 64, length - 32))
+        require(max(c, s) < ORDER)
+        a = plus(times(s, BASE), times(c, decoded(committed[rank])))
+        b = plus(times(s, decoded(q)), times(c, decoded(p)))
+        told = (transcript, committed[rank], q, p, encoded(a) + encoded(b))
+        due = hashlib.sha512(fields("veilboost/1", "equal logarithms, challenge", *told)).digest()
+        require(c == int.from_bytes(due, "little") % ORDER)
+        before = after
+    return {"points": [point.hex() for point in before]}
 
 
 # -- 6. Conversations, vertical messages; 7. Other kinds of job -------------------------------------------------------
@@ -436,6 +482,7 @@ FORMATS: dict[str, Callable[[Given], Any]] = {
     "points": points,
     "blinded": blinded,
     "block": block,
+    "chain": chain,
     "step": step,
     "vertical message": vertical_message,
     "buckets": buckets,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.curve.equal_logarithms import PROOF_BYTES, commitment, draw_weights, holds, prove, weighted_sum
+from he_processors.curve.equal_logarithms import PROOF_BYTES, commitment, draw_weights, holds, prove, weighted_sums
 from he_processors.curve.interface import BASE_POINT, GROUP_ORDER
 from he_processors.curve.reference import ReferenceCurve
 from he_processors.curve.registry import available_backends, load_backend, open_curve
@@ -30,18 +30,19 @@ def multiple(logarithm: int) -> bytes:
 @pytest.mark.parametrize("backend", available_backends())
 @pytest.mark.parametrize("n", [0, 1, 7, 1_000])
 def test_a_weighted_sum_is_the_sum_of_weight_times_logarithm(backend, n):
-    curve, logarithms = load_backend(backend), [3 * i + 1 for i in range(n)]
+    curve, logarithms = load_backend(backend), [[k * i + 1 for i in range(n)] for k in (3, 5)]
     weights = draw_weights(b"x", n)
-    found = weighted_sum(curve, curve.from_ristretto(multiples(logarithms)), weights)
-    assert found == multiple(sum(w * x for w, x in zip(ints_from_rows(weights), logarithms, strict=True)))
+    found = weighted_sums(curve, [curve.from_ristretto(multiples(of_batch)) for of_batch in logarithms], weights)
+    whole = ints_from_rows(weights)
+    assert found == [multiple(sum(w * x for w, x in zip(whole, of_one, strict=True))) for of_one in logarithms]
 
 
 @pytest.mark.parametrize("byte", [0, 1, 0x80, 0xFF])
 @pytest.mark.parametrize("n", [3, 1_000])
 def test_extreme_weights_are_weights_too(byte, n):
     weights = np.full((n, 16), byte, dtype=np.uint8)
-    found = weighted_sum(CURVE, CURVE.from_ristretto(multiples([1] * n)), weights)
-    assert found == multiple(n * int.from_bytes(bytes([byte] * 16), "little"))
+    found = weighted_sums(CURVE, [CURVE.from_ristretto(multiples([1] * n))], weights)
+    assert found == [multiple(n * int.from_bytes(bytes([byte] * 16), "little"))]
 
 
 def test_weights_depend_on_everything_before_them():
