@@ -137,7 +137,7 @@ class _Aligner:
         key = session.hmac("alignment items", name.encode())
         items = [hmac.digest(key, one, "sha256") for one in ids]
         domain = session.hmac("alignment domain", f"{channel.job_id}, {name}".encode())
-        ticker = _Ticker(self.say, name, 3 * (channel.world - 1) + 1)
+        ticker = _Ticker(self.say, name, 2 * channel.world)
         lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
         workers = self.workers.get(name) if len(ids) >= LEAST_IDS else None
         found = intersect(lists, items, sizes, self.least, domain, self.randomness, workers)

@@ -92,6 +92,8 @@ class BlindingKey(StaysInProcess):
 
     def decoded(self, points: Sequence[bytes]) -> list[bytes]:
         """Return the points, decoded. Raises: ProtocolError, as ``blind``."""
+        if isinstance(points, Decoded):
+            return points
         found = Decoded(points)
         found.points = self._read(points)
         return found

@@ -155,21 +155,18 @@ class _Party:
 
     def _return(self, common: list[bytes]) -> list[bytes]:
         """Take this key off the copies that pass on to their owners, proven; return this party's own copy."""
-        lists, size, own = self._lists, self._lists.block, list[bytes]()
-        blocks = [common[number * size : (number + 1) * size] for number in range(lists.n_blocks)]
-        chains = [b""] * len(blocks)
-        for step in range(1, self._world):
-            first = (self._rank - step) % self._world
-            for number, block in enumerate(blocks):
-                if step == 1:
-                    chains[number] = self._proofs.extend(b"", self._rank, number, block, size)
-                chain = lists.exchange(chains[number], (self._next,), self._previous)
+        size, n_blocks = self._lists.block, self._lists.n_blocks
+        own = list[bytes]()
+        for number in range(n_blocks):
+            block = self._key.decoded(common[number * size : (number + 1) * size])
+            held, chain = block, b""
+            for step in range(1, self._world):  # a block goes all its way before the next: chains are held for one only
+                first = (self._rank - step) % self._world
+                chain = self._proofs.extend(chain, (first + 1) % self._world, number, held, size)
+                chain = self._lists.exchange(chain, (self._next,), self._previous)
                 held = self._proofs.check(chain, first, number, block, size, step)
-                if step < self._world - 1:
-                    chains[number] = self._proofs.extend(chain, first, number, held, size)
-                else:
-                    own += held
-                lists.on_block(number + 1, len(blocks))
+                self._lists.on_block(number * (self._world - 1) + step, n_blocks * (self._world - 1))
+            own += held
         return own
 
     def _require_enough(self, points: Sequence[bytes]) -> None:
