@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import argparse
 import hmac
+import itertools
 import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VEILBOOST_THREADS", "1")  # a thread's CPU time is its party's
 
+from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.curve.registry import open_curve
+from he_processors.randomness import OS_RANDOMNESS
+from nvflare_plugins.alignment.blinding import BlindingKey
 from nvflare_plugins.alignment.intersection import intersect
-from nvflare_plugins.alignment.lists import Lists
+from nvflare_plugins.alignment.lists import Lists, block_bytes
+from nvflare_plugins.alignment.proofs import Proofs, unpack_chain
 from tests.support import alignment
 
 SIZES = (1_000, 10_000, 100_000)
@@ -58,6 +64,36 @@ def align_s(n_a: int, n_b: int) -> list[float]:
     return [outcome[1] for outcome in outcomes]
 
 
+def proofs_ratio(n_parties: int, n: int, n_common: int) -> float:
+    """Return the CPU time of one party's points with proofs over that without; both taken in turn."""
+    keys = [BlindingKey(b"bench") for _ in range(n_parties)]
+    committed = tuple(key.commitment() for key in keys)
+    of = [Proofs(b"bench", committed, rank, key, OS_RANDOMNESS) for rank, key in enumerate(keys)]
+    items = [b"%032d" % number for number in range(n)]
+
+    def timed(call: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+        start = time.thread_time()
+        return call(*args), time.thread_time() - start
+
+    own, once = timed(keys[0].blind_items, items)
+    points, again = timed(keys[0].blind, own)
+    common, decoding_s = timed(keys[0].decoded, points[:n_common])
+    without = once + (n_parties - 1) * again
+    proven = without + decoding_s
+    held, chain = common, b""
+    for step in range(1, n_parties):
+        first = -step % n_parties
+        proven += timed(of[0].extend, chain, (first + 1) % n_parties, 0, held, n)[1]
+        without += timed(keys[0].unblind, list(held))[1]
+        block, chain = list(common), b""
+        for rank in (place % n_parties for place in range(first, first + step)):
+            chain = of[rank].extend(chain, first, 0, block, n)
+            block = unpack_chain(chain, n, len(chain) // (block_bytes(n) + PROOF_BYTES))[-1][0]
+        held, checking_s = timed(of[0].check, chain, first, 0, common, n, step)
+        proven += checking_s
+    return proven / without
+
+
 def openmined_s(n: int) -> float | None:
     """CPU seconds of hashing and blinding ``n`` ids, blinding as many and unblinding half, if it is installed."""
     try:
@@ -78,7 +114,13 @@ def main() -> None:
     """Measure all pairs of sizes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--proofs", type=int, help="ids of each party; only what proofs on the way back cost")
     options = parser.parse_args()
+    if options.proofs:
+        for n_parties, parts in itertools.product((2, 3, 4, 5), (2, 1)):
+            ratios = [proofs_ratio(n_parties, options.proofs, options.proofs // parts) for _ in range(5)]
+            print(f"{n_parties} parties, 1 id of {parts} common: x {sorted(ratios)[2]:.2f} of 5, {sorted(ratios)}")
+        return
     rows: list[dict[str, float]] = []
     print(
         f"curve: {open_curve().name}\n{'ids of A':>10} {'ids of B':>10} {'slower party':>13} {'both':>9}   CPU seconds"
