@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from pathlib import Path
 
@@ -31,8 +30,7 @@ from nvflare_plugins.flare.config_search import close_search
 from nvflare_plugins.flare.job_gate import JobGate
 from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
 from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, Role, role_of
-
-_JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's server draws UUIDs
+from nvflare_plugins.site.job_files import JOB_ID
 
 
 class SiteGuard(FLComponent):
@@ -102,6 +100,6 @@ def checked_job_id(job_id: object) -> str:
         ValueError: it is none.
     """
     checked = _flares_check(job_id)
-    if not _JOB_ID.fullmatch(checked):
+    if not JOB_ID.fullmatch(checked):
         raise ValueError("not the id of a job")
     return str(checked)

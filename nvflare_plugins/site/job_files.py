@@ -34,7 +34,7 @@ CODE = (".py", ".pyc", ".so")
 _LARGEST, _LARGEST_JOB, _MOST_FILES = 16 << 20, 256 << 20, 10_000
 _REFERENCE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 _APP = r"[A-Za-z0-9_.@-][A-Za-z0-9_.@ -]*"
-_JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+JOB_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # FLARE's server draws UUIDs
 _UNREADABLE = (BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError)
 _REMEDY = (
     "A job may bring config/config_fed_client.json, config/config_fed_server.json and FLARE's signatures of them, and "
@@ -93,27 +93,23 @@ def _check_archive(content: object, listed: Callable[[str], str | None], folders
         raise ConfigurationError("this job is no archive")
     try:
         with ZipFile(io.BytesIO(content) if isinstance(content, bytes) else content) as archive:
-            members = archive.infolist()
-            files = [member for member in members if not member.orig_filename.endswith("/")]
-            if len(members) > _MOST_FILES or sum(member.file_size for member in members) > _LARGEST_JOB:
-                raise ConfigurationError(f"this job is too large: {len(members)} files")
-            names = [member.orig_filename for member in members]
-            twice = (
-                next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-            )
-            if twice is not None:
-                raise _refused(twice, "twice")
-            for member in files:
-                name = listed(member.orig_filename)
-                if name is None or not _is_plain(member, stat.S_IFREG):
-                    raise _refused(member.orig_filename)
+            members = {member.orig_filename: member for member in archive.infolist()}
+            n_members, n_bytes = len(archive.infolist()), sum(member.file_size for member in archive.infolist())
+            if n_members > _MOST_FILES or n_bytes > _LARGEST_JOB:
+                raise ConfigurationError(f"this job is too large: {n_members} files of {n_bytes} bytes")
+            if len(members) != n_members:
+                raise ConfigurationError("this job brings a file twice: export it anew")
+            for name, member in members.items():
+                inner = None if name.endswith("/") else listed(name)
+                if not name.endswith("/") and (inner is None or not _is_plain(member, stat.S_IFREG)):
+                    raise _refused(name)
                 if member.file_size > _LARGEST:
-                    raise _refused(member.orig_filename, f"of {member.file_size} bytes")
-                _check_content(name, archive.read(member), is_foreign)
-            for member in members:
-                name = member.orig_filename
-                is_folder = name.endswith("/") and name[:-1] in folders and not member.file_size
-                if member not in files and not (is_folder and _is_plain(member, stat.S_IFDIR)):
+                    raise _refused(name, f"of {member.file_size} bytes")
+                if inner is not None:
+                    _check_content(inner, archive.read(member), is_foreign)
+            for name, member in members.items():
+                is_listed = name[:-1] in folders and not member.file_size and _is_plain(member, stat.S_IFDIR)
+                if name.endswith("/") and not is_listed:
                     raise _refused(name)
     except _UNREADABLE as error:
         raise ConfigurationError(f"this job cannot be unpacked ({type(error).__name__}): export it anew") from None
@@ -211,7 +207,7 @@ def leftovers(workspace: Path, is_foreign: bool = False) -> list[str]:
     for folder in sorted(workspace.iterdir()) if workspace.is_dir() else ():
         if folder.is_file() and (folder.suffix in CODE or folder.name.startswith(SEARCHED[1:])):
             found.append(folder.name)
-        if not folder.is_dir() or not (_JOB_ID.fullmatch(folder.name) or (folder / "fl_app.txt").exists()):
+        if not folder.is_dir() or not (JOB_ID.fullmatch(folder.name) or (folder / "fl_app.txt").exists()):
             continue
         for name, path in _below(folder):
             app, _, rest = name.partition("/")
