@@ -56,6 +56,8 @@ def test_export_holds_the_job_and_nothing_else(tmp_path: Path) -> None:
         ({"params": MULTI_OUTPUT, "categories": {"c": ["x", "y"]}}, "leave multi_strategy out"),
         ({"sites": ["a", "b"], "min_clients": 3}, "min_clients"),
         ({"label": ""}, "label"),
+        ({"label": "weight {kg}"}, "brace"),
+        ({"features": ["a", "{$HOME}"]}, "brace"),
     ],
 )
 def test_wrong_settings_are_refused_at_once(settings: dict, word: str) -> None:
