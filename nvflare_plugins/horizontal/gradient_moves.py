@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import xgboost as xgb
@@ -33,7 +32,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 
 LEAST_CHANGE = 0.01
 _LARGE_LEAF = 0.2
-_MOST_ROWS = 20_000  # more are looked at one in so many: a leaf is that of its rows, whichever these are
+_MOST_ROWS = 5_000  # more are looked at one in so many: a leaf is that of its rows, whichever these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +82,11 @@ class GradientMoves:
                     before = gradients(params, margins, label)
                     changed, mass = (np.abs(one) * weight[:, None] for one in (gradient - before, before))
                     first = min(n_alike, n_rounds)
-                    places = [*new.leaves(first, new.n_rounds), *old.leaves(first, n_rounds)]
                     is_next = max(new.n_rounds, n_rounds) - first <= 1
-                    if not _enough(changed, mass, places, 0.0 if is_next else _LARGE_LEAF):
-                        return False
+                    for walk, last in ((new, new.n_rounds), (old, n_rounds)):
+                        if not walk.have_moved(first, last, changed, mass, 0.0 if is_next else _LARGE_LEAF):
+                            return False
         return True
-
-
-def _enough(
-    changed: NDArray[Any], before: NDArray[Any], places: Sequence[tuple[int, NDArray[Any]]], least_part: float
-) -> bool:
-    """Args: changed, before: float64[n_rows, n_outputs]; places: output and leaf of each row, int64[n_rows]."""
-    for output in range(before.shape[1]):
-        of_all = before[:, output].sum()
-        if changed[:, output].sum() < LEAST_CHANGE * of_all:
-            return False
-        for of_output, leaf in places:
-            if of_output == output:
-                moved, mass = np.bincount(leaf, changed[:, output]), np.bincount(leaf, before[:, output])
-                if np.any((moved < LEAST_CHANGE * mass) & (mass >= least_part * of_all)):
-                    return False
-    return True
 
 
 class _Walk:
@@ -113,6 +96,7 @@ class _Walk:
         within = trees_model(json.loads(model)["learner"])
         self.trees, self._outputs, self._ends = within["trees"], within["tree_info"], within["iteration_indptr"]
         self.n_rounds = len(self._ends) - 1
+        self._starts = np.cumsum([0, *(len(tree["left_children"]) for tree in self.trees)])
         self._booster = xgb.Booster({"nthread": 1}, model_file=bytearray(model))
         self._matrix = matrix
 
@@ -131,10 +115,24 @@ class _Walk:
             margins = margins + self._of_round(number, margins.shape[1])
             yield margins
 
-    def leaves(self, first: int, last: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield output and leaves of each tree of some rounds. Shapes: int64[n_rows]."""
-        for tree in range(self._ends[first], self._ends[last]):
-            yield self._outputs[tree], self._leaf[:, tree]
+    def have_moved(
+        self, first: int, last: int, changed: NDArray[np.float64], mass: NDArray[np.float64], least_part: float
+    ) -> bool:
+        """Tell whether the rows have, together and in each leaf of some rounds that holds that part of their mass.
+
+        Shapes: changed, mass: float64[n_rows, n_outputs], |changes| and |gradients|.
+        """
+        for output in range(mass.shape[1]):
+            of_all = mass[:, output].sum()
+            if changed[:, output].sum() < LEAST_CHANGE * of_all:
+                return False
+            of_rounds = range(self._ends[first], self._ends[last])
+            trees = [tree for tree in of_rounds if self._outputs[tree] == output]
+            places = (self._leaf[:, trees] + self._starts[trees]).reshape(-1)
+            moved, of_leaf = (np.bincount(places, np.repeat(one[:, output], len(trees))) for one in (changed, mass))
+            if np.any((moved < LEAST_CHANGE * of_leaf) & (of_leaf >= least_part * of_all)):
+                return False
+        return True
 
     def rounds_alike(self, other: _Walk) -> int:
         """Return how many rounds, from the first, are the same in both."""

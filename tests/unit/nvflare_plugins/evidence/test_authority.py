@@ -167,7 +167,7 @@ def test_the_command_takes_the_servers_names_from_the_kit_of_the_root(
     assert cli(tmp_path / "evidence", "--root-ca", root) == 3
     assert cli(tmp_path / "evidence", "--root-ca", root, "--server", "server1.bank.example") == 0
     (root.parent / name).write_text("[")
-    assert cli(tmp_path / "evidence", "--root-ca", root) == 1
+    assert cli(tmp_path / "evidence", "--root-ca", root) == 5
     assert "startup kit" in capsys.readouterr().err
 
 
@@ -205,17 +205,17 @@ def test_the_root_never_comes_from_the_evidence(tmp_path, project, monkeypatch, 
     run(tmp_path, forger, monkeypatch)
     root = kit(tmp_path, forger)
     assert cli(tmp_path) == 3
-    assert cli(tmp_path, "--root-ca", root) == 1
-    assert cli(*tmp_path.glob("*.jsonl"), "--root-ca", root) == 1
+    assert cli(tmp_path, "--root-ca", root) == 5
+    assert cli(*tmp_path.glob("*.jsonl"), "--root-ca", root) == 5
     assert "lies in the folder of the evidence" in capsys.readouterr().err
     (tmp_path / "no").mkdir()
     (tmp_path / "no" / "rootCA.pem").write_text("no certificate")
     run(tmp_path / "evidence", project, monkeypatch)
     (tmp_path / "link.pem").symlink_to(tmp_path / "evidence" / "rootCA.pem")
     kit(tmp_path / "evidence", forger)
-    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "link.pem") == 1
+    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "link.pem") == 5
     assert "lies in the folder of the evidence" in capsys.readouterr().err
-    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "no" / "rootCA.pem") == 1
+    assert cli(tmp_path / "evidence", "--root-ca", tmp_path / "no" / "rootCA.pem") == 5
     assert "no certificate in PEM form" in capsys.readouterr().err
 
 
