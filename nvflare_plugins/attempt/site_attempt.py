@@ -33,6 +33,7 @@ from nvflare_plugins.site.policy.values import noting_consents
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.xgb.versions import installed_wheel
 
 _log = logging.getLogger(__name__)
 P = TypeVar("P")
@@ -273,6 +274,7 @@ class SitePart(Generic[P]):
             notes = not_used(context.policy, self.data_sets(job)) if self.on_cluster is OnCluster.NOT_NEEDED else ()
             for note in notes:
                 _log.info("%s", note)
+            installed_wheel()
             prepared = self.prepare(job, context)
             facts = self.protection(job, prepared)
             with open_attempt(job, context, transport, timeout_s, facts, progress or Silent()) as attempt:

@@ -38,7 +38,6 @@ from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.node_floor import child_weight, with_floor
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.versions import installed_release
 
 _log = logging.getLogger(__name__)
 TITLE = "Bagging of the sites' own trees"
@@ -62,7 +61,6 @@ def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    installed_release()
     policy = context.policy
     policy.check_consent(
         "share_own_trees",

@@ -48,7 +48,6 @@ from nvflare_plugins.site.policy.values import JobTerms
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
-from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "DPBoost"
 _PAID = np.zeros(1, dtype=np.int64)  # the noise is the server's: a site's ledger is charged and keeps no reply
@@ -76,7 +75,6 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
-    installed_release()
     spec = context.policy.check_job(JobTerms(job.profile, job.data_set), context.sites)
     check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
     if spec.id is None:

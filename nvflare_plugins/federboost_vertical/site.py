@@ -52,7 +52,6 @@ from nvflare_plugins.vertical.model.private_table import PrivateTable
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Vertical XGBoost on randomised buckets (FederBoost)"
 _MAX_FEATURES = 1 << 16
@@ -99,7 +98,6 @@ def prepare(job: BucketJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters or data are not usable; the message says which.
     """
-    installed_release()
     if job.active not in context.sites:
         raise ConfigurationError(f"the job's active party {job.active} is not among its sites")
     fewest = 2 if job.buckets_from is None else 1

@@ -98,6 +98,7 @@ def prepare(
     group: str | None = None,
     with_ids: bool = False,
     on_cluster: bool = False,
+    trains: bool = True,
 ) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
 
@@ -105,13 +106,15 @@ def prepare(
         group: column that says which rows belong together, for jobs that divide them.
         with_ids: load what names the rows, where the policy knows it.
         on_cluster: a cluster that the policy names is used; else all is done in this process.
+        trains: XGBoost will train, and needs its communicator.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
         CannotGoOn: it forbids to go on without the sites that are lost.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    installed_release()
+    if trains:
+        installed_release()
     policy = context.policy
     exact = job.cuts == CutMode.EXACT.value
     course = course_of(job, context)

@@ -33,6 +33,7 @@ from nvflare_plugins.private_trees.releases import ROOT_LEVEL, n_refining_trees
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place
+from nvflare_plugins.xgb.tree_documents import written
 
 
 def train_forest(
@@ -51,7 +52,7 @@ def train_forest(
     ForestGrower(plan, rows, sums).run(begin, end)
     channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
     document = finished_model(trees, plan)
-    return bytes(xgb.Booster(model_file=bytearray(document)).save_raw("json"))
+    return written(xgb.Booster(model_file=bytearray(document)))
 
 
 class ForestGrower:

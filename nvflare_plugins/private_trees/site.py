@@ -98,7 +98,6 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the job does not fit the columns; a ``DataRefusal``: the file cannot be read.
     """
-    installed_release()
     policy = context.policy
     spec = policy.check_job(JobTerms(job.profile, job.data_set, tracking=job.tracking), context.sites)
     if job.trust == "distributed" and job.colluders < policy.max_colluders:
@@ -112,6 +111,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     asks_for_sent = sent.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
+    if plan.training.method.grower is Grower.XGBOOST:
+        installed_release()
     check_names_survive(names, job.categories)
     # Where the policy names a cluster, its workers hold what training needs.
     held_by = _held_by(plan) if policy.cluster_for(job.data_set) is None else None

@@ -23,6 +23,7 @@ from nvflare_plugins.wire.catalogue import Kind, Message, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.tree_documents import written
 
 Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """Margins and matrix -> gradients and Hessians of the rows, as XGBoost takes them."""
@@ -114,4 +115,4 @@ def _refresh(
             booster.update(matrix, number, fobj=objective)
             after_round(number)
         enter(TrainingStep(Phase.FINISH, forest.n_rounds))
-    return bytes(booster.save_raw("json"))
+    return written(booster)

@@ -75,7 +75,7 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         "train without a profile",
     )
     _check_budget(policy, job.data_set)
-    prepared = preparation.prepare(job.training(), context)
+    prepared = preparation.prepare(job.training(), context, trains=False)
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(
             "a profile counts rows of classes, and some labels are no class (0 and 1, or a list of label_classes). A "

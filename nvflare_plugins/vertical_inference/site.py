@@ -52,7 +52,6 @@ from nvflare_plugins.vertical_inference.run import ContentNotes, Run, pace_of
 from nvflare_plugins.vertical_inference.serving.parties import check_cap, serve, stay
 from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, load_own
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, with_attribute
-from nvflare_plugins.xgb.versions import installed_release
 
 _BLINDED = "Workers of this site's cluster blinded the ids; the rest ran in the site's own process."
 _PURPOSE = "prediction"
@@ -122,7 +121,6 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: the site has no part of the model, or its data are not usable.
     """
-    installed_release()
     stored: StoredPart[Part] = find_part(context.runs, context.policy.inputs, job.model, context.site, Part)  # type: ignore[arg-type]  # either
     _check_parties(stored.identity, context)
     action = Action(job.action)

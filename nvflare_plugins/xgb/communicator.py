@@ -14,8 +14,9 @@ from typing import Any
 
 import xgboost as xgb
 
-from he_processors.errors import VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.wire.mediator import Mediator
+from nvflare_plugins.xgb.versions import installed_release
 
 _OPENING = "XGBoost could not join the federation"
 _CLOSING = "XGBoost had finished"
@@ -42,20 +43,34 @@ def blocked(thread: threading.Thread) -> Blocked | None:
 
 
 class Federated(xgb.collective.CommunicatorContext):
-    """A communicator whose tracker is a mediator. A context manager; both ends must be in the same thread."""
+    """A communicator whose tracker is a mediator. A context manager; both ends must be in the same thread.
+
+    Raises:
+        ConfigurationError: XGBoost has no such communicator, or would train without the other sites.
+    """
 
     def __init__(self, mediator: Mediator, world: int, rank: int) -> None:
+        installed_release()
         super().__init__(
             dmlc_communicator="federated",
             federated_server_address=mediator.address,
             federated_world_size=world,
             federated_rank=rank,
         )
-        self._mediator = mediator
+        self._mediator, self._place = mediator, (world, rank)
 
     def __enter__(self) -> dict[str, Any]:
         with _Waiting(_OPENING):
-            return super().__enter__()
+            xgb.collective.init(**self.args)  # a wheel that lacks the communicator joins nobody and says nothing
+            world, rank = xgb.collective.get_world_size(), xgb.collective.get_rank()
+        if (world, rank) != self._place:
+            error = ConfigurationError(
+                f"XGBoost joined a federation of {world} as rank {rank} where this site is rank {self._place[1]} of "
+                f"{self._place[0]}, and would train without the others: install xgboost anew, as pip has it"
+            )
+            self.__exit__(type(error), error, None)
+            raise error
+        return self.args
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -19,7 +19,7 @@ from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
 from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.tree_checks import check_trees
-from nvflare_plugins.xgb.versions import installed_release
+from nvflare_plugins.xgb.versions import installed_wheel
 
 _NUMBERS = 0  # XGBoost's split_type of a threshold; 1 is a set of categories
 
@@ -74,11 +74,11 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
 
 
 def _booster(learner: Mapping[str, Any], wanted: str) -> str:
-    """Return the kind of a model's trees; ``wanted`` where it may be of either (``Release.names_dart``)."""
+    """Return the kind of a model's trees; ``wanted`` where it may be of either (``Wheel.names_dart``)."""
     booster = learner["gradient_booster"]
     if booster.get("weight_drop"):
         return "dart"
-    return str(booster["name"]) if installed_release().names_dart else wanted
+    return str(booster["name"]) if installed_wheel().names_dart else wanted
 
 
 def _check_trees(learner: Mapping[str, Any], name: str, n_features: int) -> None:

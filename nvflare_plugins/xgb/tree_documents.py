@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.tree import LEAF, Tree
 
 _NO_PARENT = 2**31 - 1
-_XGBOOST_VERSION = [3, 2, 0]
+_XGBOOST_VERSION = [3, 2, 0]  # whose form these documents have, and later ones read
 
 
 def tree_document(
@@ -133,3 +134,13 @@ def model_document(
 def shortest_decimals(values: NDArray[np.float32]) -> list[float]:
     """Return the shortest decimals that read back as the same float32."""
     return [float(str(value)) for value in values]
+
+
+def written(booster: xgb.Booster) -> bytes:
+    """Return a model of such trees as XGBoost writes it, as JSON that is the same whatever wheel has written it.
+
+    XGBoost puts its own version at the end; the documents' stands there instead.
+    """
+    document = bytes(booster.save_raw("json"))
+    version = ",".join(map(str, _XGBOOST_VERSION))
+    return document[: document.rindex(b'"version":')] + f'"version":[{version}]}}'.encode()

@@ -1,8 +1,10 @@
-"""The releases of XGBoost that are known message by message, and how they differ.
+"""The releases of XGBoost that are known, what the installed one is good for, and what its communicator says.
 
-A release that is not listed is refused: its messages could be anything. All sites run the same one (``Terms``).
+A release that is not listed is refused: its models or messages could be anything. All sites run the same one
+(``Terms``). Only training through XGBoost's communicator asks for ``installed_release``; everything else runs on every
+wheel that is listed.
 
-Reference: XGBoost 3.2 and 3.3, src/common/random.h, src/common/random.cc, src/tree/updater_quantile_hist.cc.
+Reference: XGBoost 3.2 to 3.4, src/common/random.h, src/common/random.cc, src/tree/updater_quantile_hist.cc.
 """
 
 from __future__ import annotations
@@ -15,54 +17,86 @@ from he_processors.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """One release, whatever it is used for.
+
+    Attributes:
+        version: major and minor number.
+        names_dart: model files say that they are of the booster dart. Later releases call every one gbtree, and give
+            the trees of one from which trees were dropped their weights (``weight_drop``).
+    """
+
+    version: str
+    names_dart: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
-    """One release, and what is peculiar to it.
+    """One release whose communicator is known message by message.
 
     Attributes:
         version: major and minor number.
         sends_column_seed: rank 0 broadcasts the seed of a column sampler that lives as long as the training. Later
             releases draw a fresh seed for each sample of columns from the one generator that also draws rows; it
             starts from the parameter ``seed`` at every rank, so nothing is sent.
-        names_dart: model files say that they are of the booster dart. Later releases call every one gbtree, and give
-            the trees of one from which trees were dropped their weights (``weight_drop``).
     """
 
     version: str
     sends_column_seed: bool
-    names_dart: bool
 
 
-RELEASES = (
-    Release("3.2", sends_column_seed=True, names_dart=True),
-    Release("3.3", sends_column_seed=False, names_dart=False),
-)
+WHEELS = (Wheel("3.2", names_dart=True), Wheel("3.3", names_dart=False), Wheel("3.4", names_dart=False))
+RELEASES = (Release("3.2", sends_column_seed=True), Release("3.3", sends_column_seed=False))
+_TAKES = f"pip install 'xgboost=={RELEASES[-1].version}.*' (Python 3.11: 'xgboost=={RELEASES[0].version}.*')"
 
 
-def known_release(version: str) -> Release:
+def known_wheel(version: str) -> Wheel:
     """Return what is known of a version of XGBoost.
 
     Raises:
-        ConfigurationError: nothing is known of its messages.
+        ConfigurationError: nothing is known of it.
     """
-    for release in RELEASES:
-        if version.startswith(release.version + "."):
-            return release
-    known = " and ".join(release.version for release in RELEASES)
+    for wheel in WHEELS:
+        if version.startswith(wheel.version + "."):
+            return wheel
+    known = f"{WHEELS[0].version} to {WHEELS[-1].version}"
     raise ConfigurationError(
-        f"this site runs xgboost {version}, whose messages VeilBoost does not know; it knows those of {known}: "
-        f"pip install 'xgboost=={RELEASES[-1].version}.*' (Python 3.11: 'xgboost=={RELEASES[0].version}.*')"
+        f"this site runs xgboost {version}, which VeilBoost does not know; it knows {known}: pip install "
+        f"'xgboost=={WHEELS[-1].version}.*' (Python 3.11: 'xgboost=={WHEELS[0].version}.*')"
     )
 
 
-def installed_release() -> Release:
-    """Return what is known of this site's XGBoost.
+def known_release(version: str) -> Release:
+    """Return what is known of the communicator of a version of XGBoost.
 
     Raises:
-        ConfigurationError: another release than the known ones, or a build without federated learning.
+        ConfigurationError: the version is not known, or has no communicator.
+    """
+    known_wheel(version)
+    for release in RELEASES:
+        if version.startswith(release.version + "."):
+            return release
+    raise ConfigurationError(
+        f"this site runs xgboost {version}, which has no federated communicator: horizontal and vertical training, "
+        f"their tuning and private trees grown by XGBoost need one: {_TAKES}"
+    )
+
+
+def installed_wheel() -> Wheel:
+    """Return what is known of this site's XGBoost. Raises: ConfigurationError: it is another than the known ones."""
+    return known_wheel(xgb.__version__)
+
+
+def installed_release() -> Release:
+    """Return what is known of the communicator of this site's XGBoost; ask where one opens, and nowhere else.
+
+    Raises:
+        ConfigurationError: an unknown release, one without a communicator, or a build without federated learning.
     """
     release = known_release(xgb.__version__)
     if not xgb.build_info().get("USE_FEDERATED"):
         raise ConfigurationError(
-            "this site's xgboost was built without federated learning (the package xgboost-cpu is): pip install xgboost"
+            "this site's xgboost was built without federated learning (the package xgboost-cpu is), which horizontal "
+            f"and vertical training need: {_TAKES}"
         )
     return release

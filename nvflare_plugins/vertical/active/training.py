@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
-from xgboost.core import DataSplitMode
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.vertical.active.engine import WORLD, ActiveEngine, EngineSettings
@@ -296,6 +295,8 @@ class _Loop:
         eval_sets: Sequence[int],
         initial_model: bytes | None,
     ) -> VerticalResult:
+        from xgboost.core import DataSplitMode  # which 3.4 lacks; vertical training is refused there before
+
         matrices = [
             xgb.DMatrix(
                 s.features,

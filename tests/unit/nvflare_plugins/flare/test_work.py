@@ -177,7 +177,7 @@ def hanging_finalize(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Even
     """XGBoost's communicator opens, and never closes, as under a limit on threads."""
     release = threading.Event()
     monkeypatch.setattr(xgb.collective, "init", lambda **args: None)
-    monkeypatch.setattr(xgb.collective, "is_distributed", lambda: True)
+    monkeypatch.setattr(xgb.collective, "get_world_size", lambda: 2)
     monkeypatch.setattr(xgb.collective, "finalize", lambda: release.wait(60))
     monkeypatch.setattr(work_module, "COMMUNICATOR_S", 0.3)
     monkeypatch.setattr(work_module, "STOP_GRACE_S", 0.3)
