@@ -87,6 +87,27 @@ BETWEEN_KINDS = {
 """What one kind of job may take from another; every other kind stands by itself."""
 
 
+_OF_COMMUNICATORS = {
+    "DataSplitMode",
+    "data_split_mode",
+    "collective",
+    "run_federated_server",
+    "Federated",
+    "installed_release",
+}
+COMMUNICATE = {
+    "cli/demo.py": {"installed_release"},
+    "horizontal/preparation.py": {"installed_release"},
+    "horizontal/training.py": {"installed_release", "Federated"},
+    "private_trees/site.py": {"installed_release"},
+    "private_trees/xgboost_trainer.py": {"Federated"},
+    "vertical/site.py": {"installed_release"},
+    "vertical/active/training.py": {"installed_release", "Federated", "DataSplitMode", "data_split_mode"},
+    "xgb/communicator.py": {"installed_release", "collective"},
+}
+"""Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""
+
+
 def imported_modules(source: str) -> set[str]:
     """Return what a module names in import statements or in calls of import_module, with the names that it takes."""
     names: set[str] = set()
@@ -140,6 +161,45 @@ def is_allowed(room: str, inner: str) -> bool:
     if room in KINDS and other in KINDS:
         return any(inner == part or inner.startswith(f"{part}.") for part in BETWEEN_KINDS.get(room, ()))
     return level[other] <= level[room]
+
+
+def words_of(source: str) -> set[str]:
+    """Return the names that a module uses, whole or as parts of others: of values, attributes, arguments, imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(part for alias in node.names for part in alias.name.split("."))
+            names.update((getattr(node, "module", None) or "").split("."))
+        names.update(str(getattr(node, field, "")) for field in ("id", "attr", "arg"))
+    return names
+
+
+def test_what_3_4_lacks_is_used_by_those_alone_that_open_a_communicator() -> None:
+    paths = [path for package in FORBIDDEN for path in (ROOT / package).rglob("*.py")]
+    found = {
+        str(path.relative_to(ROOT / PLUGINS)) if path.is_relative_to(ROOT / PLUGINS) else str(path): names
+        for path in paths
+        if (names := words_of(path.read_text()) & _OF_COMMUNICATORS)
+    }
+    assert found == COMMUNICATE
+
+
+def test_every_module_imports_where_xgboost_lacks_a_communicator() -> None:
+    code = """
+import importlib, pkgutil, xgboost.core, xgboost.data
+for module in (xgboost.core, xgboost.data):
+    vars(module).pop("DataSplitMode", None)
+for package in ("he_processors", "dp_components", "nvflare_plugins"):
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not found.name.endswith("__main__"):
+            try:
+                importlib.import_module(found.name)
+            except ImportError as error:  # of what no extra has brought
+                if (error.name or package).startswith(("xgboost", package)):
+                    print(found.name, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

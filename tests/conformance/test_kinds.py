@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan.command import read_job
@@ -38,6 +40,8 @@ _NEEDED = {
         "site-3": ("exact_bins", "plain_profile"),
     },
 }
+COMMUNICATE = ("horizontal", "tuning", "vertical", "vertical_tuning")
+"""Kinds that train through XGBoost's communicator, which releases from 3.4 lack."""
 HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
 
 
@@ -190,6 +194,27 @@ def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[st
         assert not [file for file in CASES[name].results if (run.folder(site) / file).exists()]
         assert not (run.folder(site) / "run.json").exists()
     assert run.summary["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wheel_without_a_communicator_stops_those_alone_that_need_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgb, "__version__", "3.4.1")
+    monkeypatch.setattr(xgb, "build_info", lambda: {"USE_FEDERATED": False})
+    run = run_flare_job(recipe_of(name), CASES[name].give(tmp_path))
+    if name not in COMMUNICATE:
+        assert run.reason is None, run.reason
+        return
+    assert re.search(r"site-\d: this site runs xgboost 3\.4\.1, which has no federated .* pip install", str(run.reason))
+    assert not [site for site in SITES if (run.folder(site) / "run.json").exists()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unknown_wheel_stops_every_kind_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgb, "__version__", "3.5.0")
+    run = run_flare_job(recipe_of(name), CASES[name].give(tmp_path))
+    assert re.search(r"site-\d: this site runs xgboost 3\.5\.0, .* it knows 3\.2 to 3\.4: pip install", str(run.reason))
 
 
 @pytest.mark.parametrize("name", CASES)
