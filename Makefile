@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment of its own; set PYTHON to choose the interpreter (3.11 to 3.13).
+# Everything runs in a virtual environment of its own; set PYTHON to choose the interpreter (3.11 to 3.14).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -97,7 +97,7 @@ bench-dp: $(STAMP)
 
 $(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
 	@echo "Setting up $(VENV): 2 to 3 minutes and about 1.8 GB the first time."
-	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else 'VeilBoost needs Python 3.11 to 3.13; set PYTHON=')"
+	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else 'VeilBoost needs Python 3.11 to 3.14; set PYTHON=')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@# The oracle has wheels for Linux with glibc 2.35 only: its test is skipped where it does not install.

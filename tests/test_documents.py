@@ -18,7 +18,7 @@ from nvflare_plugins.vertical.protocol.fragmentation import Flag
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
 from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
 from nvflare_plugins.wire.vertical_catalogue import VerticalKind
-from nvflare_plugins.xgb.versions import RELEASES
+from nvflare_plugins.xgb.versions import RELEASES, WHEELS
 from tests.test_import_boundaries import LEVELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -166,6 +166,8 @@ def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
 def test_documents_name_the_known_releases_of_xgboost() -> None:
     for path in (ROOT / "README.md", ROOT / "nvflare_plugins" / "README.md", PROTOCOL):
         assert all(release.version in path.read_text(encoding="utf-8") for release in RELEASES), named(path)
+    for path in (ROOT / "README.md", ROOT / "jobs" / "RUNNING.md", PROTOCOL):
+        assert f"{WHEELS[0].version} to {WHEELS[-1].version}" in path.read_text(encoding="utf-8"), named(path)
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=named)

@@ -24,7 +24,7 @@ from nvflare_plugins.scoring.conversion import (
     splits_by_sets,
 )
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.xgb.model_json import trees_model
+from nvflare_plugins.xgb.model_json import tree_weights, trees_model
 
 LIBRARY, EXTRA = "ONNX", "onnx"
 _OPSET, _ML_OPSET, _IR = 15, 3, 8  # read by runtimes from 2022 on
@@ -124,7 +124,7 @@ def _ensemble(document: dict[str, Any], n_outputs: int) -> dict[str, Any]:
     """Return the attributes of the ensemble: one entry for each node of each tree, and for each leaf."""
     learner = document["learner"]
     trees = trees_model(learner)
-    scales = learner["gradient_booster"].get("weight_drop") or [1.0] * len(trees["trees"])
+    scales = tree_weights(learner) or [1.0] * len(trees["trees"])
     nodes: dict[str, list[Any]] = {name: [] for name in _NODES}
     leaves: dict[str, list[Any]] = {name: [] for name in _LEAVES}
     for number, (tree, output, scale) in enumerate(zip(trees["trees"], trees["tree_info"], scales, strict=True)):

@@ -7,6 +7,7 @@ with private sums already sent, is too late to find out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
-from nvflare_plugins.xgb.model_json import trees_model
+from nvflare_plugins.xgb.model_json import tree_weights, trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.tree_checks import check_trees
 from nvflare_plugins.xgb.versions import installed_wheel
 
 _NUMBERS = 0  # XGBoost's split_type of a threshold; 1 is a set of categories
+_WEIGHTS = re.compile(rb'weight_drop(": *)?\[')  # as a key, of JSON or UBJSON
 
 
 def check_initial_model(model: bytes, name: str, parameters: TrainingParameters, features: Sequence[str]) -> None:
@@ -49,6 +51,11 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     trees = _trees(learner)
     if not trees:
         raise ConfigurationError(f"the model {name!r} has no trees to continue from")
+    if _WEIGHTS.search(model) and not tree_weights(learner):
+        raise ConfigurationError(
+            f"the model {name!r} weighs its trees in a form that XGBoost {xgb.__version__} does not read: continue it "
+            "with the release that trained it"
+        )
     wants_vectors = parameters.agreed.get("multi_strategy") == "multi_output_tree"
     kind = str(parameters.agreed["booster"])
     found_and_wanted = {
@@ -75,10 +82,9 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
 
 def _booster(learner: Mapping[str, Any], wanted: str) -> str:
     """Return the kind of a model's trees; ``wanted`` where it may be of either (``Wheel.names_dart``)."""
-    booster = learner["gradient_booster"]
-    if booster.get("weight_drop"):
+    if tree_weights(learner):
         return "dart"
-    return str(booster["name"]) if installed_wheel().names_dart else wanted
+    return str(learner["gradient_booster"]["name"]) if installed_wheel().names_dart else wanted
 
 
 def _check_trees(learner: Mapping[str, Any], name: str, n_features: int) -> None:

@@ -31,6 +31,7 @@ LEAST_COVER = np.float32(1e-6)
 PART_ATTRIBUTE = "veilboost_part"
 """In a model that loads as an ordinary one and is not: thresholds of other parties are zero in it."""
 PART_NOTE = "thresholds of other parties are 0.0 here: predictions are wrong, and so are SHAP values"
+_WEIGHTS = "weight_drop"
 _INT64 = 15  # XGBoost's name for an array of such numbers
 NO_LISTS: dict[str, list[int]] = {"enc": [], "feature_segments": [], "sorted_idx": []}
 """XGBoost's form of no lists at all."""
@@ -145,12 +146,15 @@ def with_attribute(model: bytes, name: str, value: str) -> bytes:
 
 
 def bare_model(document: Mapping[str, Any]) -> bytes:
-    """Return a model that takes rows as numbers and positions in its lists, whatever its columns are called."""
+    """Return a model that takes rows as numbers and positions in its lists, whatever its columns are called.
+
+    Weights of trees get the form that every release reads; of a later one an earlier takes all for 1, without a word.
+    """
     learner = document["learner"]
-    booster = learner["gradient_booster"]
-    within = booster.get("gbtree", booster)
-    within = {**within, "model": {**within["model"], "cats": NO_LISTS}}
-    booster = {**booster, "gbtree": within} if "gbtree" in booster else {**booster, **within}
+    model = {name: part for name, part in trees_model(learner).items() if name != _WEIGHTS}
+    booster: dict[str, Any] = {"name": "gbtree", "model": {**model, "cats": NO_LISTS}}
+    if weights := tree_weights(learner):
+        booster = {"name": "dart", "gbtree": booster, _WEIGHTS: weights}
     learner = {**learner, "feature_names": [], "feature_types": [], "gradient_booster": booster}
     return model_bytes({**document, "learner": learner})
 
@@ -221,6 +225,15 @@ def trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
     booster = learner["gradient_booster"]
     document: dict[str, Any] = booster.get("gbtree", booster)["model"]  # dart wraps its trees
     return document
+
+
+def tree_weights(learner: Mapping[str, Any]) -> list[float] | None:
+    """Return what the trees of a model count for after dropout; None if each counts once.
+
+    They stand beside the trees up to XGBoost 3.3, and among them from 3.4.
+    """
+    weights: list[float] | None = learner["gradient_booster"].get(_WEIGHTS) or trees_model(learner).get(_WEIGHTS)
+    return weights or None
 
 
 def _container(of_feature: Sequence[Sequence[str | int]]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _check_rounds(learner: Mapping[str, Any]) -> None:
     Raises:
         ValueError, KeyError, TypeError, AttributeError: it does not follow.
     """
-    booster, model = learner["gradient_booster"], trees_model(learner)
+    model = trees_model(learner)
     n_trees, starts = len(model["trees"]), model.get("iteration_indptr", [0])
     if any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts)):
         raise ValueError
@@ -65,8 +65,9 @@ def _check_rounds(learner: Mapping[str, Any]) -> None:
         raise ValueError
     if ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees)) or sorted(starts) != starts:
         raise ValueError
-    if "weight_drop" in booster:
-        numbers_of(booster["weight_drop"], n_trees)
+    for holder in (learner["gradient_booster"], model):
+        if "weight_drop" in holder:
+            numbers_of(holder["weight_drop"], n_trees)
     n_classes = max(int(learner["learner_model_param"].get("num_class", 0)), 1)
     for number, tree in enumerate(model["trees"]):
         if tree.get("id", number) != number or leaf_size(tree) not in (0, 1, n_classes):

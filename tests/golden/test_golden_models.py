@@ -18,6 +18,8 @@ from tests.golden.write import MANIFEST
 from tests.support.scoring import check_covers_add_up
 
 RECORDED = json.loads(MANIFEST.read_text())
+ON_EVERY_WHEEL = ("alignment", "dpboost", "private_trees", "profile", "vertical_merge", "vertical_predict")
+"""Of the others XGBoost itself grows the trees or computes the contributions, and each release does so otherwise."""
 
 
 def trees_of(model: bytes) -> list[dict]:
@@ -49,7 +51,7 @@ def cases() -> list:
 @pytest.mark.parametrize("name", cases())
 def test_the_job_gives_the_golden_model(name: str, tmp_path: Path) -> None:
     job = JOBS[name]
-    if xgb.__version__ != RECORDED["xgboost"]:
+    if xgb.__version__ != RECORDED["xgboost"] and not name.startswith(ON_EVERY_WHEEL):
         pytest.skip(f"the golden models are of XGBoost {RECORDED['xgboost']}, this is {xgb.__version__}")
     if job.needs_curve and available_backends()[0] == "reference":
         pytest.skip("the C extension was not built")

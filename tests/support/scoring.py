@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.xgb.model_json import with_lists
+from nvflare_plugins.xgb.model_json import tree_weights, trees_model, with_lists
 
 COLOURS, SIZES, CLASSES = ["rosé", "grün", "blau"], [7, -3, 10], ["nein", "ja"]
 NAMES = ["Größe (cm)", "身長", "🦊 {x}", "colour", "size", "flag"]
@@ -90,3 +90,16 @@ def check_covers_add_up(document: dict) -> None:
         cover, inner = np.array(tree["sum_hessian"], dtype=np.float32), left >= 0
         assert (cover > 0).all()
         np.testing.assert_allclose(cover[inner], cover[left[inner]] + cover[right[inner]], rtol=1e-5)
+
+
+def in_form_of(release: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return a model with weights of trees as a release of XGBoost writes them."""
+    learner = document["learner"]
+    model = {name: part for name, part in trees_model(learner).items() if name != "weight_drop"}
+    weights, trees = {"weight_drop": tree_weights(learner)}, {"name": "gbtree", "model": model}
+    forms = {
+        "3.2": {"name": "dart", "gbtree": trees, **weights},
+        "3.3": {**trees, **weights},
+        "3.4": {"name": "gbtree", "model": {**model, **weights}},
+    }
+    return {**document, "learner": {**learner, "gradient_booster": forms[release]}}

@@ -295,7 +295,7 @@ class _Loop:
         eval_sets: Sequence[int],
         initial_model: bytes | None,
     ) -> VerticalResult:
-        from xgboost.core import DataSplitMode  # which 3.4 lacks; vertical training is refused there before
+        from xgboost.core import DataSplitMode  # which 3.4 lacks
 
         matrices = [
             xgb.DMatrix(

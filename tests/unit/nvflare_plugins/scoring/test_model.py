@@ -15,8 +15,10 @@ import xgboost as xgb
 from nvflare_plugins.cli.export import strip_sum_hessian
 from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.xgb.model_json import marked_as_part, model_bytes
-from tests.support.scoring import CLASSES, NAMES, changed, frame, positions, train
+from nvflare_plugins.scoring.onnx_model import to_onnx
+from nvflare_plugins.scoring.treelite_model import to_treelite
+from nvflare_plugins.xgb.model_json import marked_as_part, model_bytes, tree_weights
+from tests.support.scoring import CLASSES, NAMES, changed, frame, in_form_of, matrix_of, positions, train
 
 BINARY = {"objective": "binary:logistic"}
 WRONG = (None, -1, 2**31, 1e39, float("nan"), "x", "", "-5", "999999999", [], {}, True, [[1]])
@@ -190,3 +192,21 @@ def test_names_and_lists_are_the_models(tmp_path: Path) -> None:
     assert [feature.name for feature in model.features] == NAMES
     assert model.features[4].categories == ("7", "-3", "10")
     assert model.classes == tuple(CLASSES)
+
+
+@pytest.mark.parametrize("form", ["3.2", "3.3", "3.4"])
+def test_weights_of_trees_count_whichever_release_has_written_them(tmp_path: Path, form: str) -> None:
+    """A release of XGBoost that is earlier than a model takes all weights for 1, without a word."""
+    trained = train(tmp_path, {**BINARY, "booster": "dart", "rate_drop": 0.9, "one_drop": 1})
+    document, values = json.loads(trained.path.read_bytes()), positions(frame(20))
+    weights = tree_weights(document["learner"])
+    assert weights is not None and any(one != 1 for one in weights)
+    wanted = FinishedModel(model_bytes(document), "m.json").predict(values)
+    assert np.array_equal(wanted, trained.booster.predict(matrix_of(values)))
+    written = in_form_of(form, document)
+    found = FinishedModel(model_bytes(written), "m.json")
+    assert np.array_equal(found.predict(values), wanted)
+    to_onnx(found), to_treelite(found)  # which compare themselves with the model
+    holder = written["learner"]["gradient_booster"]
+    (holder if "weight_drop" in holder else holder["model"])["weight_drop"].pop()
+    assert "m.json" in refusal(model_bytes(written))

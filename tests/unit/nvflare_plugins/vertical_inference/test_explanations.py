@@ -15,6 +15,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart
 from nvflare_plugins.vertical.model.private_table import PrivateSplit
 from nvflare_plugins.vertical_inference.explanations import RowPositions, check_covers
+from nvflare_plugins.xgb.versions import installed_wheel
 
 TABLE = {
     (0, 0): PrivateSplit(2, np.float32(0.5), True),
@@ -102,10 +103,12 @@ def test_nodes_without_cover_are_refused_by_name_where_their_trees_are_explained
     check_covers(certain, [0, 1])
 
 
-def test_xgboost_itself_gives_no_numbers_there():
+def test_xgboost_itself_gives_no_numbers_there_or_such_that_look_right():
+    """NaN from 3.2, numbers from later ones."""
     table = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
     booster = xgb.train({"max_depth": 1, "nthread": 1}, xgb.DMatrix(table, table[:, 0]), 1)
     model = json.loads(booster.save_raw("json"))
     model["learner"]["gradient_booster"]["model"]["trees"][0]["sum_hessian"] = [0.0, 0.0, 0.0]
     changed_model = xgb.Booster(model_file=bytearray(json.dumps(model).encode()))
-    assert np.isnan(changed_model.predict(xgb.DMatrix(table), pred_contribs=True)).any()
+    found = changed_model.predict(xgb.DMatrix(table), pred_contribs=True)
+    assert np.isnan(found).any() == (installed_wheel().version == "3.2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import check_parameters
+from tests.support.scoring import in_form_of
 
 NAMES = ["a", "b", "c"]
 PARAMS = {"objective": "binary:logistic", "max_depth": 3}
@@ -88,6 +90,19 @@ def test_trees_that_were_dropped_are_not_taken_for_others() -> None:
     with pytest.raises(ConfigurationError, match="has booster dart, the job gbtree"):
         model = json.dumps(trained(**DROPPED)).encode()
         check_initial_model(model, "m.json", check_parameters(PARAMS, NAMES), NAMES)
+
+
+@pytest.mark.parametrize("form", ["3.2", "3.3", "3.4"])
+def test_weights_of_trees_are_never_overlooked(form: str) -> None:
+    """XGBoost takes all weights for 1, without a word, where a later release than itself has written them."""
+    model = json.dumps(in_form_of(form, trained(**DROPPED))).encode()
+    for params in ({}, DROPPED):
+        try:
+            check_initial_model(model, "m.json", check_parameters({**PARAMS, **params}, NAMES), NAMES)
+        except ConfigurationError as error:
+            assert re.search("has booster dart, the job gbtree|weighs its trees in a form that XGBoost", str(error))
+        else:
+            assert params == DROPPED and form <= xgb.__version__
 
 
 @pytest.mark.slow
