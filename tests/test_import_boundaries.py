@@ -43,6 +43,7 @@ LEVELS = (
     ("cluster",),
     ("shards",),
     ("scoring",),
+    ("growth",),
     ("attempt",),
     KINDS,
     ("conformance",),

@@ -13,8 +13,8 @@ from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.packing import PackingLayout
+from nvflare_plugins.growth.driver import MAX_BATCH
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.noised.plan import NoisePlan

@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
-from nvflare_plugins.vertical.active.xgboost_random import XGBoostRandom, sampled_rows
+from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import JobAborted, ProtocolError
+from nvflare_plugins.growth.arithmetic import SplitFormula
+from nvflare_plugins.growth.sampling import ColumnSampler, XGBoostRandom, sampled_rows
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.active.gradient_scale import GradientScale
 from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
-from nvflare_plugins.vertical.active.split_evaluation import SplitFormula
 from nvflare_plugins.vertical.active.tree_growth import DISAGREE, EncodedGradients, TreeGrowth
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.message_sizes import check_predictions
 from nvflare_plugins.vertical.model.tree_routing import PathWalker, TreeStructure
 from nvflare_plugins.vertical.noised.plan import NoisePlan, PartyNoise

@@ -21,7 +21,7 @@ from he_processors.errors import CapacityExceeded, ConfigurationError
 from he_processors.fixed_pairs import MOST_SUM_BITS, PairFormat
 from he_processors.fixed_point import exponent_of
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.vertical.active.split_evaluation import GradientUnit
+from nvflare_plugins.growth.arithmetic import GradientUnit
 from nvflare_plugins.vertical.active.tree_growth import EncodedGradients
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
 

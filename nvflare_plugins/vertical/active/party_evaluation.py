@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from he_processors.exact_sums import as_words, is_zero, join, split
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.active.category_splits import CategoryBlock, CategoryEvaluator, CategorySplit
+from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, loss_changes
+from nvflare_plugins.growth.categories import CategoryBlock, CategoryEvaluator, CategorySplit
 from nvflare_plugins.vertical.active.noised_evaluation import NoisedBins
-from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula, loss_changes
 
 _MAX_BLOCK_CELLS = 1 << 21
 

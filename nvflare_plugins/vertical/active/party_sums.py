@@ -15,9 +15,9 @@ from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, subtract_sibling
 from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula
 from nvflare_plugins.vertical.active.noised_evaluation import NoisedBins
 from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
-from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
 from nvflare_plugins.vertical.noised.plan import PartyNoise
 from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
 from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner

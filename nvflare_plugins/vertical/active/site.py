@@ -9,6 +9,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.formatting import counted
+from nvflare_plugins.growth.sampling import with_own_seed
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner, open_owner
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
@@ -21,7 +22,6 @@ from nvflare_plugins.vertical.active.training import (
     all_columns,
     train_vertical,
 )
-from nvflare_plugins.vertical.active.xgboost_random import with_own_seed
 from nvflare_plugins.vertical.message_sizes import INTRODUCTION_BYTES
 from nvflare_plugins.vertical.model.model import structures
 from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns

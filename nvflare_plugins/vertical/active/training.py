@@ -11,10 +11,10 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.active.engine import WORLD, ActiveEngine, EngineSettings
 from nvflare_plugins.vertical.active.gradient_scale import GradientScale
 from nvflare_plugins.vertical.active.leaf_purity import LeafPurity
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.model.model import mask_columns, structures
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from he_processors.exact_sums import exact_sum
 from he_processors.histogram.plain_sums import NodeTotal
-from nvflare_plugins.vertical.active.node_constraints import NodeConstraints
+from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula
+from nvflare_plugins.growth.constraints import NodeConstraints
+from nvflare_plugins.growth.driver import AppliedSplit, TreeDriver
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.active.party_evaluation import Candidate
 from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
-from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula
-from nvflare_plugins.vertical.active.tree_driver import AppliedSplit, TreeDriver
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, are_others
 from nvflare_plugins.vertical.model.tree_routing import TreeStructure
 from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnDivision, OwnedSplit
@@ -80,15 +80,15 @@ class TreeGrowth:
         self._n_columns = n_columns
         self._node_columns = node_columns
         self._own_columns = own_columns
-        self._driver = TreeDriver(params)
+        self._driver: TreeDriver[ExpandEntry] = TreeDriver(params)
         total = NodeTotal.of_rows(gradients.g, gradients.h)
         self._totals = {ROOT: total}
         constraints = NodeConstraints()
         rows = np.arange(gradients.g.size, dtype=np.int32)
         self._nodes = {ROOT: _Node(0, rows, constraints, self._gain(total, constraints))}
-        self._splits: list[AppliedSplit] = []
+        self._splits: list[AppliedSplit[ExpandEntry]] = []
         self.pending = [ROOT]
-        self.applied: list[AppliedSplit] = []
+        self.applied: list[AppliedSplit[ExpandEntry]] = []
         self._told: list[tuple[PartySums, list[int], Future[Any]]] = []  # of which splits, and the answers to come
         self._unasked: list[PartySums] = []  # parties that have yet to hear how another passive party divides rows
         self.leaf_of_row = np.zeros(gradients.g.size, dtype=np.int32)  # so far
@@ -278,7 +278,7 @@ class TreeGrowth:
         if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
-    def _add_children(self, split: AppliedSplit, node: _Node, goes_left: NDArray[np.bool_]) -> None:
+    def _add_children(self, split: AppliedSplit[ExpandEntry], node: _Node, goes_left: NDArray[np.bool_]) -> None:
         entry = split.entry
         left_rows, right_rows = node.rows[goes_left], node.rows[~goes_left]
         total = self._totals.pop(entry.node)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.vertical.parameters import check_vertical_parameters
 
 NAMES = ["a", "b", "c"]

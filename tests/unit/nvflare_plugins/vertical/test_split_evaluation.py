@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
-from nvflare_plugins.vertical.active.split_evaluation import GradientUnit, NodeToSplit, SplitFormula, WeightBounds
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, WeightBounds
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from tests.support.examples import examples
 
 F = np.float32

@@ -1,9 +1,8 @@
-"""XGBoost's formulas of weights and gains, on sums that are exact integers.
+"""XGBoost's formulas of weights and gains, on sums that are exact integers: a row for each release that differs.
 
-They are those of XGBoost 3.2 to the last bit: sums are doubles, gains are float32, in the order of operations of its
-source.
+They are XGBoost's to the last bit: sums are doubles, gains are float32, in the order of operations of its source.
 
-Reference: XGBoost 3.2, src/tree/split_evaluator.h, src/tree/param.h.
+Reference: XGBoost 3.2 to 3.4, src/tree/split_evaluator.h, src/tree/param.h.
 """
 
 from __future__ import annotations
@@ -14,11 +13,55 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.errors import ConfigurationError
 from he_processors.exact_sums import to_float
 from he_processors.histogram.plain_sums import NodeTotal
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 
 _LARGEST = np.finfo(np.float32).max
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How one release of XGBoost grows trees, where releases differ.
+
+    Attributes:
+        name: the release that has it first; what sites agree on, and what models and evidence record.
+        gains_by_weight: a gain is what the float32 weight gains, in doubles; a node of little hessian keeps its weight,
+            and both children of a split need hessian. Before, gains are ratios wherever weights are not limited.
+        one_column_generator: all samples of columns of a training come from one generator; afterwards each sample has a
+            generator of its own, seeded by the training's.
+        lowest_is_infinite: a split that sends only missing values to the left has the threshold minus infinity;
+            before, one below all values of the table that the cuts are from.
+    """
+
+    name: str
+    gains_by_weight: bool
+    one_column_generator: bool
+    lowest_is_infinite: bool
+
+
+ARITHMETICS = {
+    row.name: row
+    for row in (
+        Arithmetic("3.2", gains_by_weight=False, one_column_generator=True, lowest_is_infinite=False),
+        Arithmetic("3.3", gains_by_weight=False, one_column_generator=False, lowest_is_infinite=True),
+        Arithmetic("3.4", gains_by_weight=True, one_column_generator=False, lowest_is_infinite=True),
+    )
+}
+
+
+def arithmetic_of(version: str) -> Arithmetic:
+    """Return the arithmetic of a version of XGBoost.
+
+    Raises:
+        ConfigurationError: a release whose arithmetic is not known.
+    """
+    found = ARITHMETICS.get(".".join(version.split(".")[:2]))
+    if found is None:
+        known = ", ".join(ARITHMETICS)
+        raise ConfigurationError(f"the arithmetic of xgboost {version} is not known; remedy: one of {known}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +109,16 @@ class NodeToSplit:
 class SplitFormula:
     """Weights and gains, elementwise on arrays of doubles."""
 
-    def __init__(self, params: TreeParameters):
+    def __init__(self, params: TreeParameters, arithmetic: Arithmetic = ARITHMETICS["3.2"]):
+        self.arithmetic = arithmetic
+        self.params = params
         self._lambda = np.float64(params.reg_lambda)
         self._alpha = np.float64(params.reg_alpha)
         self._max_delta_step = params.max_delta_step
         self._min_child_weight = np.float64(params.min_child_weight)
         self.is_constrained = bool(params.monotone)
         self.max_cat_to_onehot, self.max_cat_threshold = params.max_cat_to_onehot, params.max_cat_threshold
-        self._uses_weights = self.is_constrained or params.max_delta_step != 0
+        self._uses_weights = self.is_constrained or params.max_delta_step != 0 or arithmetic.gains_by_weight
 
     def weight(self, g: NDArray[np.float64], h: NDArray[np.float64], bounds: WeightBounds) -> NDArray[np.float32]:
         """Return leaf weights before the learning rate."""
@@ -82,7 +127,8 @@ class SplitFormula:
             if self._max_delta_step != 0:
                 limit = np.float64(self._max_delta_step)
                 weight = np.where(np.abs(weight) > limit, np.copysign(limit, weight), weight)
-            rounded = np.where((h < self._min_child_weight) | (h <= 0), 0.0, weight).astype(np.float32)
+            has_none = h <= 0 if self.arithmetic.gains_by_weight else (h < self._min_child_weight) | (h <= 0)
+            rounded = np.where(has_none, 0.0, weight).astype(np.float32)
         if not self.is_constrained:
             return rounded
         return np.where(rounded < bounds.lower, bounds.lower, np.where(rounded > bounds.upper, bounds.upper, rounded))
@@ -113,7 +159,8 @@ class SplitFormula:
 
     def is_valid(self, h_left: NDArray[np.float64], h_right: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Tell which splits leave enough hessian on both sides."""
-        return (h_left >= self._min_child_weight) & (h_right >= self._min_child_weight)
+        is_enough = (h_left >= self._min_child_weight) & (h_right >= self._min_child_weight)
+        return is_enough & (h_left > 0) & (h_right > 0) if self.arithmetic.gains_by_weight else is_enough
 
     def _threshold(self, g: NDArray[np.float64]) -> NDArray[np.float64]:
         if self._alpha == 0:
@@ -131,6 +178,11 @@ class SplitFormula:
         self, g: NDArray[np.float64], h: NDArray[np.float64], weight: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         with np.errstate(invalid="ignore", over="ignore"):
+            if self.arithmetic.gains_by_weight:
+                w = weight.astype(np.float64)
+                square = (weight * weight).astype(np.float64)
+                cost = 2.0 * g * w + (h + self._lambda) * square + 2.0 * self._alpha * np.abs(w)
+                return np.where(h <= 0, np.float32(0), (-cost).astype(np.float32))
             g32, h32 = g.astype(np.float32), h.astype(np.float32)
             regularised = h32 + np.float32(self._lambda)
             gain = -(np.float32(2) * g32 * weight + regularised * (weight * weight))

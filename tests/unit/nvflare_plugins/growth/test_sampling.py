@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.vertical.active.xgboost_random import ColumnSampler, XGBoostRandom, sampled_rows
+from nvflare_plugins.growth.sampling import ColumnSampler, XGBoostRandom, sampled_rows
 from nvflare_plugins.xgb.versions import installed_release
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 

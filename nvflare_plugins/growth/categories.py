@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.vertical.active.split_evaluation import (
+from nvflare_plugins.growth.arithmetic import (
     GradientUnit,
     NodeToSplit,
     SplitFormula,

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
+from nvflare_plugins.growth.arithmetic import Arithmetic
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _SEEDS = 2**32  # all that the generator tells apart
@@ -100,6 +101,21 @@ def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[
     return uniform < np.float64(subsample)
 
 
+class TreeRandom:
+    """What one training of XGBoost draws: the columns of trees, levels and nodes, and the seeds of its trees' rows."""
+
+    def __init__(self, params: TreeParameters, n_columns: int, arithmetic: Arithmetic, seed: int) -> None:
+        self._shared = XGBoostRandom(seed)
+        own = XGBoostRandom(self._shared.draw()) if arithmetic.one_column_generator else None
+        self.columns = ColumnSampler(params, n_columns, lambda: own or XGBoostRandom(self._shared.draw()))
+        if own is not None:
+            self.columns.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
+
+    def row_seed(self) -> int:
+        """Draw the seed of a tree's ``sampled_rows``: before the tree's columns are drawn, and only below 1."""
+        return self._shared.draw()
+
+
 class ColumnSampler:
     """Which columns a tree, a level and a node may use.
 
@@ -119,6 +135,11 @@ class ColumnSampler:
         self._levels: dict[int, list[int]] = {}
         self._tree = list(range(n_columns))
 
+    @property
+    def samples_nodes(self) -> bool:
+        """Whether nodes may use fewer columns than their tree."""
+        return bool(self._params.colsample_bylevel != 1 or self._params.colsample_bynode != 1)
+
     def _begin(self) -> list[int]:
         self._levels = {}
         return self._sample(list(range(self._n_columns)), self._params.colsample_bytree)
@@ -134,7 +155,7 @@ class ColumnSampler:
     def node_columns(self, depth: int) -> NDArray[np.bool_]:
         """Sample the columns of a node; call once for each node, in XGBoost's order. Shapes: bool[n_columns]."""
         params = self._params
-        if params.colsample_bylevel == 1 and params.colsample_bynode == 1:
+        if not self.samples_nodes:
             return self._mask(self._tree)
         if depth not in self._levels:
             self._levels[depth] = self._sample(self._tree, params.colsample_bylevel)

@@ -6,13 +6,24 @@ Reference: XGBoost 3.2, src/tree/constraints.cc (SplitImpl), src/tree/split_eval
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.vertical.active.split_evaluation import SplitFormula, WeightBounds
-from nvflare_plugins.vertical.active.tree_parameters import TreeParameters
-from nvflare_plugins.wire.expand_entries import ExpandEntry
+from nvflare_plugins.growth.arithmetic import SplitFormula, WeightBounds
+from nvflare_plugins.growth.tree_parameters import TreeParameters
+
+
+class Division(Protocol):
+    """A split as its children's constraints follow from it. Units: sums are (gradient, hessian) as doubles."""
+
+    @property
+    def feature(self) -> int: ...
+    @property
+    def left_sum(self) -> tuple[float, float]: ...
+    @property
+    def right_sum(self) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class NodeConstraints:
         return mask
 
     def of_children(
-        self, entry: ExpandEntry, params: TreeParameters, formula: SplitFormula
+        self, entry: Division, params: TreeParameters, formula: SplitFormula
     ) -> tuple[NodeConstraints, NodeConstraints]:
         """Return the constraints of the left and the right child of a split."""
         path = self.path_features | {entry.feature} if params.interactions is not None else self.path_features
@@ -46,7 +57,7 @@ class NodeConstraints:
         return NodeConstraints(left, path), NodeConstraints(right, path)
 
     def _bounds_of_children(
-        self, entry: ExpandEntry, params: TreeParameters, formula: SplitFormula
+        self, entry: Division, params: TreeParameters, formula: SplitFormula
     ) -> tuple[WeightBounds, WeightBounds]:
         w_left, w_right = (
             np.float32(formula.weight(np.array(g), np.array(h), self.bounds))

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvflare_plugins.vertical.active.tree_driver import MAX_BATCH, TreeDriver
+from nvflare_plugins.growth.driver import MAX_BATCH, TreeDriver
 from nvflare_plugins.wire.expand_entries import ExpandEntry
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 

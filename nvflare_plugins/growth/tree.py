@@ -1,0 +1,287 @@
+"""One tree, grown from sums that all sites add up.
+
+Level by level, one exchange brings the histograms of the children with the smaller hessian, the others are what they
+lack to their parents; under ``lossguide`` one exchange does so for each split. The sum of all rows rides on the root's.
+
+Reference: XGBoost 3.2, src/tree/updater_quantile_hist.cc, src/tree/hist/evaluate_splits.h (ApplyTreeSplit).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.histogram.plain_sums import NodeTotal
+from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, NodeToSplit, SplitFormula, WeightBounds
+from nvflare_plugins.growth.bins import BinLayout
+from nvflare_plugins.growth.constraints import NodeConstraints
+from nvflare_plugins.growth.driver import AppliedSplit, TreeDriver
+from nvflare_plugins.growth.rows import ROOT, NodeSplit, Rows
+from nvflare_plugins.growth.sampling import ColumnSampler
+from nvflare_plugins.growth.splits import Split, SplitFinder
+from nvflare_plugins.growth.tree_parameters import TreeParameters
+
+NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal
+"""What stands for the threshold of a split by categories."""
+_NO_CHILD = -1
+_NO_PARENT = 2**31 - 1
+
+
+class Sums(Protocol):
+    """Adds up integers over all sites."""
+
+    def add(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sums over all sites. Shapes: int64[n]."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tree:
+    """A finished tree, in the fields of XGBoost's model document.
+
+    Shapes: all arrays [n_nodes], the root first.
+
+    Attributes:
+        left, right: children; -1 of a leaf.
+        parent: 2^31 - 1 of the root.
+        feature: ``split_indices``; 0 of a leaf.
+        conditions: ``split_conditions``: thresholds, and the values of leaves.
+        base_weights: of a leaf its value, else the weight before the learning rate.
+        splits: the divisions, parents before children.
+    """
+
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    conditions: NDArray[np.float32]
+    default_left: NDArray[np.bool_]
+    base_weights: NDArray[np.float32]
+    loss_changes: NDArray[np.float32]
+    sum_hessian: NDArray[np.float32]
+    splits: tuple[NodeSplit, ...]
+
+    @property
+    def n_nodes(self) -> int:
+        """Return the number of nodes."""
+        return int(self.left.size)
+
+    @property
+    def leaves(self) -> NDArray[np.int32]:
+        """Return the numbers of the leaves, ascending. Shapes: int32[n_leaves]."""
+        return np.flatnonzero(self.left == _NO_CHILD).astype(np.int32)
+
+    @property
+    def categories(self) -> dict[int, tuple[int, ...]]:
+        """Return the categories that go right, of each node that is divided by categories, nodes ascending."""
+        found = {s.node: s.right_categories for s in self.splits if s.right_categories is not None}
+        return dict(sorted(found.items()))
+
+    def with_leaf_values(self, values: NDArray[np.float32]) -> Tree:
+        """Return the tree with other values of its leaves, as XGBoost sets adaptive ones: base weights stay.
+
+        Shapes: values: float32[n_leaves], of ``leaves``, times the learning rate.
+        """
+        conditions = self.conditions.copy()
+        conditions[self.leaves] = values
+        return dataclasses.replace(self, conditions=conditions)
+
+
+@dataclass(slots=True, repr=False)
+class _Node:
+    """A node that may be divided. Shapes: sums: int64[n_bins, 2]."""
+
+    depth: int
+    total: tuple[int, int]
+    constraints: NodeConstraints
+    root_gain: np.float32
+    sums: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Entry:
+    """The best split of a node, as the driver and the constraints want it."""
+
+    node: int
+    depth: int
+    loss_change: float
+    feature: int
+    left_sum: tuple[float, float]
+    right_sum: tuple[float, float]
+    split: Split
+
+
+class TreeGrower:
+    """Grows the trees of one training."""
+
+    def __init__(self, layout: BinLayout, params: TreeParameters, arithmetic: Arithmetic, eta: np.float32) -> None:
+        """Prepare for a training.
+
+        Args:
+            eta: learning rate of one tree: XGBoost divides it, as float32, by the number of parallel trees.
+        """
+        self._layout = layout
+        self._params = params
+        self._formula = SplitFormula(params, arithmetic)
+        self._eta = np.float32(eta)
+
+    def grow(self, rows: Rows, sums: Sums, unit: GradientUnit, sampler: ColumnSampler) -> Tree:
+        """Grow one tree from rows that are all in the root; afterwards they are in the leaves.
+
+        Args:
+            rows: this site's, after ``begin_tree``; pairs of rows that are not sampled are zero.
+            unit: of the pairs.
+            sampler: after ``begin_tree``.
+        """
+        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler)
+        growth.begin(rows, sums)
+        while batch := growth.driver.pop():
+            growth.divide(batch, rows, sums)
+        return growth.tree()
+
+
+class _Growth:
+    """One tree as it grows."""
+
+    def __init__(
+        self,
+        layout: BinLayout,
+        params: TreeParameters,
+        formula: SplitFormula,
+        eta: np.float32,
+        unit: GradientUnit,
+        sampler: ColumnSampler,
+    ) -> None:
+        self._layout, self._params, self._formula, self._eta = layout, params, formula, eta
+        self._unit, self._sampler = unit, sampler
+        self._finder = SplitFinder(layout, formula, unit)
+        self.driver: TreeDriver[_Entry] = TreeDriver(params)
+        self._nodes: dict[int, _Node] = {}
+        self._splits: list[NodeSplit] = []
+        self._changes: list[float] = []  # of the splits
+        self._bounds: list[WeightBounds] = []  # of the nodes that were divided
+        self._totals: list[tuple[int, int]] = []  # of all nodes
+
+    def begin(self, rows: Rows, sums: Sums) -> None:
+        """Evaluate the root."""
+        n_bins = self._layout.n_bins
+        message = np.concatenate([rows.histograms([ROOT]).ravel(), rows.total()])
+        added = sums.add(message)
+        self._totals.append((int(added[-2]), int(added[-1])))
+        constraints = NodeConstraints()
+        gain = self._gains(self._totals, [constraints.bounds])[0]
+        self._nodes[ROOT] = _Node(0, self._totals[ROOT], constraints, gain)
+        self._evaluate([ROOT], added[:-2].reshape(1, n_bins, 2))
+
+    def divide(self, batch: Sequence[AppliedSplit[_Entry]], rows: Rows, sums: Sums) -> None:
+        """Divide nodes, and evaluate their children where these may be divided in turn."""
+        divisions = [_division(split) for split in batch]
+        rows.apply(divisions)
+        self._splits += divisions
+        for split in batch:
+            left, (g, h) = split.entry.split.left, self._totals[split.entry.node]
+            self._totals += [left, (g - left[0], h - left[1])]
+            self._changes.append(split.entry.loss_change)
+            self._bounds.append(self._nodes[split.entry.node].constraints.bounds)
+        evaluated = [split for split in batch if split.evaluates_children]
+        if evaluated:
+            self._evaluate_children(evaluated, rows, sums)
+        for split in batch:
+            del self._nodes[split.entry.node]
+
+    def _evaluate_children(self, batch: Sequence[AppliedSplit[_Entry]], rows: Rows, sums: Sums) -> None:
+        children = [child for split in batch for child in (split.left, split.right)]
+        # Of two children that with the smaller hessian is built; the left one if they are equal.
+        is_right = np.array([split.entry.right_sum[1] < split.entry.left_sum[1] for split in batch], dtype=np.intp)
+        built = 2 * np.arange(len(batch)) + is_right
+        added = sums.add(rows.histograms([children[i] for i in built]).ravel())
+        histograms = np.empty((len(children), self._layout.n_bins, 2), dtype=np.int64)
+        for i, split in enumerate(batch):
+            parent = self._nodes[split.entry.node].sums
+            mine = added[2 * self._layout.n_bins * i :][: 2 * self._layout.n_bins].reshape(-1, 2)
+            histograms[built[i]] = mine
+            np.subtract(parent, mine, out=histograms[built[i] ^ 1])  # type: ignore[arg-type]
+        self._add_nodes(batch)
+        self._evaluate(children, histograms)
+
+    def _add_nodes(self, batch: Sequence[AppliedSplit[_Entry]]) -> None:
+        totals = [self._totals[child] for split in batch for child in (split.left, split.right)]
+        # XGBoost takes the gain of a new node under the bounds of its parent.
+        bounds = [self._nodes[split.entry.node].constraints.bounds for split in batch for _ in range(2)]
+        gains = self._gains(totals, bounds)
+        for i, split in enumerate(batch):
+            parent = self._nodes[split.entry.node]
+            constraints = parent.constraints.of_children(split.entry, self._params, self._formula)
+            for k, child in enumerate((split.left, split.right)):
+                j = 2 * i + k
+                self._nodes[child] = _Node(parent.depth + 1, totals[j], constraints[k], gains[j])
+
+    def _gains(self, totals: Sequence[tuple[int, int]], bounds: Sequence[WeightBounds]) -> NDArray[np.float32]:
+        g, h = self._decode(totals)
+        return self._formula.gain(g, h, _stacked(bounds))
+
+    def _decode(self, totals: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        values = np.array(totals, dtype=np.int64).reshape(-1, 2)
+        return self._unit.decode(values[None, :, 0], values[None, :, 1])
+
+    def _evaluate(self, nodes: Sequence[int], histograms: NDArray[np.int64]) -> None:
+        """Find the best splits of nodes and enter them. Shapes: histograms: int64[n_nodes, n_bins, 2]."""
+        entries = []
+        for i, found in enumerate(self._finder.best(histograms, [self._facts(node) for node in nodes])):
+            node = self._nodes[nodes[i]]
+            node.sums = histograms[i]
+            if found is not None:
+                right = node.total[0] - found.left[0], node.total[1] - found.left[1]
+                (g_left, g_right), (h_left, h_right) = (side.tolist() for side in self._decode([found.left, right]))
+                sides = (g_left, h_left), (g_right, h_right)
+                entries.append(_Entry(nodes[i], node.depth, found.loss_change, found.feature, *sides, found))  # type: ignore[arg-type]
+        self.driver.push(entries)
+
+    def _facts(self, node: int) -> NodeToSplit:
+        state = self._nodes[node]
+        allowed = self._sampler.node_columns(state.depth)
+        allowed = allowed & state.constraints.allowed_columns(self._params, self._layout.n_features)
+        return NodeToSplit(NodeTotal(0, *state.total), state.root_gain, state.constraints.bounds, allowed)
+
+    def tree(self) -> Tree:
+        """Return the finished tree."""
+        n = len(self._totals)
+        left, right = np.full((2, n), _NO_CHILD, dtype=np.int32)
+        parent, feature = np.full(n, _NO_PARENT, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        changes, conditions = np.zeros((2, n), dtype=np.float32)
+        default_left = np.zeros(n, dtype=bool)
+        bounds = [WeightBounds()] * n  # a divided node has its own, a leaf those of its parent
+        for split, change, own in zip(self._splits, self._changes, self._bounds, strict=True):
+            node = split.node
+            left[node], right[node], feature[node] = split.left, split.right, split.feature
+            parent[[split.left, split.right]] = node
+            default_left[node] = split.default_left
+            changes[node] = change
+            bounds[node] = bounds[split.left] = bounds[split.right] = own
+            is_threshold = split.right_categories is None
+            conditions[node] = self._layout.threshold(split.feature, split.bin) if is_threshold else NO_THRESHOLD
+        g, h = self._decode(self._totals)
+        weights = self._formula.weight(g, h, _stacked(bounds))
+        is_leaf = left == _NO_CHILD
+        values = weights * self._eta
+        conditions[is_leaf] = values[is_leaf]
+        weights[is_leaf & (parent != _NO_PARENT)] = values[is_leaf & (parent != _NO_PARENT)]
+        hessians = h.astype(np.float32)
+        return Tree(
+            left, right, parent, feature, conditions, default_left, weights, changes, hessians, tuple(self._splits)
+        )
+
+
+def _division(split: AppliedSplit[_Entry]) -> NodeSplit:
+    found = split.entry.split
+    return NodeSplit(
+        split.entry.node, split.left, split.right, found.feature, found.bin, found.default_left, found.right_categories
+    )
+
+
+def _stacked(bounds: Sequence[WeightBounds]) -> WeightBounds:
+    return WeightBounds(np.array([b.lower for b in bounds]), np.array([b.upper for b in bounds]))
