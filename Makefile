@@ -95,7 +95,7 @@ bench-dp: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)")
 	$(BIN)/python -m tests.bench.bench_dp_rivals $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)") $(if $(FOREST_PYTHON),--forest-python "$(FOREST_PYTHON)")
 
-$(STAMP): pyproject.toml $(wildcard he_processors/_native/*.c he_processors/_native/*.h)
+$(STAMP): pyproject.toml $(wildcard he_processors/_native/*.[ch] nvflare_plugins/growth/_native/*.[ch])
 	@echo "Setting up $(VENV): 2 to 3 minutes and about 1.8 GB the first time."
 	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else 'VeilBoost needs Python 3.11 to 3.14; set PYTHON=')"
 	$(PYTHON) -m venv $(VENV)

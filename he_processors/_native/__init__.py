@@ -12,20 +12,23 @@ INTERFACE = 4
 """What is asked of an extension; raised together with that of interface.h whenever a C source changes."""
 
 
-def extension(name: str) -> Any:
-    """Return an extension; None where it was not built.
+def extension(name: str, package: str = __name__, interface: int = INTERFACE) -> Any:
+    """Return an extension of a package; None where it was not built.
+
+    Args:
+        interface: what is asked of it.
 
     Raises:
         BackendUnavailable: it was built from other sources than those that lie here: its functions may have changed.
     """
     try:
-        module = importlib.import_module(f"{__name__}.{name}")
+        module = importlib.import_module(f"{package}.{name}")
     except ImportError:
         return None
-    if getattr(module, "INTERFACE", None) != INTERFACE:
+    if getattr(module, "INTERFACE", None) != interface:
         file = Path(module.__file__ or name).name
         raise BackendUnavailable(
-            f"he_processors/_native/{file} was built from other sources than those beside it. Remedy: build it again "
+            f"{package.replace('.', '/')}/{file} was built from other sources than those beside it. Remedy: build it again "
             "(`pip install -e .` in the checkout, or `make`), or delete the file to go on without it, more slowly"
         )
     return module

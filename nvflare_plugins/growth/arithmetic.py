@@ -162,6 +162,16 @@ class SplitFormula:
         is_enough = (h_left >= self._min_child_weight) & (h_right >= self._min_child_weight)
         return is_enough & (h_left > 0) & (h_right > 0) if self.arithmetic.gains_by_weight else is_enough
 
+    def rule(self, unit: GradientUnit) -> NDArray[np.float64]:
+        """Return the formulas as the kernels take them (``vg_formula`` in _native/growth.h). Shapes: float64[8]."""
+        limit = self._max_delta_step if self._max_delta_step != 0 else np.inf
+        steps = 2.0**unit.g_exponent, 2.0**unit.h_exponent
+        kind = 2 if self.arithmetic.gains_by_weight else int(self._uses_weights)
+        return np.array(
+            [self._lambda, self._alpha, limit, self._min_child_weight, *steps, kind, self.is_constrained],
+            dtype=np.float64,
+        )
+
     def _threshold(self, g: NDArray[np.float64]) -> NDArray[np.float64]:
         if self._alpha == 0:
             return g

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
+from nvflare_plugins.growth._native import BEST, NUMPY, growth
 from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
+_ROWS_PER_THREAD = 4096
 _CODE_TYPES = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 
 
@@ -98,38 +102,90 @@ class BinnedTable:
     is_dense: bool
 
 
-def bin_rows(layout: BinLayout, blocks: Iterable[NDArray[np.float32]], n_rows: int) -> BinnedTable:
+def bin_rows(layout: BinLayout, blocks: Iterable[NDArray[np.float32]], n_rows: int, variant: str = BEST) -> BinnedTable:
     """Find the bin of every value.
 
     Shapes: blocks: float32[n_block_rows, n_features] each, NaN is missing; together ``n_rows`` rows.
+
+    Args:
+        variant: of ``_native.variants``.
     """
     n_bins = layout.bins_of_feature
     widest = int(n_bins.max(initial=1))
     kind = next(one for one in _CODE_TYPES if widest - 1 <= np.iinfo(one).max)
-    codes = np.empty((n_rows, layout.n_features), dtype=kind)
+    codes: Codes = np.empty((n_rows, layout.n_features), dtype=kind)
     lacks, fills = np.zeros((2, layout.n_features), dtype=bool)  # a value; a bin whose code stands for missing values
     done = 0
     for block in blocks:
-        missing = _missing_codes(n_bins, kind)
-        found = _codes_of(layout, block, missing)
-        is_missing = np.isnan(block)
-        lacks_now = is_missing.any(axis=0)
-        fills_now = ((found == missing) & ~is_missing).any(axis=0)
+        lacks_now, fills_now = _bin_block(layout, block, codes[done : done + len(block)], variant)
         if ((lacks | lacks_now) & (fills | fills_now)).any():
-            kind = _CODE_TYPES[_CODE_TYPES.index(kind) + 1]
-            wider = codes[:done].astype(kind)
-            for feature in np.flatnonzero(lacks):
-                column = wider[:, feature]
-                column[column == missing[feature]] = n_bins[feature]
-            codes = np.empty((n_rows, layout.n_features), dtype=kind)
-            codes[:done] = wider
-            found[is_missing] = np.broadcast_to(n_bins, found.shape)[is_missing]
-            fills_now[:] = fills[:] = False
+            codes = _widened(codes, done, lacks, n_bins)
+            _bin_block(layout, block, codes[done : done + len(block)], variant)
+            fills[:] = fills_now[:] = False
         lacks |= lacks_now
         fills |= fills_now
-        codes[done : done + len(block)] = found
         done += len(block)
-    return BinnedTable(codes, np.where(fills, n_bins, _missing_codes(n_bins, kind)).astype(np.uint32), not lacks.any())
+    missing = np.where(fills, n_bins, _missing_codes(n_bins, codes.dtype))
+    return BinnedTable(codes, missing.astype(np.uint32), not lacks.any())
+
+
+def _missing_codes(n_bins: NDArray[np.int64], kind: np.dtype[Any]) -> NDArray[np.int64]:
+    """Return the codes of missing values: the one after the last bin, or the last bin's where that does not fit."""
+    return np.minimum(n_bins, np.iinfo(kind).max)
+
+
+def _widened(codes: Codes, n_rows: int, lacks: NDArray[np.bool_], n_bins: NDArray[np.int64]) -> Codes:
+    """Return codes of the next type with the first rows taken over. Shapes: lacks: bool[n_features], in these rows."""
+    wider: Codes = np.empty(codes.shape, dtype=_CODE_TYPES[_CODE_TYPES.index(codes.dtype) + 1])
+    missing = _missing_codes(n_bins, codes.dtype)
+    for feature in range(codes.shape[1]):
+        column = wider[:n_rows, feature]
+        column[:] = codes[:n_rows, feature]
+        if lacks[feature]:
+            column[column == missing[feature]] = n_bins[feature]
+    return wider
+
+
+def _bin_block(
+    layout: BinLayout, block: NDArray[np.float32], codes: Codes, variant: str
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Write a block's codes; tell which features miss values, and which have a value whose code is that of missing.
+
+    Shapes: block: float32[n_block_rows, n_features]; codes: of the same shape; results: bool[n_features].
+    """
+    missing = _missing_codes(layout.bins_of_feature, codes.dtype)
+    if variant == NUMPY:
+        return _bin_in_numpy(layout, block, codes, missing)
+    values = np.ascontiguousarray(block, dtype=np.float32)
+    parts = row_blocks(len(values), default_threads(), _ROWS_PER_THREAD)
+    found = np.zeros((len(parts), 2, layout.n_features), dtype=np.uint8)
+
+    def run(i: int) -> None:
+        rows, kinds, code = parts[i], layout.is_categorical.view(np.uint8), missing.astype(np.uint32)
+        out = codes[rows]
+        growth.bin(codes.itemsize, values[rows], layout.upper, layout.starts, kinds, code, out, *found[i])
+
+    run_blocks(run, list(range(len(parts))), default_threads())
+    lacks, fills = found.any(axis=0)
+    return lacks, fills
+
+
+def _bin_in_numpy(
+    layout: BinLayout, block: NDArray[np.float32], codes: Codes, missing: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    lacks, fills = np.zeros((2, layout.n_features), dtype=bool)
+    for feature in range(layout.n_features):
+        upper, values = layout.upper[layout.starts[feature] : layout.starts[feature + 1]], block[:, feature]
+        is_missing = np.isnan(values)
+        if layout.is_categorical[feature]:
+            found = np.searchsorted(upper, np.trunc(values), side="left")
+        else:
+            found = np.searchsorted(upper, values, side="right")
+        found = np.minimum(found, max(upper.size - 1, 0))
+        lacks[feature] = is_missing.any()
+        fills[feature] = (~is_missing & (found == missing[feature])).any()
+        codes[:, feature] = np.where(is_missing, missing[feature], found)
+    return lacks, fills
 
 
 def right_mask(layout: BinLayout, feature: int, right: Sequence[int]) -> NDArray[np.bool_]:
@@ -142,18 +198,3 @@ def right_mask(layout: BinLayout, feature: int, right: Sequence[int]) -> NDArray
 def _further_out(value: np.float32) -> np.float32:
     """Return XGBoost's bound beyond a feature's largest value."""
     return np.float32(value + (np.abs(value) + np.float32(1e-5)))
-
-
-def _missing_codes(n_bins: NDArray[np.int64], kind: np.dtype[np.unsignedinteger]) -> NDArray[np.int64]:
-    return np.minimum(n_bins, np.iinfo(kind).max)
-
-
-def _codes_of(layout: BinLayout, block: NDArray[np.float32], missing: NDArray[np.int64]) -> NDArray[np.int64]:
-    codes = np.empty(block.shape, dtype=np.int64)
-    for feature in range(layout.n_features):
-        bounds = layout.upper[layout.starts[feature] : layout.starts[feature + 1]]
-        side = "left" if layout.is_categorical[feature] else "right"
-        values = np.trunc(block[:, feature]) if layout.is_categorical[feature] else block[:, feature]
-        found = np.minimum(np.searchsorted(bounds, values, side=side), max(bounds.size - 1, 0))  # type: ignore[call-overload]
-        codes[:, feature] = np.where(np.isnan(block[:, feature]), missing[feature], found)
-    return codes

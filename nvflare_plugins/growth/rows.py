@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
+from nvflare_plugins.growth._native import BEST, NUMPY, growth
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, right_mask
 
 ROOT = 0
+
+_LEAST_WORK = 1 << 15
+"""Values that are worth a thread of their own."""
+_PIECE_BITS = 22
+"""Of integers that are added up as doubles: sums of 2^31 of them are exact."""
+
+Piece = tuple[int, int, int]
+"""Number of a span of rows, and the part of it from begin to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,18 @@ class Rows(Protocol):
 class BinnedRows:
     """Rows that are held in bins; all of ``Rows``, and where each row is."""
 
-    def __init__(self, layout: BinLayout, table: BinnedTable) -> None:
+    def __init__(self, layout: BinLayout, table: BinnedTable, variant: str = BEST) -> None:
+        """Prepare for trees.
+
+        Args:
+            variant: of ``_native.variants``; results are the same.
+        """
         self._layout = layout
         self._table = table
+        self._is_native = variant != NUMPY
         self._pairs: NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
-        self._rows_of: dict[int, NDArray[np.int32]] = {}
+        self._span_of: dict[int, tuple[int, int]] = {}  # of each node's rows, in the order
+        self._order, self._scratch = np.empty((2, self.n_rows), dtype=np.int32)
 
     @property
     def n_rows(self) -> int:
@@ -71,50 +88,137 @@ class BinnedRows:
 
     def begin_tree(self, pairs: NDArray[np.int64]) -> None:
         """See ``Rows``."""
-        self._pairs = pairs
-        self._rows_of = {ROOT: np.arange(self.n_rows, dtype=np.int32)}
+        self._pairs = np.ascontiguousarray(pairs, dtype=np.int64)
+        self._order[:] = np.arange(self.n_rows, dtype=np.int32)
+        self._span_of = {ROOT: (0, self.n_rows)}
 
     def total(self) -> NDArray[np.int64]:
         """See ``Rows``."""
         return np.asarray(self._pairs.sum(axis=0))
 
+    def rows_of(self, node: int) -> NDArray[np.int32]:
+        """Return the rows of a node that was not divided, ascending. Shapes: int32[n_node_rows]."""
+        begin, end = self._span_of[node]
+        return self._order[begin:end]
+
+    def node_of_rows(self) -> NDArray[np.int32]:
+        """Return the node that each row is in. Shapes: int32[n_rows]."""
+        found = np.empty(self.n_rows, dtype=np.int32)
+        for node in self._span_of:
+            found[self.rows_of(node)] = node
+        return found
+
     def histograms(self, nodes: Sequence[int]) -> NDArray[np.int64]:
         """See ``Rows``."""
-        found = np.zeros((len(nodes), self._layout.n_bins, 2), dtype=np.int64)
-        for sums, node in zip(found, nodes, strict=True):
-            rows = self._rows_of[node]
-            codes, pairs = self._table.codes[rows], self._pairs[rows]
-            for feature in range(self._layout.n_features):
-                has_value = codes[:, feature] != self._table.missing[feature]
-                bins = self._layout.starts[feature] + codes[has_value, feature]
-                np.add.at(sums, bins, pairs[has_value])
+        found = np.empty((len(nodes), self._layout.n_bins, 2), dtype=np.int64)
+        if not self._is_native:
+            for sums, node in zip(found, nodes, strict=True):
+                self._add_in_numpy(self.rows_of(node), sums)
+            return found
+        parts = _parts([self._span_of[node] for node in nodes], self._layout.n_features)
+        order = self._order if list(nodes) != [ROOT] else self._order[:0]  # all rows, one after the other
+        rest = np.empty((len(parts), self._layout.n_bins, 2), dtype=np.int64)  # of spans that begin in another part
+
+        def run(number: int) -> None:
+            part = parts[number]
+            is_rest = number > 0 and parts[number - 1][-1][0] == part[0][0]
+            if is_rest:
+                self._add(order, part[:1], rest[number])
+            if len(part) > is_rest:
+                self._add(order, part[is_rest:], found[part[is_rest][0] : part[-1][0] + 1])
+
+        run_blocks(run, list(range(len(parts))), len(parts))
+        for number in range(1, len(parts)):
+            if parts[number - 1][-1][0] == parts[number][0][0]:
+                found[parts[number][0][0]] += rest[number]
         return found
+
+    def _add(self, order: NDArray[np.int32], pieces: Sequence[Piece], out: NDArray[np.int64]) -> None:
+        spans = np.array([piece[1:] for piece in pieces], dtype=np.int64)
+        table = self._table
+        growth.add(
+            table.codes.itemsize,
+            *(table.codes, table.missing, table.is_dense, self._pairs, order, spans, self._layout.starts, out),
+        )
+
+    def _add_in_numpy(self, rows: NDArray[np.int32], out: NDArray[np.int64]) -> None:
+        """Add up integers in pieces whose sums are exact as doubles. Shapes: out: int64[n_bins, 2]."""
+        out[:] = 0
+        codes, pairs = self._table.codes[rows], self._pairs[rows]
+        for feature in range(self._layout.n_features):
+            code = codes[:, feature].astype(np.int64)
+            has_value = code != self._table.missing[feature]
+            bins = out[self._layout.starts[feature] : self._layout.starts[feature + 1]]
+            for side, values in enumerate(pairs[has_value].T):
+                for shift in (0, _PIECE_BITS, 2 * _PIECE_BITS):
+                    rest = values >> shift
+                    piece = rest if shift == 2 * _PIECE_BITS else rest & ((1 << _PIECE_BITS) - 1)
+                    sums = np.bincount(code[has_value], piece, minlength=len(bins)).astype(np.int64)
+                    bins[:, side] += sums << shift
 
     def apply(self, splits: Sequence[NodeSplit]) -> None:
         """See ``Rows``."""
-        for split in splits:
-            rows = self._rows_of.pop(split.node)
-            goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
-            self._rows_of[split.left], self._rows_of[split.right] = rows[goes_left], rows[~goes_left]
+        spans = [self._span_of.pop(split.node) for split in splits]
+        n_left = self._divide(splits, spans) if self._is_native else self._divide_in_numpy(splits, spans)
+        for split, (begin, end), n in zip(splits, spans, n_left, strict=True):
+            self._span_of[split.left], self._span_of[split.right] = (begin, begin + n), (begin + n, end)
 
-    def _goes_left(self, split: NodeSplit, codes: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:
+    def _divide(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Put the rows of each node that go left before the others; return how many do."""
+        masks, rules = self._rules(splits)
+        parts = _parts(spans, 1)
+        n_left = [np.empty(len(part), dtype=np.int64) for part in parts]
+
+        def run(number: int) -> None:
+            part = parts[number]
+            divisions = np.array([(*piece[1:], *rules[piece[0]]) for piece in part], dtype=np.int64)
+            codes, missing = self._table.codes, self._table.missing
+            growth.divide(codes.itemsize, codes, missing, masks, divisions, self._order, self._scratch, n_left[number])
+
+        run_blocks(run, list(range(len(parts))), len(parts))
+        done: list[list[tuple[int, int, int]]] = [[] for _ in spans]  # begin, end of those that go left, end
+        for part, counts in zip(parts, n_left, strict=True):
+            for (span, begin, end), n in zip(part, counts.tolist(), strict=True):
+                done[span].append((begin, begin + n, end))
+        return [self._joined(pieces) for pieces in done]
+
+    def _joined(self, pieces: Sequence[tuple[int, int, int]]) -> int:
+        """Bring together what pieces of a node sent left, and right; return how many rows go left."""
+        if len(pieces) > 1:
+            order = self._order
+            left, right = [order[a:b] for a, b, _ in pieces], [order[b:c] for _, b, c in pieces]
+            order[pieces[0][0] : pieces[-1][2]] = np.concatenate([*left, *right])
+        return sum(middle - begin for begin, middle, _ in pieces)
+
+    def _rules(self, splits: Sequence[NodeSplit]) -> tuple[NDArray[np.uint8], list[tuple[int, int, int, int]]]:
+        """Return the masks of splits by categories, and feature, bin, default and the mask's place of each split."""
+        masks: list[NDArray[np.bool_]] = []
+        rules, n = [], 0
+        for split in splits:
+            place = -1
+            if split.right_categories is not None:
+                place = n
+                masks.append(right_mask(self._layout, split.feature, split.right_categories))
+                n += masks[-1].size
+            rules.append((split.feature, split.bin, int(split.default_left), place))
+        return np.concatenate([np.empty(0, dtype=bool), *masks]).view(np.uint8), rules
+
+    def _divide_in_numpy(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
+        counts = []
+        for split, (begin, end) in zip(splits, spans, strict=True):
+            rows = self._order[begin:end]
+            goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
+            self._order[begin:end] = np.concatenate([rows[goes_left], rows[~goes_left]])
+            counts.append(int(goes_left.sum()))
+        return counts
+
+    def _goes_left(self, split: NodeSplit, codes: NDArray[Any]) -> NDArray[np.bool_]:
         is_missing = codes == self._table.missing[split.feature]
         if split.right_categories is None:
             is_left = codes.astype(np.int64) <= split.bin
         else:
             is_left = ~np.append(right_mask(self._layout, split.feature, split.right_categories), False)[codes]
         return np.where(is_missing, split.default_left, is_left)
-
-    def rows_of(self, node: int) -> NDArray[np.int32]:
-        """Return the rows of a node that was not divided, ascending. Shapes: int32[n_node_rows]."""
-        return self._rows_of[node]
-
-    def node_of_rows(self) -> NDArray[np.int32]:
-        """Return the node that each row is in. Shapes: int32[n_rows]."""
-        found = np.empty(self.n_rows, dtype=np.int32)
-        for node, rows in self._rows_of.items():
-            found[rows] = node
-        return found
 
     def leaves(self, splits: Sequence[NodeSplit]) -> NDArray[np.int32]:
         """Send rows down a finished tree, without pairs. Shapes: result: int32[n_rows].
@@ -123,8 +227,42 @@ class BinnedRows:
             splits: of the tree, parents before children (``Tree.splits``).
         """
         found = np.zeros(self.n_rows, dtype=np.int32)
-        for split in splits:
-            rows = np.flatnonzero(found == split.node)
-            goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
-            found[rows] = np.where(goes_left, split.left, split.right)
+        if not self._is_native:
+            for split in splits:
+                rows = np.flatnonzero(found == split.node)
+                goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
+                found[rows] = np.where(goes_left, split.left, split.right)
+            return found
+        masks, rules = self._rules(splits)
+        nodes = np.full((2 * len(splits) + 1, 6), -1, dtype=np.int64)
+        for split, rule in zip(splits, rules, strict=True):
+            nodes[split.node] = (split.left, split.right, *rule)
+        codes, missing, threads = self._table.codes, self._table.missing, default_threads()
+
+        def run(rows: slice) -> None:
+            growth.descend(codes.itemsize, codes[rows], missing, masks, nodes, found[rows])
+
+        run_blocks(run, row_blocks(self.n_rows, threads, _LEAST_WORK), threads)
         return found
+
+
+def _parts(spans: Sequence[tuple[int, int]], work_per_row: int) -> list[list[Piece]]:
+    """Cut spans of rows, one after the other, into parts of nearly as many rows: one for each thread that is worth it.
+
+    A part begins with the rest of a span at most; all others begin in it.
+    """
+    total = sum(end - begin for begin, end in spans)
+    n_parts = max(1, min(default_threads(), total * work_per_row // _LEAST_WORK))
+    parts: list[list[Piece]] = [[]]
+    room = -(-total // n_parts)
+    left = room
+    for number, (begin, end) in enumerate(spans):
+        while end - begin > left and len(parts) < n_parts:
+            if left:
+                parts[-1].append((number, begin, begin + left))
+            begin += left
+            parts.append([])
+            left = room
+        parts[-1].append((number, begin, end))
+        left -= end - begin
+    return parts

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
+from nvflare_plugins.growth._native import BEST, NUMPY, growth
 from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, loss_changes
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.categories import CategoryBlock, CategoryEvaluator, CategorySplit
+
+_LEAST_WORK = 1 << 14
+"""Bins that are worth a thread of their own."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,16 +47,21 @@ class Split:
 class SplitFinder:
     """Finds the best splits of the nodes of a tree."""
 
-    def __init__(self, layout: BinLayout, formula: SplitFormula, unit: GradientUnit) -> None:
+    def __init__(self, layout: BinLayout, formula: SplitFormula, unit: GradientUnit, variant: str = BEST) -> None:
+        """Prepare for one tree.
+
+        Args:
+            variant: of ``_native.variants``; results are the same.
+        """
+        self._variant = variant
         self._layout = layout
         self._formula = formula
         self._unit = unit
         monotone = np.zeros(layout.n_features, dtype=np.int8)
         given = formula.params.monotone[: layout.n_features]
         monotone[: len(given)] = given
+        self._monotone = monotone
         self._feature = np.repeat(np.arange(layout.n_features), layout.bins_of_feature)
-        self._monotone = monotone[self._feature]
-        self._is_number = ~layout.is_categorical[self._feature]
         self._categories = {
             int(feature): CategoryEvaluator(formula, unit, int(monotone[feature]))
             for feature in np.flatnonzero(layout.is_categorical)
@@ -62,14 +72,39 @@ class SplitFinder:
 
         Shapes: histograms: int64[n_nodes, n_bins, 2].
         """
-        best = self._by_threshold(histograms, nodes)
+        by_threshold = self._in_numpy if self._variant == NUMPY else self._in_c
+        best = by_threshold(histograms, nodes)
         for feature in self._categories:
             best = [_better(*pair) for pair in zip(best, self._by_category(feature, histograms, nodes), strict=True)]
         return best
 
-    def _by_threshold(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+    def _in_c(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+        """Return each node's best split of the columns of numbers."""
+        n = len(nodes)
+        totals, allowed = _totals(nodes), self._allowed(nodes)
+        limits = np.array([(o.root_gain, o.bounds.lower, o.bounds.upper) for o in nodes], dtype=np.float32)
+        changes, found = np.zeros(n, dtype=np.float32), np.zeros((n, 5), dtype=np.int64)
+        rule = self._formula.rule(self._unit)
+
+        def run(rows: slice) -> None:
+            asked = histograms[rows], totals[rows], limits[rows], allowed[rows].view(np.uint8)
+            growth.best(self._variant, rule, self._layout.starts, self._monotone, *asked, changes[rows], found[rows])
+
+        threads = max(1, min(default_threads(), n * self._layout.n_bins // _LEAST_WORK))
+        run_blocks(run, row_blocks(n, threads, 1), threads)
+        return [
+            Split(change, split[0], split[1], bool(split[2]), (split[3], split[4])) if change > 0 else None
+            for change, split in zip(changes, found.tolist(), strict=True)
+        ]
+
+    def _allowed(self, nodes: Sequence[NodeToSplit]) -> NDArray[np.bool_]:
+        """Return the columns of numbers that may split each node. Shapes: bool[n_nodes, n_features]."""
+        return np.stack([node.allowed for node in nodes]) & ~self._layout.is_categorical
+
+    def _in_numpy(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+        """Return each node's best split of the columns of numbers."""
         total = _totals(nodes)
-        allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_number
+        allowed = self._allowed(nodes)[:, self._feature]
         starts = self._layout.starts
         running = np.cumsum(histograms, axis=1)
         before = np.concatenate([np.zeros_like(running[:, :1]), running], axis=1)[:, starts]
@@ -96,7 +131,9 @@ class SplitFinder:
         """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_bins]."""
         g, h = left[None, ..., 0], left[None, ..., 1]
         totals = (total[None, :, None, 0], total[None, :, None, 1])
-        return loss_changes(self._formula, self._unit, (g, h), totals, list(nodes), self._monotone, allowed)
+        return loss_changes(
+            self._formula, self._unit, (g, h), totals, list(nodes), self._monotone[self._feature], allowed
+        )
 
     def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], is_backward: bool) -> Split | None:
         """Take the first of the largest loss changes: of the lowest feature, then along its scan."""

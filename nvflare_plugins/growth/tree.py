@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.histogram.plain_sums import NodeTotal
+from nvflare_plugins.growth._native import BEST
 from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, NodeToSplit, SplitFormula, WeightBounds
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.constraints import NodeConstraints
@@ -118,12 +119,21 @@ class _Entry:
 class TreeGrower:
     """Grows the trees of one training."""
 
-    def __init__(self, layout: BinLayout, params: TreeParameters, arithmetic: Arithmetic, eta: np.float32) -> None:
+    def __init__(
+        self,
+        layout: BinLayout,
+        params: TreeParameters,
+        arithmetic: Arithmetic,
+        eta: np.float32,
+        variant: str = BEST,
+    ) -> None:
         """Prepare for a training.
 
         Args:
             eta: learning rate of one tree: XGBoost divides it, as float32, by the number of parallel trees.
+            variant: of ``_native.variants``; results are the same.
         """
+        self._variant = variant
         self._layout = layout
         self._params = params
         self._formula = SplitFormula(params, arithmetic)
@@ -137,7 +147,7 @@ class TreeGrower:
             unit: of the pairs.
             sampler: after ``begin_tree``.
         """
-        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler)
+        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler, self._variant)
         growth.begin(rows, sums)
         while batch := growth.driver.pop():
             growth.divide(batch, rows, sums)
@@ -155,10 +165,11 @@ class _Growth:
         eta: np.float32,
         unit: GradientUnit,
         sampler: ColumnSampler,
+        variant: str,
     ) -> None:
         self._layout, self._params, self._formula, self._eta = layout, params, formula, eta
         self._unit, self._sampler = unit, sampler
-        self._finder = SplitFinder(layout, formula, unit)
+        self._finder = SplitFinder(layout, formula, unit, variant)
         self.driver: TreeDriver[_Entry] = TreeDriver(params)
         self._nodes: dict[int, _Node] = {}
         self._splits: list[NodeSplit] = []

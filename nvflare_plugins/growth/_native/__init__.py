@@ -1,0 +1,23 @@
+"""C sources of the kernels of growth and, where a compiler was at hand, the extension built from them."""
+
+from __future__ import annotations
+
+from he_processors._native import extension
+
+INTERFACE = 1
+"""What is asked of the extension; raised together with that of growth.h whenever a C source changes."""
+
+NUMPY = "numpy"
+
+growth = extension("_growth", __name__, INTERFACE)
+
+
+def variants() -> tuple[str, ...]:
+    """Return the ways to compute on this machine, fastest first; the last one is always ``NUMPY``.
+
+    Results are equal to the bit.
+    """
+    return (*(() if growth is None else growth.instruction_sets()), NUMPY)
+
+
+BEST = variants()[0]
