@@ -49,6 +49,8 @@ class NodeConstraints:
         self, entry: Division, params: TreeParameters, formula: SplitFormula
     ) -> tuple[NodeConstraints, NodeConstraints]:
         """Return the constraints of the left and the right child of a split."""
+        if params.interactions is None and not formula.is_constrained:
+            return self, self
         path = self.path_features | {entry.feature} if params.interactions is not None else self.path_features
         if not formula.is_constrained:
             child = NodeConstraints(self.bounds, path)

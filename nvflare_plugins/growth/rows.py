@@ -6,8 +6,7 @@ Reference: XGBoost 3.2, src/tree/common_row_partitioner.h, src/tree/hist/histogr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ Piece = tuple[int, int, int]
 """Number of a span of rows, and the part of it from begin to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSplit:
+class NodeSplit(NamedTuple):
     """How the rows of a node are divided.
 
     Attributes:
@@ -78,6 +76,7 @@ class BinnedRows:
         self._table = table
         self._is_native = variant != NUMPY
         self._pairs: NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
+        self._columns = np.empty(0, dtype=table.codes.dtype)  # the codes, feature by feature
         self._span_of: dict[int, tuple[int, int]] = {}  # of each node's rows, in the order
         self._order, self._scratch = np.empty((2, self.n_rows), dtype=np.int32)
 
@@ -90,11 +89,17 @@ class BinnedRows:
         """See ``Rows``."""
         self._pairs = np.ascontiguousarray(pairs, dtype=np.int64)
         self._order[:] = np.arange(self.n_rows, dtype=np.int32)
+        if self._is_native and not self._columns.size:
+            self._columns = np.ascontiguousarray(self._table.codes.T)
         self._span_of = {ROOT: (0, self.n_rows)}
 
     def total(self) -> NDArray[np.int64]:
         """See ``Rows``."""
-        return np.asarray(self._pairs.sum(axis=0))
+        if not self._is_native:
+            return np.asarray(self._pairs.sum(axis=0))
+        found = np.empty(2, dtype=np.int64)
+        growth.total(self._pairs, found)
+        return found
 
     def rows_of(self, node: int) -> NDArray[np.int32]:
         """Return the rows of a node that was not divided, ascending. Shapes: int32[n_node_rows]."""
@@ -104,6 +109,10 @@ class BinnedRows:
     def node_of_rows(self) -> NDArray[np.int32]:
         """Return the node that each row is in. Shapes: int32[n_rows]."""
         found = np.empty(self.n_rows, dtype=np.int32)
+        if self._is_native:
+            spans, nodes = list(self._span_of.values()), list(self._span_of)
+            growth.place(self._order, np.array(spans, dtype=np.int64), np.array(nodes, dtype=np.int64), found)
+            return found
         for node in self._span_of:
             found[self.rows_of(node)] = node
         return found
@@ -172,8 +181,10 @@ class BinnedRows:
         def run(number: int) -> None:
             part = parts[number]
             divisions = np.array([(*piece[1:], *rules[piece[0]]) for piece in part], dtype=np.int64)
-            codes, missing = self._table.codes, self._table.missing
-            growth.divide(codes.itemsize, codes, missing, masks, divisions, self._order, self._scratch, n_left[number])
+            columns, missing = self._columns, self._table.missing
+            growth.divide(
+                columns.itemsize, columns, missing, masks, divisions, self._order, self._scratch, n_left[number]
+            )
 
         run_blocks(run, list(range(len(parts))), len(parts))
         done: list[list[tuple[int, int, int]]] = [[] for _ in spans]  # begin, end of those that go left, end

@@ -9,15 +9,16 @@ Reference: XGBoost 3.2, src/tree/hist/evaluate_splits.h (EnumerateSplit), src/tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
+from he_processors.histogram.plain_sums import NodeTotal
 from nvflare_plugins.growth._native import BEST, NUMPY, growth
-from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, loss_changes
+from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, WeightBounds, loss_changes
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.categories import CategoryBlock, CategoryEvaluator, CategorySplit
 
@@ -25,23 +26,49 @@ _LEAST_WORK = 1 << 14
 """Bins that are worth a thread of their own."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Split:
+class Split(NamedTuple):
     """The best split of a node.
 
-    Units: left: sums (g, h) of the rows that go left, as integers on the tree's grid.
+    Units: loss_change is a float32 value; left: sums (g, h) of the rows that go left, as integers on the tree's grid.
 
     Attributes:
         bin: the last bin of the feature that goes left; -1 if only rows without a value do.
         right_categories: of a categorical feature, those that go right, ascending; ``bin`` then says nothing.
     """
 
-    loss_change: np.float32
+    loss_change: float
     feature: int
     bin: int
     default_left: bool
     left: tuple[int, int]
     right_categories: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Question:
+    """What the search must know about nodes.
+
+    Shapes: totals: int64[n_nodes, 2]; root_gains, lower, upper: float32[n_nodes]; allowed: bool[n_nodes, n_features].
+
+    Attributes:
+        root_gains: of the nodes as they are, under the bounds of their parents.
+        lower, upper: bounds of the nodes' weights.
+        allowed: which features may split each node.
+    """
+
+    totals: NDArray[np.int64]
+    root_gains: NDArray[np.float32]
+    lower: NDArray[np.float32]
+    upper: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
+
+    def nodes(self) -> list[NodeToSplit]:
+        """Return the nodes one by one."""
+        rows = zip(self.totals.tolist(), self.root_gains, self.lower, self.upper, self.allowed, strict=True)
+        return [
+            NodeToSplit(NodeTotal(0, *total), gain, WeightBounds(lower, upper), allowed)
+            for total, gain, lower, upper, allowed in rows
+        ]
 
 
 class SplitFinder:
@@ -57,6 +84,7 @@ class SplitFinder:
         self._layout = layout
         self._formula = formula
         self._unit = unit
+        self._rule = formula.rule(unit)
         monotone = np.zeros(layout.n_features, dtype=np.int8)
         given = formula.params.monotone[: layout.n_features]
         monotone[: len(given)] = given
@@ -67,46 +95,45 @@ class SplitFinder:
             for feature in np.flatnonzero(layout.is_categorical)
         }
 
-    def best(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+    def best(self, histograms: list[NDArray[np.int64]], asked: Question) -> list[Split | None]:
         """Return each node's best split with a positive loss change, or None.
 
-        Shapes: histograms: int64[n_nodes, n_bins, 2].
+        Shapes: histograms: int64[n_bins, 2] of each node.
         """
         by_threshold = self._in_numpy if self._variant == NUMPY else self._in_c
-        best = by_threshold(histograms, nodes)
+        best = by_threshold(histograms, asked)
         for feature in self._categories:
-            best = [_better(*pair) for pair in zip(best, self._by_category(feature, histograms, nodes), strict=True)]
+            found = self._by_category(feature, histograms, asked)
+            best = [_better(*pair) for pair in zip(best, found, strict=True)]
         return best
 
-    def _in_c(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+    def _in_c(self, histograms: list[NDArray[np.int64]], asked: Question) -> list[Split | None]:
         """Return each node's best split of the columns of numbers."""
-        n = len(nodes)
-        totals, allowed = _totals(nodes), self._allowed(nodes)
-        limits = np.array([(o.root_gain, o.bounds.lower, o.bounds.upper) for o in nodes], dtype=np.float32)
+        n = len(histograms)
+        limits = np.stack([asked.root_gains, asked.lower, asked.upper], axis=1)
+        allowed = (asked.allowed & ~self._layout.is_categorical).view(np.uint8)
         changes, found = np.zeros(n, dtype=np.float32), np.zeros((n, 5), dtype=np.int64)
-        rule = self._formula.rule(self._unit)
 
         def run(rows: slice) -> None:
-            asked = histograms[rows], totals[rows], limits[rows], allowed[rows].view(np.uint8)
-            growth.best(self._variant, rule, self._layout.starts, self._monotone, *asked, changes[rows], found[rows])
+            nodes = histograms[rows], asked.totals[rows], limits[rows], allowed[rows]
+            growth.best(
+                self._variant, self._rule, self._layout.starts, self._monotone, *nodes, changes[rows], found[rows]
+            )
 
         threads = max(1, min(default_threads(), n * self._layout.n_bins // _LEAST_WORK))
         run_blocks(run, row_blocks(n, threads, 1), threads)
         return [
-            Split(change, split[0], split[1], bool(split[2]), (split[3], split[4])) if change > 0 else None
-            for change, split in zip(changes, found.tolist(), strict=True)
+            Split(change, feature, last_left, bool(default_left), (g, h)) if change > 0 else None
+            for change, (feature, last_left, default_left, g, h) in zip(changes.tolist(), found.tolist(), strict=True)
         ]
 
-    def _allowed(self, nodes: Sequence[NodeToSplit]) -> NDArray[np.bool_]:
-        """Return the columns of numbers that may split each node. Shapes: bool[n_nodes, n_features]."""
-        return np.stack([node.allowed for node in nodes]) & ~self._layout.is_categorical
-
-    def _in_numpy(self, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]) -> list[Split | None]:
+    def _in_numpy(self, histograms: list[NDArray[np.int64]], asked: Question) -> list[Split | None]:
         """Return each node's best split of the columns of numbers."""
-        total = _totals(nodes)
-        allowed = self._allowed(nodes)[:, self._feature]
+        nodes, total = asked.nodes(), asked.totals
+        allowed = (asked.allowed & ~self._layout.is_categorical)[:, self._feature]
         starts = self._layout.starts
-        running = np.cumsum(histograms, axis=1)
+        sums = np.stack(histograms)
+        running = np.cumsum(sums, axis=1)
         before = np.concatenate([np.zeros_like(running[:, :1]), running], axis=1)[:, starts]
         left = running - before[:, :-1][:, self._feature]
         forward = self._loss_changes(left, total, nodes, allowed)
@@ -115,7 +142,7 @@ class SplitFinder:
         has_missing = (missing != 0).any(axis=-1)
         if has_missing.any():
             # The same bins with the rows that lack the value on the left: bin i then splits below itself.
-            left += missing[:, self._feature] - histograms
+            left += missing[:, self._feature] - sums
             backward = self._loss_changes(left, total, nodes, allowed & has_missing[:, self._feature])
             found = [self._first(changes, left[i], True) for i, changes in enumerate(backward)]
             best = [_better(*pair) for pair in zip(best, found, strict=True)]
@@ -125,15 +152,14 @@ class SplitFinder:
         self,
         left: NDArray[np.int64],
         total: NDArray[np.int64],
-        nodes: Sequence[NodeToSplit],
+        nodes: list[NodeToSplit],
         allowed: NDArray[np.bool_],
     ) -> NDArray[np.float32]:
         """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_bins]."""
         g, h = left[None, ..., 0], left[None, ..., 1]
         totals = (total[None, :, None, 0], total[None, :, None, 1])
-        return loss_changes(
-            self._formula, self._unit, (g, h), totals, list(nodes), self._monotone[self._feature], allowed
-        )
+        monotone = self._monotone[self._feature]
+        return loss_changes(self._formula, self._unit, (g, h), totals, nodes, monotone, allowed)
 
     def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], is_backward: bool) -> Split | None:
         """Take the first of the largest loss changes: of the lowest feature, then along its scan."""
@@ -145,29 +171,23 @@ class SplitFinder:
         if is_backward:
             slot = end - 1 - int(np.argmax(changes[start:end][::-1]))
         sums = int(left[slot, 0]), int(left[slot, 1])
-        return Split(changes[slot], feature, slot - start - is_backward, is_backward, sums)
+        return Split(float(changes[slot]), feature, slot - start - is_backward, is_backward, sums)
 
-    def _by_category(
-        self, feature: int, histograms: NDArray[np.int64], nodes: Sequence[NodeToSplit]
-    ) -> list[Split | None]:
-        bins = histograms[None, :, self._layout.starts[feature] : self._layout.starts[feature + 1]]
-        total = _totals(nodes)[None, :, None]
+    def _by_category(self, feature: int, histograms: list[NDArray[np.int64]], asked: Question) -> list[Split | None]:
+        """Return each node's best split of one categorical feature."""
+        start, end = self._layout.starts[feature : feature + 2]
+        bins = np.stack([sums[start:end] for sums in histograms])[None]
+        total = asked.totals[None, :, None]
         missing = total - bins.sum(axis=2, keepdims=True)
-        allowed = np.array([node.allowed[feature] for node in nodes])
-        block = CategoryBlock(
-            *(bins[..., 0], bins[..., 1], total[..., 0], total[..., 1], missing[..., 0], missing[..., 1]), allowed
-        )
-        found = self._categories[feature].best_splits(block, list(nodes))
+        sums = (side[..., k] for side in (bins, total, missing) for k in range(2))
+        block = CategoryBlock(*sums, asked.allowed[:, feature])
+        found = self._categories[feature].best_splits(block, asked.nodes())
         return [None if split is None else _as_split(feature, split) for split in found]
 
 
 def _as_split(feature: int, split: CategorySplit) -> Split:
     left = int(split.left_g[0]), int(split.left_h[0])
-    return Split(split.loss_change, feature, -1, split.default_left, left, split.right)
-
-
-def _totals(nodes: Sequence[NodeToSplit]) -> NDArray[np.int64]:
-    return np.array([(node.total.g, node.total.h) for node in nodes], dtype=np.int64)
+    return Split(float(split.loss_change), feature, -1, split.default_left, left, split.right)
 
 
 def _better(one: Split | None, other: Split | None) -> Split | None:

@@ -16,15 +16,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.histogram.plain_sums import NodeTotal
 from nvflare_plugins.growth._native import BEST
-from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, NodeToSplit, SplitFormula, WeightBounds
+from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, SplitFormula, WeightBounds
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.constraints import NodeConstraints
 from nvflare_plugins.growth.driver import AppliedSplit, TreeDriver
 from nvflare_plugins.growth.rows import ROOT, NodeSplit, Rows
 from nvflare_plugins.growth.sampling import ColumnSampler
-from nvflare_plugins.growth.splits import Split, SplitFinder
+from nvflare_plugins.growth.splits import Question, Split, SplitFinder
 from nvflare_plugins.growth.tree_parameters import TreeParameters
 
 NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal
@@ -97,13 +96,11 @@ class _Node:
     """A node that may be divided. Shapes: sums: int64[n_bins, 2]."""
 
     depth: int
-    total: tuple[int, int]
     constraints: NodeConstraints
-    root_gain: np.float32
-    sums: NDArray[np.int64] | None = None
+    sums: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)
 class _Entry:
     """The best split of a node, as the driver and the constraints want it."""
 
@@ -179,84 +176,89 @@ class _Growth:
 
     def begin(self, rows: Rows, sums: Sums) -> None:
         """Evaluate the root."""
-        n_bins = self._layout.n_bins
-        message = np.concatenate([rows.histograms([ROOT]).ravel(), rows.total()])
-        added = sums.add(message)
+        added = sums.add(np.concatenate([rows.histograms([ROOT]).ravel(), rows.total()]))
         self._totals.append((int(added[-2]), int(added[-1])))
-        constraints = NodeConstraints()
-        gain = self._gains(self._totals, [constraints.bounds])[0]
-        self._nodes[ROOT] = _Node(0, self._totals[ROOT], constraints, gain)
-        self._evaluate([ROOT], added[:-2].reshape(1, n_bins, 2))
+        root = _Node(0, NodeConstraints(), added[:-2].reshape(-1, 2))
+        self._evaluate([ROOT], [root], [root.constraints.bounds])
 
     def divide(self, batch: Sequence[AppliedSplit[_Entry]], rows: Rows, sums: Sums) -> None:
         """Divide nodes, and evaluate their children where these may be divided in turn."""
         divisions = [_division(split) for split in batch]
         rows.apply(divisions)
         self._splits += divisions
-        for split in batch:
+        parents = [self._nodes.pop(split.entry.node) for split in batch]
+        for split, parent in zip(batch, parents, strict=True):
             left, (g, h) = split.entry.split.left, self._totals[split.entry.node]
             self._totals += [left, (g - left[0], h - left[1])]
             self._changes.append(split.entry.loss_change)
-            self._bounds.append(self._nodes[split.entry.node].constraints.bounds)
-        evaluated = [split for split in batch if split.evaluates_children]
+            self._bounds.append(parent.constraints.bounds)
+        evaluated = [pair for pair in zip(batch, parents, strict=True) if pair[0].evaluates_children]
         if evaluated:
             self._evaluate_children(evaluated, rows, sums)
-        for split in batch:
-            del self._nodes[split.entry.node]
 
-    def _evaluate_children(self, batch: Sequence[AppliedSplit[_Entry]], rows: Rows, sums: Sums) -> None:
-        children = [child for split in batch for child in (split.left, split.right)]
+    def _evaluate_children(self, divided: Sequence[tuple[AppliedSplit[_Entry], _Node]], rows: Rows, sums: Sums) -> None:
         # Of two children that with the smaller hessian is built; the left one if they are equal.
-        is_right = np.array([split.entry.right_sum[1] < split.entry.left_sum[1] for split in batch], dtype=np.intp)
-        built = 2 * np.arange(len(batch)) + is_right
-        added = sums.add(rows.histograms([children[i] for i in built]).ravel())
-        histograms = np.empty((len(children), self._layout.n_bins, 2), dtype=np.int64)
-        for i, split in enumerate(batch):
-            parent = self._nodes[split.entry.node].sums
-            mine = added[2 * self._layout.n_bins * i :][: 2 * self._layout.n_bins].reshape(-1, 2)
-            histograms[built[i]] = mine
-            np.subtract(parent, mine, out=histograms[built[i] ^ 1])  # type: ignore[arg-type]
-        self._add_nodes(batch)
-        self._evaluate(children, histograms)
-
-    def _add_nodes(self, batch: Sequence[AppliedSplit[_Entry]]) -> None:
-        totals = [self._totals[child] for split in batch for child in (split.left, split.right)]
-        # XGBoost takes the gain of a new node under the bounds of its parent.
-        bounds = [self._nodes[split.entry.node].constraints.bounds for split in batch for _ in range(2)]
-        gains = self._gains(totals, bounds)
-        for i, split in enumerate(batch):
-            parent = self._nodes[split.entry.node]
+        is_right = [split.entry.right_sum[1] < split.entry.left_sum[1] for split, _ in divided]
+        built = [split.right if right else split.left for (split, _), right in zip(divided, is_right, strict=True)]
+        added = sums.add(rows.histograms(built).ravel()).reshape(len(built), -1, 2)
+        others = np.empty_like(added)
+        children: list[_Node] = []
+        for i, (split, parent) in enumerate(divided):
+            np.subtract(parent.sums, added[i], out=others[i])
             constraints = parent.constraints.of_children(split.entry, self._params, self._formula)
-            for k, child in enumerate((split.left, split.right)):
-                j = 2 * i + k
-                self._nodes[child] = _Node(parent.depth + 1, totals[j], constraints[k], gains[j])
+            sides = (others[i], added[i]) if is_right[i] else (added[i], others[i])
+            children += [_Node(parent.depth + 1, *both) for both in zip(constraints, sides, strict=True)]
+        numbers = [child for split, _ in divided for child in (split.left, split.right)]
+        # XGBoost takes the gain of a new node under the bounds of its parent.
+        self._evaluate(numbers, children, [parent.constraints.bounds for _, parent in divided for _ in range(2)])
 
-    def _gains(self, totals: Sequence[tuple[int, int]], bounds: Sequence[WeightBounds]) -> NDArray[np.float32]:
-        g, h = self._decode(totals)
-        return self._formula.gain(g, h, _stacked(bounds))
+    def _evaluate(self, numbers: Sequence[int], nodes: Sequence[_Node], bounds: Sequence[WeightBounds]) -> None:
+        """Find the best splits of nodes and enter them.
 
-    def _decode(self, totals: Sequence[tuple[int, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        values = np.array(totals, dtype=np.int64).reshape(-1, 2)
-        return self._unit.decode(values[None, :, 0], values[None, :, 1])
+        Args:
+            bounds: of the nodes' parents.
+        """
+        totals = np.array([self._totals[number] for number in numbers], dtype=np.int64)
+        gains = self._formula.gain(*self._decode(totals), self._stacked(bounds))
+        own = self._stacked([node.constraints.bounds for node in nodes])
+        question = Question(totals, gains, own.lower, own.upper, self._allowed(nodes))
+        found = [
+            (number, node, split)
+            for number, node, split in zip(
+                numbers, nodes, self._finder.best([node.sums for node in nodes], question), strict=True
+            )
+            if split is not None
+        ]
+        self._nodes.update((number, node) for number, node, _ in found)
+        left = np.array([split.left for *_, split in found], dtype=np.int64).reshape(-1, 2)
+        right = np.array([self._totals[number] for number, *_ in found], dtype=np.int64).reshape(-1, 2) - left
+        sides = [list(zip(*(x.tolist() for x in self._decode(side)), strict=True)) for side in (left, right)]
+        self.driver.push(
+            [
+                _Entry(number, node.depth, split.loss_change, split.feature, *both, split)
+                for (number, node, split), *both in zip(found, *sides, strict=True)
+            ]
+        )
 
-    def _evaluate(self, nodes: Sequence[int], histograms: NDArray[np.int64]) -> None:
-        """Find the best splits of nodes and enter them. Shapes: histograms: int64[n_nodes, n_bins, 2]."""
-        entries = []
-        for i, found in enumerate(self._finder.best(histograms, [self._facts(node) for node in nodes])):
-            node = self._nodes[nodes[i]]
-            node.sums = histograms[i]
-            if found is not None:
-                right = node.total[0] - found.left[0], node.total[1] - found.left[1]
-                (g_left, g_right), (h_left, h_right) = (side.tolist() for side in self._decode([found.left, right]))
-                sides = (g_left, h_left), (g_right, h_right)
-                entries.append(_Entry(nodes[i], node.depth, found.loss_change, found.feature, *sides, found))  # type: ignore[arg-type]
-        self.driver.push(entries)
+    def _decode(self, totals: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return sums as doubles. Shapes: totals: int64[n, 2]; results: float64[n]."""
+        return self._unit.decode(totals[None, :, 0], totals[None, :, 1])
 
-    def _facts(self, node: int) -> NodeToSplit:
-        state = self._nodes[node]
-        allowed = self._sampler.node_columns(state.depth)
-        allowed = allowed & state.constraints.allowed_columns(self._params, self._layout.n_features)
-        return NodeToSplit(NodeTotal(0, *state.total), state.root_gain, state.constraints.bounds, allowed)
+    def _stacked(self, bounds: Sequence[WeightBounds]) -> WeightBounds:
+        """Return the bounds of several nodes as arrays. Shapes: float32[n_nodes]."""
+        if not self._formula.is_constrained:
+            none = WeightBounds()
+            return WeightBounds(*(np.full(len(bounds), limit, dtype=np.float32) for limit in (none.lower, none.upper)))
+        return WeightBounds(np.array([b.lower for b in bounds]), np.array([b.upper for b in bounds]))
+
+    def _allowed(self, nodes: Sequence[_Node]) -> NDArray[np.bool_]:
+        """Return which columns may split each node; the sampler draws for them in their order."""
+        n_columns = self._layout.n_features
+        if not self._sampler.samples_nodes and self._params.interactions is None:
+            return np.broadcast_to(self._sampler.tree_columns(), (len(nodes), n_columns))
+        sampled = [self._sampler.node_columns(node.depth) for node in nodes]
+        allowed = [node.constraints.allowed_columns(self._params, n_columns) for node in nodes]
+        return np.stack(sampled) & np.stack(allowed)
 
     def tree(self) -> Tree:
         """Return the finished tree."""
@@ -269,18 +271,19 @@ class _Growth:
         for split, change, own in zip(self._splits, self._changes, self._bounds, strict=True):
             node = split.node
             left[node], right[node], feature[node] = split.left, split.right, split.feature
-            parent[[split.left, split.right]] = node
+            parent[split.left] = parent[split.right] = node
             default_left[node] = split.default_left
             changes[node] = change
             bounds[node] = bounds[split.left] = bounds[split.right] = own
             is_threshold = split.right_categories is None
             conditions[node] = self._layout.threshold(split.feature, split.bin) if is_threshold else NO_THRESHOLD
-        g, h = self._decode(self._totals)
-        weights = self._formula.weight(g, h, _stacked(bounds))
+        g, h = self._decode(np.array(self._totals, dtype=np.int64))
+        weights = self._formula.weight(g, h, self._stacked(bounds))
         is_leaf = left == _NO_CHILD
         values = weights * self._eta
         conditions[is_leaf] = values[is_leaf]
-        weights[is_leaf & (parent != _NO_PARENT)] = values[is_leaf & (parent != _NO_PARENT)]
+        is_child = is_leaf & (parent != _NO_PARENT)
+        weights[is_child] = values[is_child]
         hessians = h.astype(np.float32)
         return Tree(
             left, right, parent, feature, conditions, default_left, weights, changes, hessians, tuple(self._splits)
@@ -292,7 +295,3 @@ def _division(split: AppliedSplit[_Entry]) -> NodeSplit:
     return NodeSplit(
         split.entry.node, split.left, split.right, found.feature, found.bin, found.default_left, found.right_categories
     )
-
-
-def _stacked(bounds: Sequence[WeightBounds]) -> WeightBounds:
-    return WeightBounds(np.array([b.lower for b in bounds]), np.array([b.upper for b in bounds]))

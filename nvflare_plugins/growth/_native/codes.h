@@ -23,8 +23,11 @@ static void CODES(bin)(const struct vg_layout *layout, const float *values, size
     }
 }
 
+/* Add each row's pair to the slots of its features from first to last - 1: that of a code is offsets[f] + code. Where
+ * these offsets lie `stride` apart, they are not looked up. */
 static void CODES(add)(const struct vg_table *table, const vg_pair *pairs, const int32_t *order,
-                       const struct vg_span *span, const int64_t *offsets, size_t first, size_t last, vg_pair *sums)
+                       const struct vg_span *span, const int64_t *offsets, size_t stride, size_t first, size_t last,
+                       vg_pair *slots)
 {
     const CODE *codes = table->codes;
     size_t n_features = table->n_features, begin = (size_t)span->begin, end = (size_t)span->end;
@@ -38,14 +41,26 @@ static void CODES(add)(const struct vg_table *table, const vg_pair *pairs, const
             __builtin_prefetch(codes + later * n_features + first);
             __builtin_prefetch(codes + later * n_features + last - 1);
         }
-        for (; f + 4 <= last; f += 4) {
-            sums[offsets[f] + code[f]] += pair;
-            sums[offsets[f + 1] + code[f + 1]] += pair;
-            sums[offsets[f + 2] + code[f + 2]] += pair;
-            sums[offsets[f + 3] + code[f + 3]] += pair;
+        if (stride) {
+            vg_pair *at = slots + offsets[f], *second = at + stride, *third = second + stride, *fourth = third + stride;
+            for (; f + 4 <= last; f += 4, at += 4 * stride, second += 4 * stride) {
+                at[code[f]] += pair;
+                second[code[f + 1]] += pair;
+                third[code[f + 2]] += pair;
+                fourth[code[f + 3]] += pair;
+                third += 4 * stride;
+                fourth += 4 * stride;
+            }
+        } else {
+            for (; f + 4 <= last; f += 4) {
+                slots[offsets[f] + code[f]] += pair;
+                slots[offsets[f + 1] + code[f + 1]] += pair;
+                slots[offsets[f + 2] + code[f + 2]] += pair;
+                slots[offsets[f + 3] + code[f + 3]] += pair;
+            }
         }
         for (; f < last; f++)
-            sums[offsets[f] + code[f]] += pair;
+            slots[offsets[f] + code[f]] += pair;
     }
 }
 
@@ -56,23 +71,32 @@ static inline int CODES(goes_left)(CODE code, uint32_t missing, int64_t bin, int
 }
 
 /* Rows that go left stay in order, before those that go right; returns how many go left. */
-static int64_t CODES(divide)(const struct vg_table *table, const uint8_t *masks, const struct vg_division *division,
-                             int32_t *order, int32_t *scratch)
+static int64_t CODES(divide)(const void *columns, size_t n_rows, uint32_t missing, const uint8_t *masks,
+                             const struct vg_division *division, int32_t *order, int32_t *scratch)
 {
-    const CODE *codes = (const CODE *)table->codes + division->feature;
+    const CODE *codes = (const CODE *)columns + (size_t)division->feature * n_rows;
     const uint8_t *mask = division->mask < 0 ? NULL : masks + division->mask;
-    uint32_t missing = table->missing[division->feature];
-    size_t n_features = table->n_features, n_left = 0, n = (size_t)(division->end - division->begin);
+    size_t n_left = 0, n = (size_t)(division->end - division->begin);
+    int64_t bin = division->bin;
     int default_left = division->default_left != 0;
     int32_t *rows = order + division->begin, *right = scratch + division->begin;
-    for (size_t i = 0; i < n; i++) {
-        int32_t row = rows[i];
-        __builtin_prefetch(codes + (size_t)rows[i + AHEAD < n ? i + AHEAD : n - 1] * n_features);
-        int left = CODES(goes_left)(codes[(size_t)row * n_features], missing, division->bin, default_left, mask);
-        rows[n_left] = row;
-        right[i - n_left] = row;
-        n_left += (size_t)left;
-    }
+    if (mask)
+        for (size_t i = 0; i < n; i++) {
+            int32_t row = rows[i];
+            int left = CODES(goes_left)(codes[row], missing, bin, default_left, mask);
+            rows[n_left] = row;
+            right[i - n_left] = row;
+            n_left += (size_t)left;
+        }
+    else
+        for (size_t i = 0; i < n; i++) {
+            int32_t row = rows[i];
+            CODE code = codes[row];
+            int left = ((code <= bin) & (code != missing)) | ((code == missing) & default_left);
+            rows[n_left] = row;
+            right[i - n_left] = row;
+            n_left += (size_t)left;
+        }
     memcpy(rows + n_left, right, (n - n_left) * sizeof(int32_t));
     return (int64_t)n_left;
 }

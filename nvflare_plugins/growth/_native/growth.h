@@ -48,15 +48,15 @@ struct vg_node {
     int64_t left, right, feature, bin, default_left, mask;
 };
 
-/* The kernels of one type of codes. */
+/* The kernels of one type of codes; columns[n_features][n_rows] are the codes feature by feature. */
 struct vg_codes {
     size_t width;
     void (*bin)(const struct vg_layout *layout, const float *values, size_t n_rows, const uint32_t *missing,
                 void *codes, uint8_t *lacks, uint8_t *fills);
     void (*add)(const struct vg_table *table, const vg_pair *pairs, const int32_t *order, const struct vg_span *span,
-                const int64_t *offsets, size_t first, size_t last, vg_pair *sums);
-    int64_t (*divide)(const struct vg_table *table, const uint8_t *masks, const struct vg_division *division,
-                      int32_t *order, int32_t *scratch);
+                const int64_t *offsets, size_t stride, size_t first, size_t last, vg_pair *slots);
+    int64_t (*divide)(const void *columns, size_t n_rows, uint32_t missing, const uint8_t *masks,
+                      const struct vg_division *division, int32_t *order, int32_t *scratch);
     void (*descend)(const struct vg_table *table, const uint8_t *masks, const struct vg_node *nodes, int32_t *leaves);
 };
 

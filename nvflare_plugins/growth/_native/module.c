@@ -62,7 +62,8 @@ static int is_table(const struct vg_codes *kernels, const Py_buffer *codes, cons
                     struct vg_table *table)
 {
     Py_ssize_t n_features = missing->len / 4, row = kernels ? n_features * (Py_ssize_t)kernels->width : 0;
-    if (row <= 0 || codes->len % row || !holds(missing, n_features, 4) || !holds(codes, codes->len / (Py_ssize_t)kernels->width, (Py_ssize_t)kernels->width))
+    if (row <= 0 || codes->len % row || !holds(missing, n_features, 4) ||
+        (uintptr_t)codes->buf % (uintptr_t)kernels->width)
         return 0;
     *table = (struct vg_table){codes->buf, (size_t)(codes->len / row), (size_t)n_features, missing->buf};
     return 1;
@@ -127,21 +128,51 @@ static PyObject *py_bin(PyObject *self, PyObject *args)
                   1);
 }
 
-/* The sums of one span, without those of missing values; slots has one more than the bins of each feature. */
+/* Where the sums of each feature's codes are: as in a node's histogram where no value is missing, else with a slot more
+ * for each feature. `stride` is the distance between features if it is always the same, else 0. */
+struct slots {
+    int64_t *offsets;
+    size_t stride;
+    vg_pair *sums; /* NULL: in the histogram itself */
+};
+
+static int lay_out(const int64_t *starts, size_t n_features, int is_dense, struct slots *slots)
+{
+    int64_t most = 0, least = INT64_MAX, more = is_dense ? 0 : 1;
+    for (size_t f = 0; f < n_features; f++) {
+        int64_t n_bins = starts[f + 1] - starts[f];
+        most = n_bins > most ? n_bins : most;
+        least = n_bins < least ? n_bins : least;
+    }
+    int64_t evenly = (most + more) * (int64_t)n_features;
+    int is_even = is_dense ? most == least : evenly <= 2 * (starts[n_features] + (int64_t)n_features);
+    slots->stride = is_even ? (size_t)(most + more) : 0;
+    slots->offsets = malloc((n_features + 1) * sizeof(int64_t));
+    for (size_t f = 0; slots->offsets && f <= n_features; f++)
+        slots->offsets[f] = is_even ? (most + more) * (int64_t)f : starts[f] + more * (int64_t)f;
+    slots->sums = NULL;
+    if (slots->offsets && !is_dense)
+        slots->sums = malloc((size_t)slots->offsets[n_features] * sizeof(vg_pair));
+    return slots->offsets && (is_dense || slots->sums);
+}
+
+/* The sums of one span, without those of missing values. */
 static void sums_of_span(const struct vg_codes *kernels, const struct vg_table *table, const vg_pair *pairs,
                          const int32_t *order, const struct vg_span *span, const int64_t *starts,
-                         const int64_t *offsets, vg_pair *slots, vg_pair *out)
+                         const struct slots *slots, vg_pair *out)
 {
     size_t n_features = table->n_features;
-    memset(slots, 0, (size_t)(offsets[n_features]) * sizeof(vg_pair));
+    const int64_t *offsets = slots->offsets;
+    vg_pair *sums = slots->sums ? slots->sums : out;
+    memset(sums, 0, (size_t)offsets[n_features] * sizeof(vg_pair));
     for (size_t first = 0, last; first < n_features; first = last) {
         for (last = first + 1; last < n_features && offsets[last + 1] - offsets[first] <= GROUP_SLOTS;)
             last++;
-        kernels->add(table, pairs, order, span, offsets, first, last, slots);
+        kernels->add(table, pairs, order, span, offsets, slots->stride, first, last, sums);
     }
-    for (size_t f = 0; f < n_features && slots != out; f++) {
+    for (size_t f = 0; f < n_features && sums != out; f++) {
         size_t n_bins = (size_t)(starts[f + 1] - starts[f]);
-        memcpy(out + starts[f], slots + offsets[f], n_bins * sizeof(vg_pair));
+        memcpy(out + starts[f], sums + offsets[f], n_bins * sizeof(vg_pair));
         if (table->missing[f] < n_bins)
             memset(out + starts[f] + table->missing[f], 0, sizeof(vg_pair));
     }
@@ -167,38 +198,72 @@ static PyObject *py_add(PyObject *self, PyObject *args)
     int64_t n_bins = fits ? ((int64_t *)starts.buf)[n_features] : 0;
     fits = fits && holds(&out, n_spans * n_bins * 2, 8);
     if (fits) {
+        struct slots slots;
         Py_BEGIN_ALLOW_THREADS
-        int64_t *offsets = malloc((size_t)(n_features + 1) * sizeof(int64_t));
-        vg_pair *slots = is_dense ? NULL : malloc((size_t)(n_bins + n_features) * sizeof(vg_pair));
-        has_memory = offsets && (slots || is_dense);
-        for (Py_ssize_t f = 0; has_memory && f <= n_features; f++)
-            offsets[f] = ((int64_t *)starts.buf)[f] + (is_dense ? 0 : f);
-        for (Py_ssize_t i = 0; has_memory && i < n_spans; i++) {
-            vg_pair *sums = (vg_pair *)out.buf + i * n_bins;
+        has_memory = lay_out(starts.buf, (size_t)n_features, is_dense, &slots);
+        for (Py_ssize_t i = 0; has_memory && i < n_spans; i++)
             sums_of_span(kernels, &table, pairs.buf, order.len ? order.buf : NULL, (struct vg_span *)spans.buf + i,
-                         starts.buf, offsets, is_dense ? sums : slots, sums);
-        }
-        free(offsets);
-        free(slots);
+                         starts.buf, &slots, (vg_pair *)out.buf + i * n_bins);
+        free(slots.offsets);
+        free(slots.sums);
         Py_END_ALLOW_THREADS
     }
     return finish((Py_buffer *[]){&codes, &missing, &pairs, &order, &spans, &starts, &out}, 7, "add", fits, has_memory);
 }
 
-/* divide(width, codes uint[n, f], missing uint32[f], masks uint8[m], divisions int64[k, 6], order int32[n] inout,
+/* total(pairs int64[n, 2], out int64[2] out) */
+static PyObject *py_total(PyObject *self, PyObject *args)
+{
+    Py_buffer pairs, out;
+    if (!PyArg_ParseTuple(args, "y*w*", &pairs, &out))
+        return NULL;
+    Py_ssize_t n = pairs.len / 16;
+    int fits = holds(&pairs, 2 * n, 8) && holds(&out, 2, 8);
+    if (fits) {
+        vg_pair sum = {0, 0};
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < n; i++)
+            sum += ((const vg_pair *)pairs.buf)[i];
+        Py_END_ALLOW_THREADS
+        *(vg_pair *)out.buf = sum;
+    }
+    return finish((Py_buffer *[]){&pairs, &out}, 2, "total", fits, 1);
+}
+
+/* place(order int32[n], spans int64[k, 2], nodes int64[k], out int32[n] out): out of each row is its span's node */
+static PyObject *py_place(PyObject *self, PyObject *args)
+{
+    Py_buffer order, spans, nodes, out;
+    if (!PyArg_ParseTuple(args, "y*y*y*w*", &order, &spans, &nodes, &out))
+        return NULL;
+    Py_ssize_t n_rows = order.len / 4, n = nodes.len / 8;
+    const struct vg_span *span = spans.buf;
+    int fits = holds(&order, n_rows, 4) && holds(&out, n_rows, 4) && holds(&nodes, n, 8) && holds(&spans, 2 * n, 8) &&
+               are_spans(span, n, sizeof(*span), n_rows);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < n; i++)
+            for (int64_t k = span[i].begin; k < span[i].end; k++)
+                ((int32_t *)out.buf)[((const int32_t *)order.buf)[k]] = (int32_t)((const int64_t *)nodes.buf)[i];
+        Py_END_ALLOW_THREADS
+    }
+    return finish((Py_buffer *[]){&order, &spans, &nodes, &out}, 4, "place", fits, 1);
+}
+
+/* divide(width, columns uint[f, n], missing uint32[f], masks uint8[m], divisions int64[k, 6], order int32[n] inout,
  *        scratch int32[n] out, n_left int64[k] out) */
 static PyObject *py_divide(PyObject *self, PyObject *args)
 {
     Py_ssize_t width;
-    Py_buffer codes, missing, masks, divisions, order, scratch, n_left;
-    if (!PyArg_ParseTuple(args, "ny*y*y*y*w*w*w*", &width, &codes, &missing, &masks, &divisions, &order, &scratch,
+    Py_buffer columns, missing, masks, divisions, order, scratch, n_left;
+    if (!PyArg_ParseTuple(args, "ny*y*y*y*w*w*w*", &width, &columns, &missing, &masks, &divisions, &order, &scratch,
                           &n_left))
         return NULL;
     const struct vg_codes *kernels = kernels_of(width);
     Py_ssize_t n = divisions.len / (Py_ssize_t)sizeof(struct vg_division);
     const struct vg_division *division = divisions.buf;
     struct vg_table table;
-    int fits = is_table(kernels, &codes, &missing, &table) && holds(&divisions, 6 * n, 8) &&
+    int fits = is_table(kernels, &columns, &missing, &table) && holds(&divisions, 6 * n, 8) &&
                are_spans(divisions.buf, n, sizeof(*division), (Py_ssize_t)table.n_rows) &&
                holds(&order, (Py_ssize_t)table.n_rows, 4) && holds(&scratch, (Py_ssize_t)table.n_rows, 4) &&
                holds(&n_left, n, 8);
@@ -208,11 +273,12 @@ static PyObject *py_divide(PyObject *self, PyObject *args)
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < n; i++)
-            ((int64_t *)n_left.buf)[i] = kernels->divide(&table, masks.buf, division + i, order.buf, scratch.buf);
+            ((int64_t *)n_left.buf)[i] = kernels->divide(columns.buf, table.n_rows, table.missing[division[i].feature],
+                                                         masks.buf, division + i, order.buf, scratch.buf);
         Py_END_ALLOW_THREADS
     }
-    return finish((Py_buffer *[]){&codes, &missing, &masks, &divisions, &order, &scratch, &n_left}, 7, "divide", fits,
-                  1);
+    return finish((Py_buffer *[]){&columns, &missing, &masks, &divisions, &order, &scratch, &n_left}, 7, "divide",
+                  fits, 1);
 }
 
 /* descend(width, codes uint[n, f], missing uint32[f], masks uint8[m], nodes int64[k, 6], leaves int32[n] out) */
@@ -240,55 +306,90 @@ static PyObject *py_descend(PyObject *self, PyObject *args)
     return finish((Py_buffer *[]){&codes, &missing, &masks, &nodes, &leaves}, 5, "descend", fits, 1);
 }
 
-/* best(name, formula float64[8], starts int64[f + 1], monotone int8[f], sums int64[k, bins, 2], totals int64[k, 2],
- *      gains_and_bounds float32[k, 3], allowed uint8[k, f], changes float32[k] out, splits int64[k, 5] out) */
+static void release_all(Py_buffer *buffers, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 0; i < n; i++)
+        PyBuffer_Release(&buffers[i]);
+    PyMem_Free(buffers);
+}
+
+/* The buffers of a list's items, each of so many words of 64 bits; NULL with an error set. */
+static Py_buffer *buffers_of(PyObject *list, Py_ssize_t words)
+{
+    Py_ssize_t n = PyList_GET_SIZE(list);
+    Py_buffer *buffers = PyMem_Calloc((size_t)n + 1, sizeof(Py_buffer));
+    if (!buffers)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; buffers && i < n; i++) {
+        int is_held = PyObject_GetBuffer(PyList_GET_ITEM(list, i), &buffers[i], PyBUF_SIMPLE) == 0;
+        if (is_held && holds(&buffers[i], words, 8))
+            continue;
+        if (is_held)
+            PyErr_SetString(PyExc_ValueError, "best: a histogram of the wrong size");
+        release_all(buffers, is_held ? i + 1 : i);
+        buffers = NULL;
+    }
+    return buffers;
+}
+
+static int best_of_nodes(const struct vg_scan *scan, const double *m, const struct vg_facts *facts,
+                         const Py_buffer *sums, const int64_t *totals, const float *limits, const uint8_t *allowed,
+                         Py_ssize_t n, float *changes, struct vg_split *splits)
+{
+    struct vg_formula formula = {m[0], m[1], m[2], m[3], m[4], m[5], (int64_t)m[6], m[7] != 0};
+    double *scratch = malloc((6 * facts->most_bins + 1) * sizeof(double));
+    for (Py_ssize_t i = 0; scratch && i < n; i++, totals += 2, limits += 3, allowed += facts->n_features) {
+        struct vg_question question = {sums[i].buf, allowed,   totals[0], totals[1],
+                                       limits[0],   limits[1], limits[2]};
+        changes[i] = scan->best(&formula, facts, &question, scratch, splits + i);
+    }
+    free(scratch);
+    return scratch != NULL;
+}
+
+/* best(name, formula float64[8], starts int64[f + 1], monotone int8[f], sums: list of k int64[bins, 2],
+ *      totals int64[k, 2], gains_and_bounds float32[k, 3], allowed uint8[k, f], changes float32[k] out,
+ *      splits int64[k, 5] out) */
 static PyObject *py_best(PyObject *self, PyObject *args)
 {
     const char *name;
     int has_memory = 1;
-    Py_buffer formula, starts, monotone, sums, totals, bounds, allowed, changes, splits;
-    if (!PyArg_ParseTuple(args, "sy*y*y*y*y*y*y*w*w*", &name, &formula, &starts, &monotone, &sums, &totals, &bounds,
-                          &allowed, &changes, &splits))
+    PyObject *list;
+    Py_buffer formula, starts, monotone, totals, limits, allowed, changes, splits;
+    if (!PyArg_ParseTuple(args, "sy*y*y*O!y*y*y*w*w*", &name, &formula, &starts, &monotone, &PyList_Type, &list,
+                          &totals, &limits, &allowed, &changes, &splits))
         return NULL;
     const struct vg_scan *scan = find(name);
-    Py_ssize_t n_features = monotone.len, k = changes.len / 4;
+    Py_ssize_t n_features = monotone.len, k = PyList_GET_SIZE(list);
     int fits = scan && are_starts(&starts, n_features) && holds(&formula, 8, 8) && holds(&changes, k, 4) &&
-               holds(&totals, 2 * k, 8) && holds(&bounds, 3 * k, 4) && allowed.len == k * n_features &&
-               holds(&splits, 5 * k, 8) && holds(&sums, 2 * k * ((int64_t *)starts.buf)[n_features], 8);
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        const double *m = formula.buf;
-        const int64_t *start = starts.buf, *total = totals.buf;
-        const float *bound = bounds.buf;
-        struct vg_formula rule = {m[0], m[1], m[2], m[3], m[4], m[5], (int64_t)m[6], m[7] != 0};
+               holds(&totals, 2 * k, 8) && holds(&limits, 3 * k, 4) && allowed.len == k * n_features &&
+               holds(&splits, 5 * k, 8);
+    const int64_t *start = starts.buf;
+    Py_buffer *sums = fits ? buffers_of(list, 2 * start[n_features]) : NULL;
+    if (sums) {
         struct vg_facts facts = {start, monotone.buf, (size_t)n_features, 0};
         for (Py_ssize_t f = 0; f < n_features; f++)
             if ((size_t)(start[f + 1] - start[f]) > facts.most_bins)
                 facts.most_bins = (size_t)(start[f + 1] - start[f]);
-        double *scratch = malloc((6 * facts.most_bins + 1) * sizeof(double));
-        has_memory = scratch != NULL;
-        for (Py_ssize_t i = 0; has_memory && i < k; i++) {
-            struct vg_question question = {(const vg_pair *)sums.buf + i * start[n_features],
-                                           (const uint8_t *)allowed.buf + i * n_features,
-                                           total[2 * i],
-                                           total[2 * i + 1],
-                                           bound[3 * i],
-                                           bound[3 * i + 1],
-                                           bound[3 * i + 2]};
-            ((float *)changes.buf)[i] =
-                scan->best(&rule, &facts, &question, scratch, (struct vg_split *)splits.buf + i);
-        }
-        free(scratch);
+        Py_BEGIN_ALLOW_THREADS
+        has_memory = best_of_nodes(scan, formula.buf, &facts, sums, totals.buf, limits.buf, allowed.buf, k,
+                                   changes.buf, splits.buf);
         Py_END_ALLOW_THREADS
+        release_all(sums, k);
     }
-    return finish((Py_buffer *[]){&formula, &starts, &monotone, &sums, &totals, &bounds, &allowed, &changes, &splits},
-                  9, "best", fits, has_memory);
+    PyObject *done = finish((Py_buffer *[]){&formula, &starts, &monotone, &totals, &limits, &allowed, &changes, &splits},
+                            8, "best", fits, has_memory);
+    if (fits && !sums)
+        Py_CLEAR(done); /* with the error of the histograms */
+    return done;
 }
 
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
     {"bin", py_bin, METH_VARARGS, NULL},
     {"add", py_add, METH_VARARGS, NULL},
+    {"total", py_total, METH_VARARGS, NULL},
+    {"place", py_place, METH_VARARGS, NULL},
     {"divide", py_divide, METH_VARARGS, NULL},
     {"descend", py_descend, METH_VARARGS, NULL},
     {"best", py_best, METH_VARARGS, NULL},
