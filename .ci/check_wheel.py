@@ -27,6 +27,8 @@ def main() -> int:
             missing.append(f"he_processors/_native/{extension}")
     if not any("growth/_native/_growth." in name for name in found):
         missing.append("nvflare_plugins/growth/_native/_growth")
+    if not any("growth/_native/_float32." in name for name in found):
+        missing.append("nvflare_plugins/growth/_native/_float32")
     foreign = [name for name in found if name.startswith(("tests/", "jobs/")) or name.endswith((".c", ".h"))]
     with tempfile.TemporaryDirectory() as folder:
         for code in ("-m nvflare_plugins --version", "-m nvflare_plugins site-setup ws", "-c " + _BACKENDS):

@@ -39,6 +39,7 @@ LEVELS = (
     ("site",),
     ("evidence",),
     ("xgb",),
+    ("growth",),
     ("report",),
     ("cluster",),
     ("shards",),

@@ -1,15 +1,16 @@
-"""C sources of the kernels of growth and, where a compiler was at hand, the extension built from them."""
+"""C sources of the kernels of growth and, where a compiler was at hand, the extensions built from them."""
 
 from __future__ import annotations
 
 from he_processors._native import extension
 
 INTERFACE = 1
-"""What is asked of the extension; raised together with that of growth.h whenever a C source changes."""
+"""What is asked of the extensions; raised together with growth.h's and interface.h's when a C source changes."""
 
 NUMPY = "numpy"
 
 growth = extension("_growth", __name__, INTERFACE)
+float32 = extension("_float32", __name__, INTERFACE)
 
 
 def variants() -> tuple[str, ...]:
