@@ -1,0 +1,336 @@
+"""The gradients of every row under the 14 objectives, to XGBoost's last bit, and what margins become.
+
+A formula is XGBoost's in float32, operation by operation. Releases differ in absolute and quantile error alone: from
+3.4 these are smooth, with a scale that is one more pooled sum a round (``Objective.needs_scale``).
+
+Reference: XGBoost 3.2 to 3.4, src/objective (regression_obj.cu, regression_loss.h, multiclass_obj.cu, quantile_obj.cu,
+hinge.cu), src/common/math.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.growth import float32
+from nvflare_plugins.growth.float32 import Floats
+from nvflare_plugins.xgb.objectives import ObjectiveFacts
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+ARITHMETICS = ("3.2", "3.3", "3.4")
+"""Rows of formulas, each named after the release that has it first."""
+
+NOT_FINITE = (
+    "a gradient is no finite number: labels, weights or predictions are too large for float32. Scale the label, clip "
+    "the weights, or lower the learning rate"
+)
+
+_F = np.float32
+_SMALLEST_HESSIAN = _F(1e-16)
+_LOGISTIC = ("binary:logistic", "reg:logistic", "binary:logitraw")
+_SOFTMAX = ("multi:softprob", "multi:softmax")
+_ADAPTIVE = ("reg:absoluteerror", "reg:quantileerror")
+_LOG_LINK = ("count:poisson", "reg:gamma", "reg:tweedie")
+_SMOOTHING = _F(0.04)
+_LEAST_CURVATURE = _F(3.0e-4)
+
+Formula = Callable[["Objective", Floats, Floats, Floats | np.float32, np.float32], tuple[Floats, Floats]]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A job's objective, with the float32 parameters that XGBoost computes with.
+
+    Attributes:
+        arithmetic: the row of formulas, one of ``ARITHMETICS``.
+        n_outputs: classes of a multiclass objective, else 1.
+    """
+
+    name: str
+    arithmetic: str
+    n_outputs: int = 1
+    scale_pos_weight: np.float32 = _F(1)
+    huber_slope: np.float32 = _F(1)
+    quantile_alpha: np.float32 = _F(0.5)
+    tweedie_variance_power: np.float32 = _F(1.5)
+    max_delta_step: np.float32 = _F(0.7)
+
+    @classmethod
+    def of_job(cls, parameters: TrainingParameters, arithmetic: str) -> Objective:
+        """Return the objective of checked parameters, with the numbers that XGBoost reads from their text.
+
+        Its reader of decimals is not exact: every tenth number is one unit of the last place away.
+        """
+        return cls.from_effective(parameters.objective, parameters.effective, arithmetic)
+
+    @classmethod
+    def from_effective(cls, facts: ObjectiveFacts, effective: Mapping[str, str], arithmetic: str) -> Objective:
+        """Return the objective with the settings that a probe Booster reported.
+
+        Raises:
+            ConfigurationError: no such arithmetic.
+        """
+        if arithmetic not in ARITHMETICS:
+            raise ConfigurationError(f"arithmetic {arithmetic!r} is not known; known are {', '.join(ARITHMETICS)}")
+
+        def real(name: str, default: str) -> np.float32:
+            return _F(effective.get(name, default).strip("[]"))
+
+        return cls(
+            facts.name,
+            arithmetic,
+            facts.n_outputs,
+            real("scale_pos_weight", "1"),
+            real("huber_slope", "1"),
+            real("quantile_alpha", "0.5"),
+            real("tweedie_variance_power", "1.5"),
+            real("max_delta_step", "0.7"),
+        )
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether the loss is the smooth one that stands for absolute or quantile error from 3.4 on."""
+        return self.name in _ADAPTIVE and self.arithmetic == "3.4"
+
+    @property
+    def needs_scale(self) -> bool:
+        """Whether gradients need the pooled size of residuals: one more sum before every round (``scale_rows``)."""
+        return self.is_smooth
+
+    @property
+    def adaptive_leaf(self) -> bool:
+        """Whether leaves are replaced by means of the sites' residual quantiles (first_estimate.py)."""
+        return self.name in _ADAPTIVE and not self.is_smooth
+
+    @property
+    def leaf_quantile(self) -> np.float32:
+        """The quantile of residuals that adaptive leaves take."""
+        return self.quantile_alpha if self.name == "reg:quantileerror" else _F(0.5)
+
+    def row_bounds(self, facts: ObjectiveFacts) -> tuple[float | None, float | None]:
+        """Return the public bounds of |gradient| and hessian of a row of weight 1, None where labels drive them.
+
+        A positive label multiplies weights by ``scale_pos_weight``; the facts' bounds hold that already.
+        """
+        if not self.is_smooth:
+            return facts.gradient_bound, facts.hessian_bound
+        return None, 1.0 if self.name == "reg:absoluteerror" else 0.5 / float(_SMOOTHING)
+
+    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32 = _F(0)) -> Floats:
+        """Return the gradient and the hessian of every row and output.
+
+        Args:
+            margins: before the objective's transform, as trees add up.
+            weights: of rows; None for 1 each.
+            scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``needs_scale``.
+
+        Shapes: margins: float32[n_rows, n_outputs] or, for one output, float32[n_rows]; labels, weights:
+            float32[n_rows]; result: float32[n_outputs, n_rows, 2], so that a tree's rows lie together.
+
+        Raises:
+            ConfigurationError: a gradient or a hessian is not finite.
+        """
+        margins, labels = _contiguous(margins), _contiguous(labels)
+        weights = None if weights is None else _contiguous(weights)
+        n_rows, n_outputs = labels.size, self.n_outputs
+        out = np.empty((n_outputs, n_rows, 2), np.float32)
+        given = np.empty(0, np.float32) if weights is None else weights
+        if float32.native is not None and self.name in _LOGISTIC:
+            float32.native.logistic_pairs(margins.data, labels.data, given.data, self.scale_pos_weight, out.data)
+        elif float32.native is not None and self.name in _SOFTMAX:
+            float32.native.softmax_pairs(margins.data, labels.data, given.data, out.data)
+        else:
+            self.gradients_in_numpy(margins, labels, weights, scale, out)
+        if not np.isfinite(out).all():
+            raise ConfigurationError(NOT_FINITE)
+        return out
+
+    def gradients_in_numpy(
+        self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32, out: Floats
+    ) -> None:
+        """Fill in what ``gradients`` returns, without C. Shapes: as there."""
+        with np.errstate(all="ignore"):
+            if self.name in _SOFTMAX:
+                _softmax(margins.reshape(labels.size, self.n_outputs), labels, weights, out)
+                return
+            weight: Floats | np.float32 = _F(1) if weights is None else weights
+            out[0, :, 0], out[0, :, 1] = _FORMULAS[self.name](self, margins.reshape(-1), labels, weight, scale)
+
+    def scale_rows(self, margins: Floats, labels: Floats, weights: Floats | None) -> Floats:
+        """Return each row's part of the scale's numerator; its denominator is the rows' weights.
+
+        Shapes: margins: float32[n_rows] or float32[n_rows, 1]; labels, weights: float32[n_rows]; result:
+            float32[n_rows].
+        """
+        root = np.sqrt(np.abs(margins.reshape(-1) - labels))
+        return root if weights is None else weights * root
+
+    def scale(self, numerator: float, total_weight: float) -> np.float32:
+        """Return the scale of the smooth losses from pooled sums; 0 where there is no weight."""
+        if abs(total_weight) < 1e-6:
+            return _F(0)
+        root = numerator / total_weight
+        return _F(root * root)
+
+    def predictions(self, margins: Floats) -> Floats:
+        """Return what XGBoost's ``predict`` makes of margins.
+
+        Shapes: margins: float32[n_rows, n_outputs]; result: the same, but float32[n_rows] of classes for softmax.
+        """
+        if self.name == "multi:softmax":
+            return np.argmax(margins, axis=1).astype(np.float32)
+        return self.evaluated(margins)
+
+    def evaluated(self, margins: Floats) -> Floats:
+        """Return what metrics are computed from. Shapes: margins, result: float32[n_rows, n_outputs]."""
+        if self.name in ("binary:logistic", "reg:logistic"):
+            return float32.logistic(margins)
+        if self.name in _LOG_LINK:
+            return float32.exp(margins)
+        if self.name == "binary:hinge":
+            return (margins > 0).astype(np.float32)
+        if self.name in _SOFTMAX:
+            exps = float32.exp(margins - margins.max(axis=1, keepdims=True, initial=-np.inf))
+            return exps / _running_total(exps).astype(np.float32)
+        return margins
+
+    def margins_of(self, base_score: Floats) -> Floats:
+        """Return the margins that the first predictions have. Shapes: float32[n_outputs] each.
+
+        Raises:
+            ConfigurationError: there is none, because labels are all of one kind.
+        """
+        base_score = np.asarray(base_score, np.float32)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            if self.name in ("binary:logistic", "reg:logistic"):
+                inside = np.minimum(np.maximum(base_score, _F(1e-6)), _F(1) - _F(1e-6))
+                margins = -float32.log(_F(1) / inside - _F(1))
+            else:
+                margins = float32.log(base_score) if self.name in _LOG_LINK else base_score
+        if not np.isfinite(margins).all():
+            raise ConfigurationError(
+                f"{self.name}: the first prediction is no finite number, because the labels of all sites are of one "
+                "kind; give base_score, or look at the label"
+            )
+        return margins
+
+
+def largest_pairs(gradients: Floats) -> tuple[float, float]:
+    """Return the largest |gradient| and hessian of this site's rows. Shapes: float32[n_outputs, n_rows, 2]."""
+    if not gradients.size:
+        return 0.0, 0.0
+    g, h = gradients[..., 0], gradients[..., 1]
+    return float(max(g.max(), -g.min())), float(h.max())
+
+
+def _contiguous(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _running_total(exps: Floats) -> NDArray[np.float64]:
+    """Add classes one after the other. Shapes: float32[n_rows, n_classes]; result: float64[n_rows, 1]."""
+    total = np.zeros(exps.shape[0])
+    for column in exps.T:
+        total += column
+    return total[:, np.newaxis]
+
+
+def _softmax(margins: Floats, labels: Floats, weights: Floats | None, out: Floats) -> None:
+    # XGBoost starts from the smallest positive float32: margins that are all negative are not shifted.
+    largest = margins.max(axis=1, keepdims=True, initial=np.finfo(np.float32).tiny)
+    exps = float32.exp(margins - largest)
+    total = _running_total(exps).astype(np.float32)[:, 0]
+    weight = _F(1) if weights is None else weights
+    for number in range(margins.shape[1]):
+        p = exps[:, number] / total
+        out[number, :, 0] = np.where(labels == number, p - _F(1), p) * weight
+        out[number, :, 1] = np.fmax(_F(2) * p * (_F(1) - p) * weight, _SMALLEST_HESSIAN)
+
+
+def _logistic(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    p = float32.logistic(x)
+    w = np.where(y == 1, w * job.scale_pos_weight, w)
+    return (p - y) * w, np.fmax(p * (_F(1) - p), _SMALLEST_HESSIAN) * w
+
+
+def _squared(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    return (x - y) * w, np.ones_like(x) * w
+
+
+def _squared_log(
+    job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32
+) -> tuple[Floats, Floats]:
+    p = np.fmax(x, _F(-1 + 1e-6))
+    of_p, of_y, above = float32.log1p(p), float32.log1p(y), p + _F(1)
+    square = above.astype(np.float64) ** 2
+    h = ((-of_p + of_y + _F(1)).astype(np.float64) / square).astype(np.float32)
+    return (of_p - of_y) / above * w, np.fmax(h, _F(1e-6)) * w
+
+
+def _pseudo_huber(
+    job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32
+) -> tuple[Floats, Floats]:
+    z, slope = x - y, job.huber_slope * job.huber_slope
+    root = np.sqrt(_F(1) + z * z / slope)
+    return z / root * w, slope / ((slope + z * z) * root) * w
+
+
+def _hinge(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    sign = y.astype(np.float64) * 2.0 - 1.0
+    is_wrong = x * sign < 1.0
+    g = np.where(is_wrong, (-sign * w).astype(np.float32), _F(0))
+    return g, np.where(is_wrong, w, np.finfo(np.float32).tiny).astype(np.float32)
+
+
+def _poisson(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    return (float32.exp(x) - y) * w, float32.exp(x + job.max_delta_step) * w
+
+
+def _gamma(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    ratio = y / float32.exp(x)
+    return (_F(1) - ratio) * w, ratio * w
+
+
+def _tweedie(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    one, two = _F(1) - job.tweedie_variance_power, _F(2) - job.tweedie_variance_power
+    first, second = float32.exp(one * x), float32.exp(two * x)
+    return (-y * first + second) * w, (-y * one * first + two * second) * w
+
+
+def _absolute(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    residual = x - y
+    if not job.is_smooth:
+        return np.sign(residual) * w, np.ones_like(x) * w
+    norm = float32.hypot(np.full_like(residual, scale), residual)
+    curvature = np.where(norm > 0, scale / norm, _F(1))
+    return w * residual * curvature, w * curvature
+
+
+def _quantile(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    residual, alpha = x - y, job.quantile_alpha
+    if not job.is_smooth:
+        return np.where(residual >= 0, (_F(1) - alpha) * w, -alpha * w), np.ones_like(x) * w
+    z = residual / (_SMOOTHING * scale)
+    of_z = float32.tanh(z)
+    ratio = np.fmax(np.where(z == 0, _F(1), of_z / z), _LEAST_CURVATURE)
+    g = _F(0.5) * scale * (of_z + _F(1) - _F(2) * alpha)
+    counts = (scale > 0) & (np.ones_like(x) * w != 0)
+    return np.where(counts, w * g, _F(0)), np.where(counts, w * (_F(0.5) / _SMOOTHING * ratio), _F(0))
+
+
+_FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(_LOGISTIC, _logistic),
+    "binary:hinge": _hinge,
+    "reg:squarederror": _squared,
+    "reg:squaredlogerror": _squared_log,
+    "reg:pseudohubererror": _pseudo_huber,
+    "reg:absoluteerror": _absolute,
+    "reg:quantileerror": _quantile,
+    "count:poisson": _poisson,
+    "reg:gamma": _gamma,
+    "reg:tweedie": _tweedie,
+}
