@@ -1,24 +1,26 @@
 """exp, log and their kin of float32, the same to the bit on every machine, in C and in numpy.
 
 A gradient must be the same at every site, and the same as XGBoost's. ``numpy`` and C libraries differ from one another
-in the last bit, so these are our own: ``exp`` and ``log`` do what the GNU C library on x86-64 does with fused operations
-(all processors since 2013), on every finite float32; without these it rounds ``exp`` of two numbers the other way.
-``log1p`` and ``tanh`` follow that library up to its release 2.40; later ones round them correctly, so that there
-XGBoost's own gradients may differ from these in the last bit, of reg:squaredlogerror and of the smooth losses.
+in the last bit, so these are our own: ``exp`` and ``log`` do what the GNU C library on x86-64 does with fused
+operations (all processors since 2013), on every finite float32; without these it rounds ``exp`` of two numbers the
+other way. ``log1p``, ``tanh`` and ``lgamma`` follow that library up to its release 2.40; later ones round them
+correctly, so that there XGBoost's own gradients may differ from these in the last bit, of reg:squaredlogerror and of
+the smooth quantile error.
 
 Shapes: every function takes float32[...] and returns float32[...] of the same shape.
 
 References: the GNU C library 2.36, sysdeps/ieee754/flt-32 (e_expf.c, e_logf.c by S. Nagy; s_log1pf.c, s_expm1f.c and
-s_tanhf.c of fdlibm, Copyright (C) 1993 by Sun Microsystems).
+s_tanhf.c and e_lgammaf_r.c of fdlibm, Copyright (C) 1993 by Sun Microsystems).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from nvflare_plugins.growth._native import float32 as native
 
@@ -155,14 +157,9 @@ def logistic_in_numpy(x: Floats) -> Floats:
 
 
 _LN2_HIGH, _LN2_LOW = _F(6.9313812256e-01), _F(9.0580006145e-06)
-_LOG1P = tuple(
-    map(
-        _F,
-        (
-            *(6.6666668653e-01, 4.0000000596e-01, 2.8571429849e-01, 2.2222198546e-01),
-            *(1.8183572590e-01, 1.5313838422e-01, 1.4798198640e-01),
-        ),
-    )
+_LOG1P = (
+    *(6.6666668653e-01, 4.0000000596e-01, 2.8571429849e-01, 2.2222198546e-01),
+    *(1.8183572590e-01, 1.5313838422e-01, 1.4798198640e-01),
 )
 
 
@@ -182,9 +179,7 @@ def _log1p(x: Floats) -> Floats:
     half, k_float = _F(0.5) * f * f, k.astype(np.float32)
     s = f / (_F(2) + f)
     z = s * s
-    total = np.zeros_like(z)
-    for coefficient in reversed(_LOG1P):
-        total = z * (coefficient + total) if coefficient is not _LOG1P[-1] else z * coefficient
+    total = z * _polynomial(_LOG1P, z)
     low = k_float * _LN2_LOW + c
     usual = k_float * _LN2_HIGH - ((half - (s * (half + total) + low)) - f)
     r = half * (_F(1) - _F(0.66666666666666666) * f)
@@ -211,7 +206,7 @@ def _reduced(x: Floats) -> tuple[Floats, Floats, NDArray[Any], NDArray[np.bool_]
     return normal - _F(1), c, np.where(is_low, k, k + 1), rest == 0
 
 
-_EXPM1 = tuple(map(_F, (-3.3333335072e-02, 1.5873016091e-03, -7.9365076090e-05, 4.0082177293e-06, -2.0109921195e-07)))
+_EXPM1 = (-3.3333335072e-02, 1.5873016091e-03, -7.9365076090e-05, 4.0082177293e-06, -2.0109921195e-07)
 _HALF_LN2 = np.uint32(0x3EB17218).view(np.float32)
 _NEAR_LN2 = np.uint32(0x3F851592).view(np.float32)
 
@@ -243,10 +238,7 @@ def _expm1(x: Floats) -> Floats:
     c = np.where(is_small, _F(0), (high - reduced) - low)
     half = _F(0.5) * reduced
     square = reduced * half
-    total = np.zeros_like(square)
-    for coefficient in reversed(_EXPM1):
-        total = square * (coefficient + total) if coefficient is not _EXPM1[-1] else square * coefficient
-    r1 = _F(1) + total
+    r1 = _F(1) + square * _polynomial(_EXPM1, square)
     t = _F(3) - r1 * half
     e = square * ((r1 - t) / (_F(6) - reduced * t))
     first = reduced - (reduced * e - square)
@@ -274,3 +266,87 @@ def hypot(x: Floats, y: Floats) -> Floats:
     wide, other = x.astype(np.float64), y.astype(np.float64)
     with np.errstate(over="ignore"):
         return np.sqrt(wide * wide + other * other).astype(np.float32)
+
+
+_LGAMMA_TWO = (  # two series of 12 terms in turn, about 2
+    *(7.7215664089e-02, 3.2246702909e-01, 6.7352302372e-02, 2.0580807701e-02, 7.3855509982e-03, 2.8905137442e-03),
+    *(1.1927076848e-03, 5.1006977446e-04, 2.2086278477e-04, 1.0801156895e-04, 2.5214456400e-05, 4.4864096708e-05),
+)
+_LGAMMA_LEAST = (  # three series in turn, about the least value
+    *(4.8383611441e-01, -1.4758771658e-01, 6.4624942839e-02, -3.2788541168e-02, 1.7970675603e-02, -1.0314224288e-02),
+    *(6.1005386524e-03, -3.6845202558e-03, 2.2596477065e-03, -1.4034647029e-03, 8.8108185446e-04, -5.3859531181e-04),
+    *(3.1563205994e-04, -3.1275415677e-04, 3.3552918467e-04),
+)
+_LEAST_AT, _LEAST, _LEAST_TAIL = _F(1.4616321325), _F(-1.2148628384e-01), _F(6.6971006518e-09)
+_LGAMMA_ONE = (
+    (-7.7215664089e-02, 6.3282704353e-01, 1.4549225569, 9.7771751881e-01, 2.2896373272e-01, 1.3381091878e-02),
+    (1.0, 2.4559779167, 2.1284897327, 7.6928514242e-01, 1.0422264785e-01, 3.2170924824e-03),
+)
+_LGAMMA_MORE = (
+    (
+        *(-7.7215664089e-02, 2.1498242021e-01, 3.2577878237e-01, 1.4635047317e-01),
+        *(2.6642270386e-02, 1.8402845599e-03, 3.1947532989e-05),
+    ),
+    (
+        *(1.0, 1.3920053244, 7.2193557024e-01, 1.7193385959e-01),
+        *(1.8645919859e-02, 7.7794247773e-04, 7.3266842264e-06),
+    ),
+)
+_STIRLING = (
+    8.3333335817e-02,
+    -2.7777778450e-03,
+    7.9365057172e-04,
+    -5.9518753551e-04,
+    8.3633989561e-04,
+    -1.6309292987e-03,
+)
+
+
+def lgamma(x: Floats) -> Floats:
+    """Return the logarithm of the gamma function; below 1, where no label of a count leads, rounded from a double."""
+    return _by_blocks(_lgamma, np.ascontiguousarray(x, dtype=np.float32))
+
+
+def _lgamma(x: Floats) -> Floats:
+    inside = np.where((x >= 1) & (x < np.inf), x, _F(1))
+    result = np.where(inside < 2, _lgamma_below_2(inside), _lgamma_below_8(inside))
+    of_log, inverse = log_in_numpy(inside), _F(1) / inside
+    correction = _F(4.1893854737e-01) + inverse * _polynomial(_STIRLING, inverse * inverse)
+    result = np.where(inside >= 8, (inside - _F(0.5)) * (of_log - _F(1)) + correction, result)
+    result = np.where(inside >= _F(2.0**26), inside * (of_log - _F(1)), result)
+    result = np.where((inside == 1) | (inside == 2), _F(0), result)
+    return np.where(x >= 1, np.where(x < np.inf, result, x), gammaln(x.astype(np.float64)).astype(np.float32))
+
+
+def _lgamma_below_2(x: Floats) -> Floats:
+    y = _F(2) - x
+    z = y * y
+    high = y * _polynomial(_LGAMMA_TWO[::2], z) + z * _polynomial(_LGAMMA_TWO[1::2], z)
+    near_two = high - _F(0.5) * y
+    y = x - _LEAST_AT
+    z = y * y
+    first, second, third = (_polynomial(_LGAMMA_LEAST[start::3], z * y) for start in range(3))
+    near_least = _LEAST + (z * first - (_LEAST_TAIL - z * y * (second + y * third)))
+    y = x - _F(1)
+    above, below = _LGAMMA_ONE
+    near_one = _F(-0.5) * y + (y * _polynomial(above, y)) / _polynomial(below, y)
+    bits = x.view(np.int32)
+    return np.where(bits >= 0x3FDDA618, near_two, np.where(bits >= 0x3F9DA620, near_least, near_one))
+
+
+def _lgamma_below_8(x: Floats) -> Floats:
+    whole = np.minimum(np.trunc(x), _F(7))
+    y = x - whole
+    above, below = _LGAMMA_MORE
+    result = _F(0.5) * y + (y * _polynomial(above, y)) / _polynomial(below, y)
+    product = np.ones_like(y)
+    for step in (6, 5, 4, 3, 2):
+        product = np.where(whole > step, product * (y + _F(step)), product)
+    return np.where(whole >= 3, result + log_in_numpy(product), result)
+
+
+def _polynomial(coefficients: Sequence[float], x: Floats) -> Floats:
+    total = np.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = _F(coefficient) + x * total
+    return total

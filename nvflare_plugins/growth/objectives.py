@@ -30,6 +30,7 @@ NOT_FINITE = (
 )
 
 _F = np.float32
+_ZERO = _F(0)
 _SMALLEST_HESSIAN = _F(1e-16)
 _LOGISTIC = ("binary:logistic", "reg:logistic", "binary:logitraw")
 _SOFTMAX = ("multi:softprob", "multi:softmax")
@@ -52,12 +53,12 @@ class Objective:
 
     name: str
     arithmetic: str
-    n_outputs: int = 1
-    scale_pos_weight: np.float32 = _F(1)
-    huber_slope: np.float32 = _F(1)
-    quantile_alpha: np.float32 = _F(0.5)
-    tweedie_variance_power: np.float32 = _F(1.5)
-    max_delta_step: np.float32 = _F(0.7)
+    n_outputs: int
+    scale_pos_weight: np.float32
+    huber_slope: np.float32
+    quantile_alpha: np.float32
+    tweedie_variance_power: np.float32
+    max_delta_step: np.float32
 
     @classmethod
     def of_job(cls, parameters: TrainingParameters, arithmetic: str) -> Objective:
@@ -120,7 +121,7 @@ class Objective:
             return facts.gradient_bound, facts.hessian_bound
         return None, 1.0 if self.name == "reg:absoluteerror" else 0.5 / float(_SMOOTHING)
 
-    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32 = _F(0)) -> Floats:
+    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32 = _ZERO) -> Floats:
         """Return the gradient and the hessian of every row and output.
 
         Args:

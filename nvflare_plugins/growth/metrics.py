@@ -1,0 +1,216 @@
+"""The parts of every metric from margins that a site keeps, and the pooled value from the sites' summed parts.
+
+A site sends what XGBoost would send: a numerator and a weight, or three numbers a class for curves of several classes.
+Each row's loss is XGBoost's float32; rows are added as doubles in its order, so that one site's value is XGBoost's own.
+
+Reference: XGBoost 3.2 to 3.4, src/metric/elementwise_metric.cu, multiclass_metric.cu, auc.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.growth import float32
+from nvflare_plugins.growth.float32 import Floats
+from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.wire.catalogue import CURVE_METRICS
+from nvflare_plugins.xgb.curves import curve_parts
+
+_F = np.float32
+_ROUNDING = _F(1e-6)  # XGBoost's kRtEps
+_SMALLEST = _F(1e-16)
+_BLOCK = 2048  # rows that XGBoost adds before it adds them to the rest
+_PER_CLASS = ("mlogloss", "merror")
+
+Parts = NDArray[np.float64]
+Loss = Callable[["Metric", Floats, Floats], Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric of a job.
+
+    Attributes:
+        name: as XGBoost prints it, argument included.
+        objective: whose outputs it looks at, and whose parameters it reads.
+    """
+
+    name: str
+    objective: Objective
+
+    @property
+    def n_parts(self) -> int:
+        """How many numbers a site sends of it."""
+        n_outputs = self.objective.n_outputs
+        return 3 * n_outputs if self._kind in CURVE_METRICS and n_outputs > 1 else 2
+
+    @property
+    def _kind(self) -> str:
+        return self.name.partition("@")[0]
+
+    @property
+    def argument(self) -> np.float32:
+        """The number after '@', as XGBoost holds it; 0.5 where there is none, which is the threshold of error."""
+        return _F(self.name.partition("@")[2] or 0.5)
+
+    def parts(self, margins: Floats, labels: Floats, weights: Floats | None) -> Parts:
+        """Return what this site, or these rows of it, add to the sums of a metric.
+
+        Parts of curves do not add up over the rows of one site: these must be there at once. A site without rows adds
+        zeros; one with a single class adds neither area nor weight, so that the others' curves stand.
+
+        Shapes: margins: float32[n_rows, n_outputs]; labels, weights: float32[n_rows]; result: float64[n_parts].
+        """
+        if not labels.size:
+            return np.zeros(self.n_parts)
+        seen = self.objective.evaluated(margins.reshape(labels.size, self.objective.n_outputs))
+        if self._kind in CURVE_METRICS:
+            with np.errstate(all="ignore"):
+                scores = seen if self.objective.n_outputs > 1 else seen[:, 0]
+                return without_empty_curves(curve_parts(self._kind, scores, labels, weights))
+        weight = np.ones(labels.size, np.float32) if weights is None else weights
+        block = labels.size if self._kind in _PER_CLASS else _BLOCK
+        with np.errstate(all="ignore"):
+            losses = _LOSSES[self._kind](self, labels, seen if self._kind in _PER_CLASS else seen[:, 0]) * weight
+        return np.array([_added(losses, block), _added(weight, block)])
+
+    def value(self, pooled: Parts) -> float:
+        """Return the metric from the sums of all sites' parts, as XGBoost would print it.
+
+        Shapes: pooled: float64[n_parts].
+        """
+        with np.errstate(all="ignore"):
+            if self._kind in CURVE_METRICS:
+                return _area(pooled.reshape(-1, 3)) if pooled.size > 2 else _share(*pooled)
+            numerator, weight = pooled
+            if self._kind == "gamma-deviance":
+                return float(2 * numerator / (weight if weight > 0 else np.float64(_ROUNDING)))
+            if weight == 0 and self._kind in (*_PER_CLASS, "quantile"):
+                return float("nan")  # XGBoost divides by it, or refuses
+            quotient = numerator / weight if weight != 0 else numerator
+            return float(np.sqrt(quotient) if self._kind in ("rmse", "rmsle") else quotient)
+
+
+def without_empty_curves(parts: Parts) -> Parts:
+    """Return parts of a curve in which those that are no numbers add nothing: the rows have one class only.
+
+    To aucpr XGBoost adds such a site as no number, which would make the pooled metric none for all.
+
+    Shapes: parts: float64[2], area and weight, or float64[3 n_classes], weight, positives and area of each class.
+    """
+    by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
+    return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
+
+
+def _added(values: Floats, block: int) -> float:
+    """Add rows one after the other in blocks, and the blocks' sums. Shapes: float32[n_rows]."""
+    n_whole = values.size // block * block
+    sums = np.cumsum(values[:n_whole].reshape(-1, block), axis=1, dtype=np.float64)[:, -1]
+    rest = np.cumsum(values[n_whole:], dtype=np.float64)[-1:]
+    return float(np.cumsum(np.concatenate([sums, rest]))[-1])
+
+
+def _share(area: float, weight: float) -> float:
+    return float(min(area / weight, 1.0)) if weight > 0 else float("nan")
+
+
+def _area(by_class: Parts) -> float:
+    """Return the mean of classes' areas by their positives. Shapes: float64[n_classes, 3]."""
+    total = positives = 0.0
+    for weight, positive, area in by_class:
+        if weight == 0:
+            return float("nan")
+        total += area / weight * positive
+        positives += positive
+    return float(total / positives) if positives else float("nan")
+
+
+def _rmse(metric: Metric, y: Floats, p: Floats) -> Floats:
+    return (y - p) * (y - p)
+
+
+def _rmsle(metric: Metric, y: Floats, p: Floats) -> Floats:
+    difference = float32.log1p(y) - float32.log1p(p)
+    return difference * difference
+
+
+def _mae(metric: Metric, y: Floats, p: Floats) -> Floats:
+    return np.abs(y - p)
+
+
+def _mape(metric: Metric, y: Floats, p: Floats) -> Floats:
+    return np.abs((y - p) / y)
+
+
+def _logloss(metric: Metric, y: Floats, p: Floats) -> Floats:
+    def part(x: Floats, probability: Floats) -> Floats:
+        return np.where(x == 0, _F(0), x * float32.log(np.maximum(probability, _SMALLEST)))
+
+    return part(-y, p) + part(-(_F(1) - y), _F(1) - p)
+
+
+def _error(metric: Metric, y: Floats, p: Floats) -> Floats:
+    return np.where(p > metric.argument, _F(1) - y, y)
+
+
+def _huber(metric: Metric, y: Floats, p: Floats) -> Floats:
+    slope = metric.objective.huber_slope
+    ratio = (y - p) / slope
+    return slope * slope * (np.sqrt(_F(1) + ratio * ratio) - _F(1))
+
+
+def _quantile(metric: Metric, y: Floats, p: Floats) -> Floats:
+    alpha, d = metric.objective.quantile_alpha, y - p
+    sign = (d >= 0).astype(np.float32)
+    return (alpha * sign * d) - (_F(1) - alpha) * (_F(1) - sign) * d
+
+
+def _poisson(metric: Metric, y: Floats, p: Floats) -> Floats:
+    p = np.where(p < _SMALLEST, _SMALLEST, p)
+    return float32.lgamma(y + _F(1)) + p - float32.log(p) * y
+
+
+def _gamma_deviance(metric: Metric, y: Floats, p: Floats) -> Floats:
+    p, y = p + _ROUNDING, y + _ROUNDING
+    return float32.log(p / y) + y / p - _F(1)
+
+
+def _gamma_likelihood(metric: Metric, y: Floats, p: Floats) -> Floats:
+    theta = (-1.0 / np.maximum(p, _ROUNDING).astype(np.float64)).astype(np.float32)
+    return -(y * theta + float32.log(-theta))
+
+
+def _tweedie(metric: Metric, y: Floats, p: Floats) -> Floats:
+    one, two, of_p = _F(1) - metric.argument, _F(2) - metric.argument, float32.log(p)
+    return -(y * float32.exp(one * of_p) / one) + float32.exp(two * of_p) / two
+
+
+def _mlogloss(metric: Metric, y: Floats, p: Floats) -> Floats:
+    own = p[np.arange(y.size), y.astype(np.int64)]
+    return -float32.log(np.where(own > _SMALLEST, own, _SMALLEST))
+
+
+def _merror(metric: Metric, y: Floats, p: Floats) -> Floats:
+    return (np.argmax(p, axis=1) != y.astype(np.int64)).astype(np.float32)
+
+
+_LOSSES: dict[str, Loss] = {
+    "rmse": _rmse,
+    "rmsle": _rmsle,
+    "mae": _mae,
+    "mape": _mape,
+    "logloss": _logloss,
+    "error": _error,
+    "mphe": _huber,
+    "quantile": _quantile,
+    "poisson-nloglik": _poisson,
+    "gamma-deviance": _gamma_deviance,
+    "gamma-nloglik": _gamma_likelihood,
+    "tweedie-nloglik": _tweedie,
+    "mlogloss": _mlogloss,
+    "merror": _merror,
+}
