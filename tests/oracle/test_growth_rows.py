@@ -1,4 +1,4 @@
-"""Gradients, base scores, metrics and frames of models are XGBoost's: the installed release's, and stored ones of others."""
+"""Gradients, base scores, metrics and frames of models are XGBoost's: of the installed release and of stored ones."""
 
 from __future__ import annotations
 

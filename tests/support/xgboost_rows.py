@@ -92,7 +92,10 @@ def _document(booster: xgb.Booster) -> dict[str, Any]:
 
 
 def pairs(name: str, weighted: bool) -> np.ndarray:
-    """Return gradients, where the hessian vanishes beside lambda, and hessians. Shapes: float32[n_outputs, n_rows, 2]."""
+    """Return gradients, where the hessian vanishes beside lambda, and hessians.
+
+    Shapes: float32[n_outputs, n_rows, 2].
+    """
     params, _ = CASES[name]
     fixed = {"reg_lambda": LAMBDA, "min_child_weight": 0, "learning_rate": 1, "nthread": 1, "max_depth": 1}
     found = []
@@ -116,7 +119,7 @@ def _each(
 
 
 def leaves(name: str, weighted: bool) -> np.ndarray:
-    """Return -g/h and h of rows whose losses share a scale, from one tree with a leaf for each row; no number elsewhere.
+    """Return -g/h and h of rows whose losses share a scale, from a tree with a leaf for each; no number elsewhere.
 
     Shapes: float32[n_rows, 2].
     """
