@@ -114,7 +114,8 @@ def continued_model(
         parallel: trees of a round for each output, of the job.
 
     Raises:
-        ConfigurationError: a model of which trees were dropped, or with vector leaves.
+        ConfigurationError: a model of which trees were dropped, with vector leaves, or with another number of parallel
+            trees than the job, for which XGBoost would go on with the model's.
     """
     document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
     learner = document["learner"]
@@ -122,7 +123,11 @@ def continued_model(
         raise ConfigurationError("a model of booster dart goes on under engine xgboost only")
     if any(tree["tree_param"]["size_leaf_vector"] not in ("0", "1") for tree in trees_model(learner)["trees"]):
         raise ConfigurationError("a model with vector leaves goes on under engine xgboost only")
-    trees_model(learner)["gbtree_model_param"]["num_parallel_tree"] = str(parallel)
+    found = trees_model(learner)["gbtree_model_param"]["num_parallel_tree"]
+    if int(found) != parallel:
+        raise ConfigurationError(
+            f"the model has num_parallel_tree={found}, the job {parallel}: give the job the model's"
+        )
     learner |= {"feature_names": list(feature_names), "feature_types": list(feature_types)}
     learner["objective"] = objective_section(objective)
     document["version"] = list(VERSIONS[objective.arithmetic])
