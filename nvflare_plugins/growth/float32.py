@@ -197,13 +197,13 @@ def _reduced(x: Floats) -> tuple[Floats, Floats, NDArray[Any], NDArray[np.bool_]
     u = np.where(is_large, x, _F(1) + x)
     bits = u.view(np.int32)
     k = (bits >> 23) - 127
-    c = np.where(k > 0, _F(1) - (u - x), x - (u - _F(1))) / u
-    c = np.where(is_large, _F(0), c)
+    c: Floats = np.divide(np.where(k > 0, _F(1) - (u - x), x - (u - _F(1))), u, dtype=np.float32)
+    c[is_large] = 0
     mantissa = bits & 0x007FFFFF
     is_low = mantissa < 0x3504F7
-    normal = np.where(is_low, mantissa | 0x3F800000, mantissa | 0x3F000000).astype(np.int32).view(np.float32)
-    rest = np.where(is_low, mantissa, (0x00800000 - mantissa) >> 2)
-    return normal - _F(1), c, np.where(is_low, k, k + 1), rest == 0
+    normal: Floats = np.where(is_low, mantissa | 0x3F800000, mantissa | 0x3F000000).astype(np.int32).view(np.float32)
+    is_short: NDArray[np.bool_] = np.where(is_low, mantissa, (0x00800000 - mantissa) >> 2) == 0
+    return normal - _F(1), c, np.where(is_low, k, k + 1), is_short
 
 
 _EXPM1 = (-3.3333335072e-02, 1.5873016091e-03, -7.9365076090e-05, 4.0082177293e-06, -2.0109921195e-07)
@@ -310,7 +310,8 @@ def lgamma(x: Floats) -> Floats:
 def _lgamma(x: Floats) -> Floats:
     inside = np.where((x >= 1) & (x < np.inf), x, _F(1))
     result = np.where(inside < 2, _lgamma_below_2(inside), _lgamma_below_8(inside))
-    of_log, inverse = log_in_numpy(inside), _F(1) / inside
+    inverse: Floats = np.divide(_F(1), inside, dtype=np.float32)
+    of_log = log_in_numpy(inside)
     correction = _F(4.1893854737e-01) + inverse * _polynomial(_STIRLING, inverse * inverse)
     result = np.where(inside >= 8, (inside - _F(0.5)) * (of_log - _F(1)) + correction, result)
     result = np.where(inside >= _F(2.0**26), inside * (of_log - _F(1)), result)

@@ -139,11 +139,11 @@ def _rmsle(metric: Metric, y: Floats, p: Floats) -> Floats:
 
 
 def _mae(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.abs(y - p)
+    return np.asarray(np.abs(y - p))
 
 
 def _mape(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return np.abs((y - p) / y)
+    return np.asarray(np.abs((y - p) / y))
 
 
 def _logloss(metric: Metric, y: Floats, p: Floats) -> Floats:
@@ -195,7 +195,7 @@ def _mlogloss(metric: Metric, y: Floats, p: Floats) -> Floats:
 
 
 def _merror(metric: Metric, y: Floats, p: Floats) -> Floats:
-    return (np.argmax(p, axis=1) != y.astype(np.int64)).astype(np.float32)
+    return np.asarray(np.argmax(p, axis=1) != y, np.float32)
 
 
 _LOSSES: dict[str, Loss] = {

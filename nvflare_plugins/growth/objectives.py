@@ -167,7 +167,7 @@ class Objective:
         Shapes: margins: float32[n_rows] or float32[n_rows, 1]; labels, weights: float32[n_rows]; result:
             float32[n_rows].
         """
-        root = np.sqrt(np.abs(margins.reshape(-1) - labels))
+        root: Floats = np.sqrt(np.abs(margins.reshape(-1) - labels))
         return root if weights is None else weights * root
 
     def scale(self, numerator: float, total_weight: float) -> np.float32:
@@ -183,7 +183,7 @@ class Objective:
         Shapes: margins: float32[n_rows, n_outputs]; result: the same, but float32[n_rows] of classes for softmax.
         """
         if self.name == "multi:softmax":
-            return np.argmax(margins, axis=1).astype(np.float32)
+            return np.asarray(np.argmax(margins, axis=1), np.float32)
         return self.evaluated(margins)
 
     def evaluated(self, margins: Floats) -> Floats:
@@ -196,7 +196,8 @@ class Objective:
             return (margins > 0).astype(np.float32)
         if self.name in _SOFTMAX:
             exps = float32.exp(margins - margins.max(axis=1, keepdims=True, initial=-np.inf))
-            return exps / _running_total(exps).astype(np.float32)
+            shares: Floats = np.divide(exps, _running_total(exps).astype(np.float32), dtype=np.float32)
+            return shares
         return margins
 
     def margins_of(self, base_score: Floats) -> Floats:
@@ -209,7 +210,7 @@ class Objective:
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             if self.name in ("binary:logistic", "reg:logistic"):
                 inside = np.minimum(np.maximum(base_score, _F(1e-6)), _F(1) - _F(1e-6))
-                margins = -float32.log(_F(1) / inside - _F(1))
+                margins = -float32.log(np.divide(_F(1), inside, dtype=np.float32) - _F(1))
             else:
                 margins = float32.log(base_score) if self.name in _LOG_LINK else base_score
         if not np.isfinite(margins).all():
@@ -276,7 +277,7 @@ def _pseudo_huber(
     job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32
 ) -> tuple[Floats, Floats]:
     z, slope = x - y, job.huber_slope * job.huber_slope
-    root = np.sqrt(_F(1) + z * z / slope)
+    root: Floats = np.sqrt(_F(1) + z * z / slope)
     return z / root * w, slope / ((slope + z * z) * root) * w
 
 
