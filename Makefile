@@ -24,7 +24,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
+.PHONY: demo lint test test-all oracle simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -41,6 +41,20 @@ test: lint
 test-all: $(STAMP)
 	-$(BIN)/python -m pip install --quiet -e ".[notebooks]"  # notebooks run where these install, else they are skipped
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
+
+# Our trees beside those of every XGBoost whose arithmetic we have, each in an environment of its own; 3.3 and later ask
+# for Python 3.12. `make test` compares with trees that these programs wrote before.
+ORACLES ?= 3.2.0 3.3.0 3.4.1
+ORACLE_PYTHON ?= python3.12
+oracle: $(STAMP)
+	@for release in $(ORACLES); do \
+	    place=$(VENV)/oracle/$$release; echo "XGBoost $$release ..."; \
+	    { [ -x $$place/bin/python ] || $(ORACLE_PYTHON) -m venv $$place; } && \
+	    $$place/bin/python -m pip install --quiet --disable-pip-version-check numpy scipy && \
+	    $$place/bin/python -m pip install --quiet --disable-pip-version-check --no-deps xgboost==$$release && \
+	    $$place/bin/python tests/oracle/growth_trees.py $(VENV)/oracle/growth_trees_$${release%.*}.json.gz || exit 1; \
+	done
+	VEILBOOST_ORACLE=$(abspath $(VENV))/oracle $(BIN)/python -m pytest tests/oracle/test_growth_equals_central.py
 
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
 simulate: $(STAMP)

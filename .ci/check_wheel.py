@@ -22,6 +22,8 @@ def main() -> int:
     missing = [name for name in FILES if name not in found]
     if not any(name.endswith(".cuh") for name in found):
         missing.append("he_processors/cuda/*.cuh")
+    if not any("growth/_native/_float32." in name for name in found):
+        missing.append("nvflare_plugins/growth/_native/_float32")
     for extension in ("_bignum", "_curve", "_field", "_grids"):
         if not any(f"_native/{extension}." in name for name in found):
             missing.append(f"he_processors/_native/{extension}")

@@ -39,7 +39,6 @@ LEVELS = (
     ("site",),
     ("evidence",),
     ("xgb",),
-    ("growth",),
     ("report",),
     ("cluster",),
     ("shards",),

@@ -26,9 +26,9 @@ def extension(name: str, package: str = __name__, interface: int = INTERFACE) ->
     except ImportError:
         return None
     if getattr(module, "INTERFACE", None) != interface:
-        file = Path(module.__file__ or name).name
+        file = f"{package.replace('.', '/')}/{Path(module.__file__ or name).name}"
         raise BackendUnavailable(
-            f"{package.replace('.', '/')}/{file} was built from other sources than those beside it. Remedy: build it again "
+            f"{file} was built from other sources than those beside it. Remedy: build it again "
             "(`pip install -e .` in the checkout, or `make`), or delete the file to go on without it, more slowly"
         )
     return module

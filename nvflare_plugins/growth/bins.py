@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,24 +103,31 @@ class BinnedTable:
     is_dense: bool
 
 
-def bin_rows(layout: BinLayout, blocks: Iterable[NDArray[np.float32]], n_rows: int, variant: str = BEST) -> BinnedTable:
+def bin_rows(
+    layout: BinLayout,
+    blocks: Iterable[NDArray[np.float32]],
+    n_rows: int,
+    variant: str = BEST,
+    file: Path | None = None,
+) -> BinnedTable:
     """Find the bin of every value.
 
     Shapes: blocks: float32[n_block_rows, n_features] each, NaN is missing; together ``n_rows`` rows.
 
     Args:
         variant: of ``_native.variants``.
+        file: where the codes are kept if they are not to be held; the caller removes it.
     """
     n_bins = layout.bins_of_feature
     widest = int(n_bins.max(initial=1))
     kind = next(one for one in _CODE_TYPES if widest - 1 <= np.iinfo(one).max)
-    codes: Codes = np.empty((n_rows, layout.n_features), dtype=kind)
+    codes = new_codes((n_rows, layout.n_features), kind, file)
     lacks, fills = np.zeros((2, layout.n_features), dtype=bool)  # a value; a bin whose code stands for missing values
     done = 0
     for block in blocks:
         lacks_now, fills_now = _bin_block(layout, block, codes[done : done + len(block)], variant)
         if ((lacks | lacks_now) & (fills | fills_now)).any():
-            codes = _widened(codes, done, lacks, n_bins)
+            codes = _widened(codes, done, lacks, n_bins, file)
             _bin_block(layout, block, codes[done : done + len(block)], variant)
             fills[:] = fills_now[:] = False
         lacks |= lacks_now
@@ -129,14 +137,24 @@ def bin_rows(layout: BinLayout, blocks: Iterable[NDArray[np.float32]], n_rows: i
     return BinnedTable(codes, missing.astype(np.uint32), not lacks.any())
 
 
+def new_codes(shape: tuple[int, int], kind: np.dtype[Any], file: Path | None) -> Codes:
+    """Return room for codes: in memory, or in a file of this name."""
+    if file is None or not all(shape):
+        return np.empty(shape, dtype=kind)
+    file.unlink(missing_ok=True)
+    return np.memmap(file, dtype=kind, mode="w+", shape=shape)
+
+
 def _missing_codes(n_bins: NDArray[np.int64], kind: np.dtype[Any]) -> NDArray[np.int64]:
     """Return the codes of missing values: the one after the last bin, or the last bin's where that does not fit."""
     return np.minimum(n_bins, np.iinfo(kind).max)
 
 
-def _widened(codes: Codes, n_rows: int, lacks: NDArray[np.bool_], n_bins: NDArray[np.int64]) -> Codes:
+def _widened(
+    codes: Codes, n_rows: int, lacks: NDArray[np.bool_], n_bins: NDArray[np.int64], file: Path | None
+) -> Codes:
     """Return codes of the next type with the first rows taken over. Shapes: lacks: bool[n_features], in these rows."""
-    wider: Codes = np.empty(codes.shape, dtype=_CODE_TYPES[_CODE_TYPES.index(codes.dtype) + 1])
+    wider = new_codes((codes.shape[0], codes.shape[1]), _CODE_TYPES[_CODE_TYPES.index(codes.dtype) + 1], file)
     missing = _missing_codes(n_bins, codes.dtype)
     for feature in range(codes.shape[1]):
         column = wider[:n_rows, feature]
@@ -166,8 +184,8 @@ def _bin_block(
         growth.bin(codes.itemsize, values[rows], layout.upper, layout.starts, kinds, code, out, *found[i])
 
     run_blocks(run, list(range(len(parts))), default_threads())
-    lacks, fills = found.any(axis=0)
-    return lacks, fills
+    either = found.max(axis=0, initial=0).astype(bool)
+    return either[0], either[1]
 
 
 def _bin_in_numpy(

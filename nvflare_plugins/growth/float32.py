@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from nvflare_plugins.growth._native import float32 as native
+from nvflare_plugins.growth import _native
 
+native = _native.float32
 Floats = NDArray[np.float32]
 _BLOCK = 1 << 15  # values whose doubles stay in the cache
 _F = np.float32

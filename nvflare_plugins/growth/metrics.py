@@ -18,7 +18,7 @@ from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.wire.catalogue import CURVE_METRICS
-from nvflare_plugins.xgb.curves import curve_parts
+from nvflare_plugins.xgb.curves import curve_parts, without_empty_curves
 
 _F = np.float32
 _ROUNDING = _F(1e-6)  # XGBoost's kRtEps
@@ -93,17 +93,6 @@ class Metric:
                 return float("nan")  # XGBoost divides by it, or refuses
             quotient = numerator / weight if weight != 0 else numerator
             return float(np.sqrt(quotient) if self._kind in ("rmse", "rmsle") else quotient)
-
-
-def without_empty_curves(parts: Parts) -> Parts:
-    """Return parts of a curve in which those that are no numbers add nothing: the rows have one class only.
-
-    To aucpr XGBoost adds such a site as no number, which would make the pooled metric none for all.
-
-    Shapes: parts: float64[2], area and weight, or float64[3 n_classes], weight, positives and area of each class.
-    """
-    by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
-    return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
 
 
 def _added(values: Floats, block: int) -> float:

@@ -119,7 +119,8 @@ def continued_model(
     """
     document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
     learner = document["learner"]
-    if learner["gradient_booster"]["name"] != "gbtree" or trees_model(learner).get("weight_drop"):
+    # Each release keeps the weights of dropped trees in another place, and loses those that it does not look for.
+    if learner["gradient_booster"]["name"] != "gbtree" or b"weight_drop" in model:
         raise ConfigurationError("a model of booster dart goes on under engine xgboost only")
     if any(tree["tree_param"]["size_leaf_vector"] not in ("0", "1") for tree in trees_model(learner)["trees"]):
         raise ConfigurationError("a model with vector leaves goes on under engine xgboost only")

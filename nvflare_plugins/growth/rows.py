@@ -6,16 +6,18 @@ Reference: XGBoost 3.2, src/tree/common_row_partitioner.h, src/tree/hist/histogr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
-from nvflare_plugins.growth._native import BEST, NUMPY, growth
-from nvflare_plugins.growth.bins import BinLayout, BinnedTable, right_mask
+from nvflare_plugins.growth._native import BEST, NUMPY, growth, say_so_once
+from nvflare_plugins.growth.bins import BinLayout, BinnedTable, Codes, new_codes, right_mask
 
 ROOT = 0
+_ROWS_AT_ONCE = 1 << 16
 
 _LEAST_WORK = 1 << 15
 """Values that are worth a thread of their own."""
@@ -45,13 +47,10 @@ class NodeSplit(NamedTuple):
 
 
 class Rows(Protocol):
-    """The rows of one site, or of a worker's share of it, while trees grow.
+    """The rows of one site, or of a worker's share of it, while a tree grows; all are in the root at first.
 
     Units: gradient pairs and their sums are integers (g, h) on the tree's grid.
     """
-
-    def begin_tree(self, pairs: NDArray[np.int64]) -> None:
-        """Put all rows into the root. Shapes: pairs: int64[n_rows, 2]; kept, not copied."""
 
     def total(self) -> NDArray[np.int64]:
         """Return the sum of all rows' pairs. Shapes: int64[2]."""
@@ -75,10 +74,11 @@ class BinnedRows:
         self._layout = layout
         self._table = table
         self._is_native = variant != NUMPY
+        say_so_once()
         self._pairs: NDArray[np.int64] = np.empty((0, 2), dtype=np.int64)
         self._columns = np.empty(0, dtype=table.codes.dtype)  # the codes, feature by feature
         self._span_of: dict[int, tuple[int, int]] = {}  # of each node's rows, in the order
-        self._order, self._scratch = np.empty((2, self.n_rows), dtype=np.int32)
+        self._order, self._scratch = np.empty((2, 0), dtype=np.int32)
 
     @property
     def n_rows(self) -> int:
@@ -86,11 +86,12 @@ class BinnedRows:
         return int(self._table.codes.shape[0])
 
     def begin_tree(self, pairs: NDArray[np.int64]) -> None:
-        """See ``Rows``."""
+        """Put all rows into the root. Shapes: pairs: int64[n_rows, 2]; kept, not copied."""
         self._pairs = np.ascontiguousarray(pairs, dtype=np.int64)
+        self._order, self._scratch = np.empty((2, self.n_rows), dtype=np.int32)
         self._order[:] = np.arange(self.n_rows, dtype=np.int32)
         if self._is_native and not self._columns.size:
-            self._columns = np.ascontiguousarray(self._table.codes.T)
+            self._columns = _by_feature(self._table.codes)
         self._span_of = {ROOT: (0, self.n_rows)}
 
     def total(self) -> NDArray[np.int64]:
@@ -255,6 +256,17 @@ class BinnedRows:
 
         run_blocks(run, row_blocks(self.n_rows, threads, _LEAST_WORK), threads)
         return found
+
+
+def _by_feature(codes: Codes) -> Codes:
+    """Return codes feature by feature, in a file beside their own where they are in one."""
+    if not isinstance(codes, np.memmap):
+        return np.ascontiguousarray(codes.T)  # type: ignore[return-value]
+    file = Path(str(codes.filename))
+    found = new_codes((codes.shape[1], codes.shape[0]), codes.dtype, file.with_stem(f"{file.stem}_by_feature"))
+    for start in range(0, len(codes), _ROWS_AT_ONCE):
+        found[:, start : start + _ROWS_AT_ONCE] = codes[start : start + _ROWS_AT_ONCE].T
+    return found
 
 
 def _parts(spans: Sequence[tuple[int, int]], work_per_row: int) -> list[list[Piece]]:

@@ -29,6 +29,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 _SEEDS = 2**32  # all that the generator tells apart
 _TWISTER_RANGE = 2**32 - 1  # largest output minus smallest
 _ROW_FACTOR = np.uint64(16807)
+_SEED_OF_ROUND = 127
 _ROW_MASK = np.uint64(2**63 - 1)
 
 
@@ -110,6 +111,10 @@ class TreeRandom:
         self.columns = ColumnSampler(params, n_columns, lambda: own or XGBoostRandom(self._shared.draw()))
         if own is not None:
             self.columns.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
+
+    def reseed(self, seed: int, number: int) -> None:
+        """Begin anew for a round, as XGBoost does with ``seed_per_iteration``."""
+        self._shared = XGBoostRandom(seed * _SEED_OF_ROUND + number)
 
     def row_seed(self) -> int:
         """Draw the seed of a tree's ``sampled_rows``: before the tree's columns are drawn, and only below 1."""

@@ -179,8 +179,10 @@ class SplitFinder:
         bins = np.stack([sums[start:end] for sums in histograms])[None]
         total = asked.totals[None, :, None]
         missing = total - bins.sum(axis=2, keepdims=True)
-        sums = (side[..., k] for side in (bins, total, missing) for k in range(2))
-        block = CategoryBlock(*sums, asked.allowed[:, feature])
+        (g, total_g, missing_g), (h, total_h, missing_h) = (
+            (bins[..., k], total[..., k], missing[..., k]) for k in range(2)
+        )
+        block = CategoryBlock(g, h, total_g, total_h, missing_g, missing_h, asked.allowed[:, feature])
         found = self._categories[feature].best_splits(block, asked.nodes())
         return [None if split is None else _as_split(feature, split) for split in found]
 

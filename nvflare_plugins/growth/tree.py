@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,29 @@ class Tree:
         found = {s.node: s.right_categories for s in self.splits if s.right_categories is not None}
         return dict(sorted(found.items()))
 
+    def fields(self) -> dict[str, Any]:
+        """Return what XGBoost's model document says of the tree."""
+        sets = self.categories
+        sizes = [len(values) for values in sets.values()]
+        split_type = np.zeros(self.n_nodes, dtype=np.int64)
+        split_type[list(sets)] = 1
+        return {
+            "left_children": self.left.tolist(),
+            "right_children": self.right.tolist(),
+            "parents": self.parent.tolist(),
+            "split_indices": self.feature.tolist(),
+            "default_left": self.default_left.astype(int).tolist(),
+            "split_conditions": self.conditions,
+            "base_weights": self.base_weights,
+            "loss_changes": self.loss_changes,
+            "sum_hessian": self.sum_hessian,
+            "split_type": split_type.tolist(),
+            "categories": [value for values in sets.values() for value in values],
+            "categories_nodes": list(sets),
+            "categories_segments": np.cumsum([0, *sizes])[:-1].tolist(),
+            "categories_sizes": sizes,
+        }
+
     def with_leaf_values(self, values: NDArray[np.float32]) -> Tree:
         """Return the tree with other values of its leaves, as XGBoost sets adaptive ones: base weights stay.
 
@@ -136,15 +159,17 @@ class TreeGrower:
         self._formula = SplitFormula(params, arithmetic)
         self._eta = np.float32(eta)
 
-    def grow(self, rows: Rows, sums: Sums, unit: GradientUnit, sampler: ColumnSampler) -> Tree:
+    def grow(self, rows: Rows, sums: Sums, unit: GradientUnit, sampler: ColumnSampler, slack: int = 0) -> Tree:
         """Grow one tree from rows that are all in the root; afterwards they are in the leaves.
 
         Args:
             rows: this site's, after ``begin_tree``; pairs of rows that are not sampled are zero.
             unit: of the pairs.
             sampler: after ``begin_tree``.
+            slack: by how much the bins of a feature may miss their node's sum though it has no missing value, where
+                sums are rounded on their way; 0 where they are exact.
         """
-        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler, self._variant)
+        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler, self._variant, slack)
         growth.begin(rows, sums)
         while batch := growth.driver.pop():
             growth.divide(batch, rows, sums)
@@ -163,7 +188,9 @@ class _Growth:
         unit: GradientUnit,
         sampler: ColumnSampler,
         variant: str,
+        slack: int,
     ) -> None:
+        self._slack = slack
         self._layout, self._params, self._formula, self._eta = layout, params, formula, eta
         self._unit, self._sampler = unit, sampler
         self._finder = SplitFinder(layout, formula, unit, variant)
@@ -219,9 +246,11 @@ class _Growth:
             bounds: of the nodes' parents.
         """
         totals = np.array([self._totals[number] for number in numbers], dtype=np.int64)
-        gains = self._formula.gain(*self._decode(totals), self._stacked(bounds))
-        own = self._stacked([node.constraints.bounds for node in nodes])
-        question = Question(totals, gains, own.lower, own.upper, self._allowed(nodes))
+        if self._slack:
+            self._take_up_rounding(totals, nodes)
+        gains = self._formula.gain(*self._decode(totals), WeightBounds(*self._limits(bounds)))
+        limits = self._limits([node.constraints.bounds for node in nodes])
+        question = Question(totals, gains, *limits, self._allowed(nodes))
         found = [
             (number, node, split)
             for number, node, split in zip(
@@ -232,24 +261,34 @@ class _Growth:
         self._nodes.update((number, node) for number, node, _ in found)
         left = np.array([split.left for *_, split in found], dtype=np.int64).reshape(-1, 2)
         right = np.array([self._totals[number] for number, *_ in found], dtype=np.int64).reshape(-1, 2) - left
-        sides = [list(zip(*(x.tolist() for x in self._decode(side)), strict=True)) for side in (left, right)]
+        left_g, left_h, right_g, right_h = (x.tolist() for side in (left, right) for x in self._decode(side))
         self.driver.push(
             [
-                _Entry(number, node.depth, split.loss_change, split.feature, *both, split)
-                for (number, node, split), *both in zip(found, *sides, strict=True)
+                _Entry(number, node.depth, split.loss_change, split.feature, lower, upper, split)
+                for (number, node, split), lower, upper in zip(
+                    found, zip(left_g, left_h, strict=True), zip(right_g, right_h, strict=True), strict=True
+                )
             ]
         )
+
+    def _take_up_rounding(self, totals: NDArray[np.int64], nodes: Sequence[_Node]) -> None:
+        """Add to each feature's last bin what rounding has left of the node's sum: it is no missing value."""
+        starts = self._layout.starts
+        for total, node in zip(totals, nodes, strict=True):
+            rest = total - np.add.reduceat(node.sums, starts[:-1], axis=0)
+            is_rounding = (np.abs(rest) <= self._slack).all(axis=-1, keepdims=True)
+            node.sums[starts[1:] - 1] += np.where(is_rounding, rest, 0)
 
     def _decode(self, totals: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return sums as doubles. Shapes: totals: int64[n, 2]; results: float64[n]."""
         return self._unit.decode(totals[None, :, 0], totals[None, :, 1])
 
-    def _stacked(self, bounds: Sequence[WeightBounds]) -> WeightBounds:
-        """Return the bounds of several nodes as arrays. Shapes: float32[n_nodes]."""
+    def _limits(self, bounds: Sequence[WeightBounds]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the lower and upper bounds of several nodes. Shapes: float32[n_nodes] each."""
         if not self._formula.is_constrained:
-            none = WeightBounds()
-            return WeightBounds(*(np.full(len(bounds), limit, dtype=np.float32) for limit in (none.lower, none.upper)))
-        return WeightBounds(np.array([b.lower for b in bounds]), np.array([b.upper for b in bounds]))
+            bounds = (WeightBounds(),) * len(bounds)
+        lower, upper = ([getattr(one, side) for one in bounds] for side in ("lower", "upper"))
+        return np.array(lower, dtype=np.float32), np.array(upper, dtype=np.float32)
 
     def _allowed(self, nodes: Sequence[_Node]) -> NDArray[np.bool_]:
         """Return which columns may split each node; the sampler draws for them in their order."""
@@ -278,7 +317,7 @@ class _Growth:
             is_threshold = split.right_categories is None
             conditions[node] = self._layout.threshold(split.feature, split.bin) if is_threshold else NO_THRESHOLD
         g, h = self._decode(np.array(self._totals, dtype=np.int64))
-        weights = self._formula.weight(g, h, self._stacked(bounds))
+        weights = self._formula.weight(g, h, WeightBounds(*self._limits(bounds)))
         is_leaf = left == _NO_CHILD
         values = weights * self._eta
         conditions[is_leaf] = values[is_leaf]

@@ -44,6 +44,18 @@ def curve_parts(metric: str, scores: Column, label: Column, weight: Column | Non
     return parts.reshape(-1)
 
 
+def without_empty_curves(parts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Let a site without positive or without negative rows contribute nothing to the pooled aucpr.
+
+    XGBoost sends no number for such a site's area under precision and recall, which would make the pooled metric no
+    number for all. To auc it contributes neither area nor weight; so it does here.
+
+    Shapes: parts: float64[2], area and weight, or float64[3 n_classes], weight, positives and area of each class.
+    """
+    by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
+    return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
+
+
 def _area_under_rates(scores: Column, label: Column, weight: Column) -> tuple[float, float, float]:
     def area(x0: Sums, x1: Sums, y0: Sums, y1: Sums) -> Sums:
         return np.abs(x0 - x1) * (y0 + y1) * 0.5

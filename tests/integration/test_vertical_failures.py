@@ -13,12 +13,12 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.flare.executor import error_text
+from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.vertical import checkpoints
 from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.vertical.model import conclusion
 from nvflare_plugins.vertical.passive import party as passive
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,20 @@ import xgboost as xgb
 
 from nvflare_plugins.growth.first_estimate import FirstEstimate
 from nvflare_plugins.growth.metrics import Metric
-from nvflare_plugins.growth.model import base_score_of, new_model
+from nvflare_plugins.growth.model import base_score_of, continued_model, new_model, predict_margins
 from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import xgboost_rows as oracle
 
 FOLDER = Path(__file__).parents[1] / "golden" / "growth"
 RELEASES = sorted({"3.3.0", "3.4.1", xgb.__version__})
 SETTINGS = [(name, weighted) for name in oracle.CASES for weighted in (False, True)]
+CONTINUED = {
+    "3.3": "682d91f1f2676628b8322fed5036514d603229cb2a2c83bdd6be92819e424ca2",
+    "3.4": "0664fe499e44a2bfd2d4fb1d0c80992ec55239ce5e06dfa4e2bfe56301247e0b",
+}
+"""Hashes of the documents to which training adds that goes on from the stored models."""
 PRINTED = {"aucpr": 1e-13}
 """Metrics that are not the same double: the logarithms in it are the C library's there and numpy's here."""
 
@@ -129,3 +136,20 @@ def test_metrics_of_one_site_are_those_of_evaluation(version: str, name: str, we
         value = own.value(own.parts(*rows))
         assert not np.isnan(expected) and np.float32(value) == np.float32(expected), metric
         assert value == pytest.approx(expected, rel=PRINTED.get(metric, 0.0), abs=0.0), metric
+
+
+@pytest.mark.parametrize("release", ["3.3", "3.4"])
+def test_a_model_of_another_release_goes_on_as_the_same_document_under_every_wheel(release: str) -> None:
+    model = (FOLDER / f"model_{release}.ubj").read_bytes()
+    columns, _ = oracle.small_model()
+    params = {"objective": "multi:softprob", "num_class": oracle.CLASSES}
+    names, types = ["Größe", "b", "c"], ["float", "float", "c"]
+    objective = Objective.of_job(check_parameters(params, names, []), "3.4")
+    document = continued_model(model, objective, feature_names=names, feature_types=types)
+    own = model_bytes(document)
+    assert hashlib.sha256(own).hexdigest() == CONTINUED[release]
+    matrix = xgb.DMatrix(columns, feature_names=names, feature_types=types, enable_categorical=True)
+    margins = predict_margins(document, objective.margins_of(base_score_of(document)), columns)
+    for raw in (model, own):
+        found = xgb.Booster(model_file=bytearray(raw)).predict(matrix, output_margin=True)
+        assert found.tobytes() == margins.tobytes()

@@ -1,6 +1,6 @@
 """What one release of XGBoost makes of rows: gradients, base scores, metrics and the frames of its models.
 
-python tests/support/xgboost_rows.py FILE      writes them, in an environment that has xgboost and numpy alone
+python tests/support/xgboost_rows.py FOLDER    writes them, in an environment that has xgboost and numpy alone
 
 No interface returns XGBoost's gradients. A tree of one row shows them: its hessian as it is, and its gradient in the
 leaf, where lambda is so large a power of two that the leaf is the gradient divided by it.
@@ -177,7 +177,27 @@ def facts() -> dict[str, Any]:
     return found
 
 
+def small_model() -> tuple[np.ndarray, xgb.Booster]:
+    """Return rows with missing values and categories, and a model of two rounds that XGBoost trained on them."""
+    rng = np.random.default_rng(4)
+    columns = rng.integers(-400, 400, (N_MANY, 3)).astype(np.float32) / np.float32(128)
+    columns[:, 2] = rng.integers(0, 9, N_MANY)
+    columns[rng.integers(0, 10, columns.shape) == 0] = np.nan
+    names = {"feature_names": ["Größe", "b", "c"], "feature_types": ["float", "float", "c"]}
+    label = rng.integers(0, CLASSES, N_MANY)
+    matrix = xgb.DMatrix(columns, label=label, enable_categorical=True, **names)
+    params = {"objective": "multi:softprob", "num_class": CLASSES, "max_depth": 2, "nthread": 1}
+    return columns, xgb.train({**params, "max_cat_to_onehot": 1}, matrix, 2)
+
+
+def write(folder: Path) -> None:
+    """Write what this release's files hold."""
+    release = xgb.__version__[:3]
+    text = json.dumps(facts(), sort_keys=True, separators=(",", ":")).replace('},"', '},\n"')
+    (folder / f"rows_{release}.json").write_text(text + "\n")
+    _, booster = small_model()
+    (folder / f"model_{release}.ubj").write_bytes(bytes(booster.save_raw("ubj")))
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(
-        json.dumps(facts(), sort_keys=True, separators=(",", ":")).replace('},"', '},\n"') + "\n"
-    )
+    write(Path(sys.argv[1]))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 from he_processors._native import extension
+
+_log = logging.getLogger(__name__)
 
 INTERFACE = 1
 """What is asked of the extensions; raised together with growth.h's and interface.h's when a C source changes."""
@@ -22,3 +27,10 @@ def variants() -> tuple[str, ...]:
 
 
 BEST = variants()[0]
+
+
+@cache
+def say_so_once() -> None:
+    """Warn if there is no extension."""
+    if growth is None:
+        _log.warning("trees are grown in numpy, many times more slowly: the package was installed without a C compiler")

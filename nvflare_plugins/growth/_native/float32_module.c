@@ -6,11 +6,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "interface.h"
-
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+/* What float32.py asks for: raise both with every change here. */
+#define INTERFACE 1
 
 static inline uint32_t bits_of(float x)
 {
@@ -290,5 +291,8 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__float32(void)
 {
-    return with_interface(PyModule_Create(&definition));
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
+        Py_CLEAR(module);
+    return module;
 }

@@ -78,7 +78,8 @@ def test_every_source_file_is_built_and_shipped() -> None:
     if not (root / "pyproject.toml").exists():
         pytest.skip("not a source checkout")
     extensions = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-    folder = root / "he_processors" / "_native"
-    assert {root / name for of in extensions for name in of["sources"]} == set(folder.rglob("*.c"))
-    assert {root / name for of in extensions for name in of["depends"]} == set(folder.rglob("*.h"))
+    packages = (root / "he_processors", root / "nvflare_plugins")
+    for key, ending in (("sources", "*.c"), ("depends", "*.h")):
+        named = {root / name for of in extensions for name in of.get(key, ())}
+        assert named == {path for package in packages for path in package.rglob(ending)}
     assert all(of["optional"] is True for of in extensions)

@@ -6,30 +6,33 @@ import hashlib
 import importlib
 import re
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from he_processors import _native
 from he_processors.errors import BackendUnavailable
+from nvflare_plugins.growth import _native as growth
 
-FOLDER = Path(_native.__file__).parent
-SOURCES = {4: "0d88f53891b64282"}
-"""The interface's number -> the C sources that have it."""
+SOURCES = {_native: {4: "0d88f53891b64282"}, growth: {1: "ecf67895163cd190"}}
+"""Of each package: the interface's number -> the C sources that have it."""
 
 
-def digest() -> str:
-    files = sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")])
+def digest(folder: Path) -> str:
+    files = sorted([*folder.glob("*.c"), *folder.glob("*.h")])
     texts = (re.sub(r"#define INTERFACE \d+", "", path.read_text()) for path in files)
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def test_a_change_of_the_c_sources_has_a_number_of_its_own() -> None:
-    (in_header,) = re.findall(r"#define INTERFACE (\d+)", (FOLDER / "interface.h").read_text())
-    assert int(in_header) == _native.INTERFACE
-    assert {_native.INTERFACE: digest()} == SOURCES, (
-        "the C sources have changed: raise INTERFACE in _native/__init__.py and interface.h, build, and write the new "
-        "digest here, so that extensions of before are refused"
+@pytest.mark.parametrize("package", SOURCES)
+def test_a_change_of_the_c_sources_has_a_number_of_its_own(package: ModuleType) -> None:
+    folder = Path(package.__file__ or "").parent
+    headers = "".join(path.read_text() for path in folder.glob("*.h"))
+    (in_header,) = re.findall(r"#define INTERFACE (\d+)", headers)
+    assert int(in_header) == package.INTERFACE
+    assert {package.INTERFACE: digest(folder)} == SOURCES[package], (
+        "the C sources have changed: raise INTERFACE in _native/__init__.py and in the header, build, and write the "
+        "new digest here, so that extensions of before are refused"
     )
 
 
@@ -41,6 +44,8 @@ def test_an_extension_of_other_sources_is_refused_with_the_remedy(
     with pytest.raises(BackendUnavailable, match=r"_native/_curve.*Remedy: build it again") as told:
         _native.extension("_curve")
     assert "/x/" not in str(told.value)
+    with pytest.raises(BackendUnavailable, match=r"^nvflare_plugins/growth/_native/_curve"):
+        _native.extension("_curve", growth.__name__, 1)
 
 
 def test_an_extension_that_was_not_built_is_none() -> None:

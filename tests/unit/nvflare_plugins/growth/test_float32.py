@@ -4,7 +4,6 @@ import ctypes
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -122,8 +121,9 @@ void fill(uint32_t start, uint32_t n, float *exps, float *logs)
 
 @needs_this_library
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(16))
 @pytest.mark.parametrize("form", ["C", "numpy"])
-def test_exp_and_log_are_the_library_s_on_all_float32(form: str, tmp_path: Path) -> None:
+def test_exp_and_log_are_the_library_s_on_all_float32(form: str, part: int, tmp_path: Path) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or (form == "C" and float32.native is None):
         pytest.skip("no C compiler")
@@ -132,16 +132,13 @@ def test_exp_and_log_are_the_library_s_on_all_float32(form: str, tmp_path: Path)
     options = ["-O1", "-fno-builtin", "-shared", "-fPIC", "-o", str(library), str(source), "-lm"]
     subprocess.run([compiler, *options], check=True)
     fill = ctypes.CDLL(str(library)).fill
-    n = 1 << 22
+    n = 1 << 20
     exps, logs = np.empty(n, np.float32), np.empty(n, np.float32)
     pointer = ctypes.POINTER(ctypes.c_float)
-    functions: dict[str, tuple[Callable[[Floats], Floats], Floats]] = {
-        "exp": (TWINS["exp"] if form == "numpy" else float32.exp, exps),
-        "log": (TWINS["log"] if form == "numpy" else float32.log, logs),
-    }
-    for start in range(0, 1 << 32, n):
+    for start in range(part << 28, (part + 1) << 28, n):
         fill(ctypes.c_uint32(start), ctypes.c_uint32(n), exps.ctypes.data_as(pointer), logs.ctypes.data_as(pointer))
-        values = np.arange(start, start + n, dtype=np.uint64).astype(np.uint32).view(np.float32)
-        for name, (function, expected) in functions.items():
-            own = function(values) if form == "C" else float32._by_blocks(function, values)
-            assert not (_differ(own, expected) & ~_allowed(name, values)).any(), (name, hex(start))
+        values = np.arange(start, start + n, dtype=np.uint32).view(np.float32)
+        for name, expected in (("exp", exps), ("log", logs)):
+            own = getattr(float32, name)(values) if form == "C" else float32._by_blocks(TWINS[name], values)
+            if own.tobytes() != expected.tobytes():  # quick, and true of all but a few
+                assert not (_differ(own, expected) & ~_allowed(name, values)).any(), (name, hex(start))

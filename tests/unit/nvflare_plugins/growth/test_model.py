@@ -163,14 +163,16 @@ def test_what_belongs_to_the_job_is_the_job_s_when_training_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"booster": "dart", "rate_drop": 0.5}, {"multi_strategy": "multi_output_tree", "num_class": 3}]
+    "more",
+    [{"booster": "dart", "rate_drop": 0.5, "one_drop": True}, {"multi_strategy": "multi_output_tree", "num_class": 3}],
 )
-def test_models_that_only_xgboost_goes_on_with_are_refused(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("form", ["json", "ubj"])
+def test_models_that_only_xgboost_goes_on_with_are_refused(more: dict[str, Any], form: str) -> None:
     objective = "multi:softprob" if "num_class" in more else "binary:logistic"
     _, matrix = _data(more.get("num_class", 0))
     if "num_class" in more:  # XGBoost has no sets of categories with vector leaves
         matrix = xgb.DMatrix(np.zeros((N, 3)), label=matrix.get_label())
-    raw = bytes(_trained({"objective": objective, **more}, matrix, 3).save_raw("ubj"))
+    raw = bytes(_trained({"objective": objective, **more}, matrix, 3).save_raw(form))
     job = Objective.of_job(check_parameters(JOBS["numbers"], NAMES, []), "3.3")
     with pytest.raises(ConfigurationError, match="goes on under engine xgboost only"):
         continued_model(raw, job, feature_names=NAMES, feature_types=TYPES)

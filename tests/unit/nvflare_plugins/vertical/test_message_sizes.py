@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.vertical import message_sizes
 from nvflare_plugins.growth.driver import MAX_BATCH
+from nvflare_plugins.vertical import message_sizes
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.message_sizes import MessageSizes

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
-from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, WeightBounds
+from nvflare_plugins.growth.arithmetic import (
+    ARITHMETICS,
+    Arithmetic,
+    GradientUnit,
+    NodeToSplit,
+    SplitFormula,
+    WeightBounds,
+)
 from nvflare_plugins.growth.tree_parameters import TreeParameters
+from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
 from tests.support.examples import examples
 
 F = np.float32
@@ -40,15 +47,16 @@ def parameters(**changes) -> TreeParameters:
 class Twin:
     """CalcWeight, CalcGainGivenWeight, CalcSplitGain and EnumerateSplit, one number at a time."""
 
-    def __init__(self, params: TreeParameters, bounds: WeightBounds):
+    def __init__(self, params: TreeParameters, bounds: WeightBounds, arithmetic: Arithmetic = ARITHMETICS["3.2"]):
         self.p, self.bounds, self.constrained = params, bounds, bool(params.monotone)
+        self.by_weight = arithmetic.gains_by_weight
 
     def threshold(self, g: float) -> float:
         alpha = float(self.p.reg_alpha)
         return g - alpha if g > alpha else g + alpha if g < -alpha else 0.0
 
     def weight(self, g: float, h: float) -> np.float32:
-        if h < float(self.p.min_child_weight) or h <= 0:
+        if h <= 0 or (not self.by_weight and h < float(self.p.min_child_weight)):
             w = F(0)
         else:
             value = np.float64(-self.threshold(g)) / np.float64(h + float(self.p.reg_lambda))
@@ -63,6 +71,10 @@ class Twin:
     def gain(self, g: float, h: float) -> np.float32:
         if h <= 0:
             return F(0)
+        if self.by_weight:
+            w = self.weight(g, h)
+            cost = 2 * np.float64(g) * float(w) + (np.float64(h) + float(self.p.reg_lambda)) * float(F(w * w))
+            return F(-(cost + 2 * float(self.p.reg_alpha) * abs(float(w))))
         if self.p.max_delta_step == 0 and not self.constrained:
             t = self.threshold(g)
             return F(np.float64(t) * t) / F(h + float(self.p.reg_lambda))
@@ -98,6 +110,8 @@ class Twin:
             right = parent[0] - left[0], parent[1] - left[1]
             limit = float(self.p.min_child_weight)
             if not (left[1] >= limit and right[1] >= limit):
+                continue
+            if self.by_weight and not (left[1] > 0 and right[1] > 0):
                 continue
             sides = (left, right) if step > 0 else (right, left)
             with np.errstate(all="ignore"):

@@ -1,0 +1,166 @@
+"""Sums in bins and the division of nodes against loops over rows, in every way to compute and on several threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvflare_plugins.growth import _native
+from nvflare_plugins.growth._native import NUMPY, growth, variants
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
+from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
+from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit
+from nvflare_plugins.xgb.cuts import Cuts
+from tests.support.examples import examples
+
+F = np.float32
+BOTH = (variants()[0], NUMPY)
+needs_c = pytest.mark.skipif(growth is None, reason="installed without a C compiler")
+
+
+@st.composite
+def tables(draw):
+    """Rows of columns of numbers of unlike bins and of one of categories, and their pairs."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n_rows = draw(st.integers(0, 70))
+    n_inner = [draw(st.sampled_from([0, 1, 5, 254, 300])) for _ in range(draw(st.integers(0, 8)))]
+    if draw(st.booleans()):
+        n_inner = [5] * len(n_inner)
+    categories = {len(n_inner): 9}
+    cuts = Cuts((*(np.arange(n, dtype=F) for n in n_inner), np.empty(0, dtype=F)))
+    layout = BinLayout.from_cuts(cuts, categories, ARITHMETICS["3.4"])
+    values = np.stack([rng.integers(-1, n + 2, n_rows).astype(F) for n in (*n_inner, 7)], axis=1)
+    values[:, -1] = np.abs(values[:, -1])
+    values[rng.random(values.shape) < draw(st.sampled_from([0, 0.2, 1]))] = np.nan
+    most = draw(st.sampled_from([3, 2**40, 2**62]))
+    pairs = rng.integers(-most, most, (n_rows, 2))
+    return layout, values, pairs, rng
+
+
+def naive_bins(layout: BinLayout, table: BinnedTable) -> list[list[int]]:
+    """Return each value's bin among all bins, or -1."""
+    return [
+        [-1 if c == m else int(s + c) for c, m, s in zip(row, table.missing, layout.starts, strict=False)]
+        for row in table.codes
+    ]
+
+
+def naive_sums(layout: BinLayout, bins: list[list[int]], pairs: np.ndarray, rows: list[int]) -> np.ndarray:
+    sums = [[0, 0] for _ in range(layout.n_bins)]
+    for row in rows:
+        for one in bins[row]:
+            if one >= 0:
+                sums[one] = [(a + int(b) + 2**63) % 2**64 - 2**63 for a, b in zip(sums[one], pairs[row], strict=True)]
+    return np.array(sums, dtype=np.int64).reshape(layout.n_bins, 2)
+
+
+def drawn_split(rng: np.random.Generator, layout: BinLayout, node: int, number: int) -> NodeSplit:
+    feature = int(rng.integers(layout.n_features))
+    n_bins = int(layout.bins_of_feature[feature])
+    right = tuple(np.flatnonzero(rng.random(n_bins) < 0.5).tolist()) if layout.is_categorical[feature] else None
+    last_left = int(rng.integers(-1, min(n_bins, 9)))
+    return NodeSplit(node, number, number + 1, feature, last_left, bool(rng.integers(2)), right)
+
+
+@pytest.mark.parametrize("variant", BOTH)
+@pytest.mark.parametrize("threads", [1, 3])
+@settings(max_examples=examples(60), deadline=None)
+@given(tables())
+def test_sums_and_divisions_equal_loops_over_rows(variant, threads, drawn):
+    layout, values, pairs, rng = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VEILBOOST_THREADS", str(threads))
+        patch.setattr("nvflare_plugins.growth.rows._LEAST_WORK", 1)
+        table = bin_rows(layout, [values], len(values), variant)
+        rows = BinnedRows(layout, table, variant)
+        rows.begin_tree(pairs)
+        bins = naive_bins(layout, table)
+        members = {ROOT: list(range(len(values)))}
+        assert rows.total().tolist() == pairs.sum(axis=0).tolist()
+        splits: list[NodeSplit] = []
+        for _ in range(3):
+            nodes = list(members)
+            expected = [naive_sums(layout, bins, pairs, members[node]) for node in nodes]
+            assert np.array_equal(rows.histograms(nodes), expected)
+            level = [drawn_split(rng, layout, node, 2 * (len(splits) + i) + 1) for i, node in enumerate(nodes)]
+            rows.apply(level)
+            for split in level:
+                sides: tuple[list[int], list[int]] = ([], [])
+                for row in members.pop(split.node):
+                    place = bins[row][split.feature] - int(layout.starts[split.feature])
+                    is_left = (
+                        place <= split.bin if split.right_categories is None else place not in split.right_categories
+                    )
+                    sides[0 if (split.default_left if bins[row][split.feature] < 0 else is_left) else 1].append(row)
+                members[split.left], members[split.right] = sides
+            splits += level
+        found = rows.node_of_rows()
+        for node, own in members.items():
+            assert rows.rows_of(node).tolist() == own and (found[own] == node).all()
+        assert np.array_equal(BinnedRows(layout, table, variant).leaves(splits), found)
+
+
+def test_many_columns_come_in_groups():
+    """More slots than stay in the cache: features are added group by group."""
+    n_features, n_rows = 70, 300
+    cuts = Cuts(tuple(np.arange(254, dtype=F) for _ in range(n_features)))
+    layout = BinLayout.from_cuts(cuts, {}, ARITHMETICS["3.4"])
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 250, (n_rows, n_features)).astype(F)
+    pairs = rng.integers(-(2**50), 2**50, (n_rows, 2))
+    for missing in (0, 0.1):
+        values[rng.random(values.shape) < missing] = np.nan
+        found = []
+        for variant in BOTH:
+            rows = BinnedRows(layout, bin_rows(layout, [values], n_rows, variant), variant)
+            rows.begin_tree(pairs)
+            rows.apply([NodeSplit(0, 1, 2, 69, 120, True)])
+            found.append(rows.histograms([1, 2]))
+        assert np.array_equal(*found) or len(BOTH) == 1
+
+
+@needs_c
+def test_buffers_of_wrong_sizes_and_indices_beyond_them_are_refused():
+    codes, missing = np.zeros((3, 2), dtype=np.uint8), np.full(2, 9, dtype=np.uint32)
+    pairs, order, starts = np.zeros((3, 2), dtype=np.int64), np.arange(3, dtype=np.int32), np.array([0, 2, 4])
+    out, spans = np.zeros((1, 4, 2), dtype=np.int64), np.array([[0, 3]])
+    good = {"codes": codes, "missing": missing, "dense": True, "pairs": pairs, "order": order, "spans": spans}
+    good |= {"starts": starts, "out": out}
+    growth.add(1, *good.values())
+    wrong = {
+        "codes": codes[:2],
+        "missing": missing[:1],
+        "pairs": pairs[:2],
+        "order": order[:2],
+        "spans": np.array([[0, 4]]),
+        "starts": np.array([0, 3, 2]),
+        "out": out[:, :3].copy(),
+    }
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match="wrong size"):
+            growth.add(1, *(good | {name: value}).values())
+    with pytest.raises(ValueError, match="wrong size"):
+        growth.add(3, *good.values())
+    columns, scratch, n_left = (
+        np.zeros((2, 3), dtype=np.uint8),
+        np.empty(3, dtype=np.int32),
+        np.empty(1, dtype=np.int64),
+    )
+    masks = np.zeros(2, dtype=np.uint8)
+    for division in ([0, 4, 0, 0, 0, -1], [0, 3, 2, 0, 0, -1], [0, 3, -1, 0, 0, -1], [0, 3, 0, 0, 0, 2]):
+        with pytest.raises(ValueError, match="wrong size"):
+            growth.divide(1, columns, missing, masks, np.array([division]), order.copy(), scratch, n_left)
+    loop = np.array([[0, 0, 0, 0, 0, -1]])  # a node that is its own child
+    with pytest.raises(ValueError, match="wrong size"):
+        growth.descend(1, codes, missing, masks, loop, np.empty(3, dtype=np.int32))
+
+
+def test_an_installation_without_c_says_so_once(monkeypatch, caplog):
+    layout = BinLayout.from_cuts(Cuts((np.empty(0, dtype=F),)), {}, ARITHMETICS["3.4"])
+    monkeypatch.setattr(_native, "growth", None)
+    _native.say_so_once.cache_clear()
+    for _ in range(2):
+        BinnedRows(layout, bin_rows(layout, [], 0, NUMPY), NUMPY)
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["trees are grown in numpy"]
