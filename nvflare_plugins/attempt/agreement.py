@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.checks import is_whole
@@ -24,8 +25,10 @@ from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
 
 PLUGIN = "plugin"  # among the versions: distribution and version of the plugin that protects the sums, or ""
+ARITHMETIC = "arithmetic"  # among the versions: of trees that the sites grow themselves, whatever XGBoost each has
 _PURPOSE = "agreement"
 _MAX_DOCUMENT = 1 << 24
+_ARITHMETIC = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 
 
 class GroupSeal(Protocol):
@@ -94,19 +97,29 @@ class Terms:
         return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints, Floors(**floors))
 
 
-def agree(channel: Channel, session: GroupSeal, mine: Terms) -> tuple[int, Floors]:
-    """Compare the terms of all sites.
+class Agreed(NamedTuple):
+    """What follows from the terms of all sites.
 
-    Returns:
-        The number of finished rounds of the latest checkpoint that all sites hold alike, 0 if there is none; and the
-        least that any site's policy asks for, which is the largest of all.
+    Attributes:
+        n_done: finished rounds of the latest checkpoint that all sites hold alike; 0 if there is none.
+        floors: the least that any site's policy asks for, which is the largest of all.
+        arithmetic: the lowest that any site named; "" where XGBoost grows the trees.
+    """
+
+    n_done: int
+    floors: Floors
+    arithmetic: str
+
+
+def agree(channel: Channel, session: GroupSeal, mine: Terms) -> Agreed:
+    """Compare the terms of all sites.
 
     Raises:
         ConfigurationError: a difference, named.
     """
     sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(mine.to_bytes(), _PURPOSE), Codec.SEALED)
     mine = Terms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
-    common, floors = dict(mine.checkpoints), mine.floors
+    common, floors, arithmetic = dict(mine.checkpoints), mine.floors, mine.versions.get(ARITHMETIC, "")
     for rank, site in enumerate(channel.sites):
         if rank == channel.rank:
             continue
@@ -117,13 +130,29 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> tuple[int, Floor
         compare(mine.schema, theirs.schema, site)
         compare_documents("the starting point", mine.start, theirs.start, site)
         floors = floors.largest(theirs.floors)
+        arithmetic = min(arithmetic, theirs.versions.get(ARITHMETIC, ""), key=_numbers)
         common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
-    return max((int(n) for n in common if n.isdigit()), default=0), floors
+    return Agreed(max((int(n) for n in common if n.isdigit()), default=0), floors, arithmetic)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part)
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
-    """Refuse a peer that runs another XGBoost, VeilBoost or plugin. Raises: ConfigurationError."""
-    for name in ("xgboost", "veilboost", *({PLUGIN} & set(mine))):
+    """Refuse a peer that runs another XGBoost, VeilBoost or plugin. Raises: ConfigurationError.
+
+    Where the sites grow the trees themselves their XGBoosts may differ, and each names the arithmetic of its own.
+    """
+    if ARITHMETIC in mine:
+        names = ("veilboost", *({PLUGIN} & set(mine)))
+        if not _ARITHMETIC.fullmatch(str(theirs.get(ARITHMETIC))):
+            raise ConfigurationError(
+                f"{site} does not say in which arithmetic it grows trees: install the same version"
+            )
+    else:
+        names = ("xgboost", "veilboost", *({PLUGIN} & set(mine)))
+    for name in names:
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
                 f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "

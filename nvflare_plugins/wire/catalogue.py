@@ -141,6 +141,7 @@ class Kind(MessageKind):
         52, True, "whether some site has so many rows of a class in runs of bins, and whether all have"
     )
     CLASS_COUNTS = KindFacts(53, True, "rows of each class in merged bins of each feature")
+    RESIDUAL_SCALE = KindFacts(54, True, "sum behind the scale of a smooth absolute or quantile error")
     CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
 
 

@@ -178,37 +178,68 @@ class ProtectedSums:
             JobAborted: the job was ended meanwhile.
         """
         if kind is Kind.METRIC:
-            return self._sum_metric(values, metric)
-        return self._sum_finite(kind, values, metric, _NO_RESIDUES)[0]
+            return self.sum_metrics([(metric, values)])[0]
+        return self._sum_parts(kind, [(_quantities(kind, metric), values)], _NO_RESIDUES)[0][0]
 
-    def _sum_metric(self, values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    def sum_metrics(self, parts: Sequence[tuple[str, NDArray[np.float64]]]) -> list[NDArray[np.float64]]:
+        """Add the sites' parts of several metrics in one exchange.
+
+        Shapes: parts: (metric's name, float64[n of its parts]); result: float64[n] for each, identical at all sites.
+
+        Raises:
+            ProtocolError, JobAborted: as ``sum``.
+        """
         # As in the secure maximum: the sum tells whether a site has one, not how many do.
-        flags = random_flags(np.array([np.isinf(values).any(), np.isnan(values).any()]), self._randomness)
-        finite = np.where(np.isfinite(values), values, 0.0)
-        total, (is_infinite, is_nan) = self._sum_finite(Kind.METRIC, finite, metric, flags)
-        if is_infinite or is_nan:
-            total[0] = np.nan if is_nan else np.inf
-        return total
+        found = [is_so(values).any() for _, values in parts for is_so in (np.isinf, np.isnan)]
+        flags = random_flags(np.array(found), self._randomness)
+        finite = [(_quantities(Kind.METRIC, name), np.where(np.isfinite(v), v, 0.0)) for name, v in parts]
+        totals, opened = self._sum_parts(Kind.METRIC, finite, flags)
+        for total, (is_infinite, is_nan) in zip(totals, opened.reshape(-1, METRIC_FLAGS), strict=True):
+            if is_infinite or is_nan:
+                total[0] = np.nan if is_nan else np.inf
+        return totals
 
-    def _sum_finite(
-        self, kind: Kind, values: NDArray[np.float64], metric: str, flags: NDArray[np.uint64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
-        quantities = _quantities(kind, metric)
-        wide = self._is_wide(quantities)
+    def _sum_parts(
+        self, kind: Kind, parts: Sequence[tuple[tuple[str, ...], NDArray[np.float64]]], flags: NDArray[np.uint64]
+    ) -> tuple[list[NDArray[np.float64]], NDArray[np.uint64]]:
+        """Add vectors whose values are, in turn, of the quantities named beside them; all in one message."""
+        wide = self._is_wide(parts[0][0])
+        ends = np.cumsum([values.size for _, values in parts])
         while True:
-            grids = Grids(tuple(self._grids[quantity] for quantity in quantities))
+            grids = [Grids(tuple(self._grids[quantity] for quantity in quantities)) for quantities, _ in parts]
             integers = None
             try:
-                integers = grids.encode_running(values) if kind is Kind.HISTOGRAM else grids.encode(values)
+                integers = np.concatenate(
+                    [
+                        grid.encode_running(values) if kind is Kind.HISTOGRAM else grid.encode(values)
+                        for grid, (_, values) in zip(grids, parts, strict=True)
+                    ]
+                )
             except CapacityExceeded:
-                if not np.isfinite(values).all():
+                if not all(np.isfinite(values).all() for _, values in parts):
                     raise _not_finite(kind) from None
             try:
-                total, opened = self._sum_integers(kind, integers, values.size, flags, wide)
+                total, opened = self._sum_integers(kind, integers, int(ends[-1]), flags, wide)
             except RescaleRequested:
-                self._rescale(quantities, grids, values)
+                self._rescale([(*part, grid) for part, grid in zip(parts, grids, strict=True)])
                 continue
-            return grids.decode(total), opened
+            return [g.decode(one) for g, one in zip(grids, np.split(total, ends[:-1]), strict=True)], opened
+
+    def add(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, wide: bool) -> NDArray[np.int64]:
+        """Add integers that lie on one grid at all sites already, exactly.
+
+        Shapes: integers: int64[n_values]; result: int64[n_values], identical at all sites.
+
+        Args:
+            integers: their sum over all sites is at most 2^59 in magnitude where ``wide``, else 2^capacity_bits;
+                None asks for another grid in their place.
+
+        Raises:
+            RescaleRequested: some site has asked for another grid; nothing was summed.
+            ProtocolError: the answer is not a sum of this exchange.
+            JobAborted: the job was ended meanwhile.
+        """
+        return self._sum_integers(kind, integers, n_values, _NO_RESIDUES, wide)[0]
 
     def sum_counts(self, kind: Kind, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the sites' integers exactly. Shapes: counts: int64[n]; result: int64[n]."""
@@ -256,18 +287,31 @@ class ProtectedSums:
             return self._processor.reveal(memoryview(reply)[:end], label, wide)
         return self._processor.reveal(reply[:end], label, wide)
 
-    def _rescale(self, quantities: tuple[str, ...], grids: Grids, values: NDArray[np.float64]) -> None:
-        old = [grid.bound_exponent for grid in grids.of]
-        largest = np.abs(values.reshape(-1, len(old))).max(axis=0, initial=0.0)
-        needed = [
-            exponent_of(float(value)) + _HEADROOM_EXPONENT if is_exceeded else exponent
-            for value, is_exceeded, exponent in zip(largest, grids.exceeded(values), old, strict=True)
-        ]
-        agreed = self._secure_maximum(needed)
-        if all(new <= exponent for new, exponent in zip(agreed, old, strict=True)):
-            raise ProtocolError(f"a new scale for {', '.join(quantities)} was asked for, but no site needs one")
-        for quantity, new in zip(quantities, agreed, strict=True):
+    def _rescale(self, parts: Sequence[tuple[tuple[str, ...], NDArray[np.float64], Grids]]) -> None:
+        old: dict[str, int] = {}
+        needed: dict[str, int] = {}
+        for quantities, values, grids in parts:
+            largest = np.abs(values.reshape(-1, len(quantities))).max(axis=0, initial=0.0)
+            of_each = zip(quantities, largest, grids.exceeded(values), grids.of, strict=True)
+            for quantity, value, is_exceeded, grid in of_each:
+                old[quantity] = grid.bound_exponent
+                wanted = exponent_of(float(value)) + _HEADROOM_EXPONENT if is_exceeded else grid.bound_exponent
+                needed[quantity] = max(wanted, needed.get(quantity, wanted))
+        agreed = self._secure_maximum(list(needed.values()))
+        if all(new <= exponent for new, exponent in zip(agreed, old.values(), strict=True)):
+            raise ProtocolError(f"a new scale for {', '.join(old)} was asked for, but no site needs one")
+        for quantity, new in zip(needed, agreed, strict=True):
             self._grids[quantity] = self._grid(quantity, new)
+
+    @property
+    def capacity_bits(self) -> int:
+        """Return the bits of sums in narrow messages."""
+        return self._processor.capacity_bits
+
+    @property
+    def rows_are_exact(self) -> bool:
+        """Return whether integers of rows travel as they are; CKKS, whose words are few, gets sums that are rounded."""
+        return self._processor.codec is not Codec.CKKS
 
     def largest_exponents(self, bounds: Sequence[float]) -> list[int]:
         """Return the smallest e with 2^e at least the largest of all sites' bounds, for each position.

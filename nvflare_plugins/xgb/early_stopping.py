@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import xgboost as xgb
+from typing import Protocol
 
 from nvflare_plugins.wire.catalogue import CURVE_METRICS
+
+
+class Attributes(Protocol):
+    """What remembers the best round: a Booster, or a model that grows without one."""
+
+    def attr(self, key: str) -> str | None:
+        """Return an attribute."""
+
+    def set_attr(self, **kwargs: str) -> None:
+        """Set attributes."""
 
 
 def is_larger_better(metric: str) -> bool:
@@ -34,14 +43,14 @@ class EarlyStopping:
         self.best_round: int | None = None
         self.best_score: float | None = None
 
-    def take_up(self, booster: xgb.Booster) -> None:
+    def take_up(self, booster: Attributes) -> None:
         """Go on from what a checkpoint of the same training remembers."""
         score = booster.attr("best_score")
         if self._patience is not None and score is not None:
             self.best_round = int(str(booster.attr("best_iteration"))) - self._rounds_before
             self.best_score = float(score)
 
-    def note(self, booster: xgb.Booster, number: int, metrics: Mapping[str, float]) -> None:
+    def note(self, booster: Attributes, number: int, metrics: Mapping[str, float]) -> None:
         """Compare a round's metrics, by "set-metric" in XGBoost's order, with the best so far."""
         if self._patience is None or not metrics:
             return
