@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from enum import Enum
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -28,8 +29,18 @@ from nvflare_plugins.declared import (
     Words,
     document,
 )
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
+
+
+class Engine(Enum):
+    """Who grows the trees of a job."""
+
+    AUTO = "auto"
+    OWN = "own"
+    XGBOOST = "xgboost"
+
 
 _LARGEST_EXPONENT = 192  # as the scales of sums
 
@@ -105,6 +116,15 @@ class HorizontalJob(JobDocument):
     stay as they were in that job, initial_model and continue_from included. Without sampling of columns or dropped
     trees the model is that of an uninterrupted job; random draws of these are not those it would have made.
     """
+    engine: Annotated[str, OneOf(Engine)] = Engine.XGBOOST.value
+    """Who grows the trees. ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all
+    sites. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on. ``auto``: ``own`` but for
+    dart, vector leaves and seed_per_iteration, which it does not grow.
+    """
+    arithmetic: Annotated[str, OneOf("auto", *ARITHMETICS)] = "auto"
+    """Whose arithmetic ``own`` follows, to the bit: that of XGBoost 3.2, 3.3 or 3.4; ``auto`` takes that of the lowest
+    XGBoost among the sites.
+    """
     tracking: Flag = True
     """Stream the pooled metrics of each round to the server."""
     finest_exponent: Annotated[Whole, Ge(-_LARGEST_EXPONENT), Le(_LARGEST_EXPONENT)] | None = None
@@ -129,6 +149,11 @@ class HorizontalJob(JobDocument):
                     "lost site would tell how many it has. Leave one of the two out",
                     not getattr(self, name),
                 )
+            expect(
+                f"engine={self.engine!r} is refused with on_lost_site='continue': what a site may send again without a "
+                "lost one is shown for engine='xgboost' alone. Use that, or 'wait'",
+                self.engine == Engine.XGBOOST.value,
+            )
             expect(
                 "resume_from is refused with on_lost_site='continue': the job resumed may have sent sums at states to "
                 "go on from. Use 'wait'",

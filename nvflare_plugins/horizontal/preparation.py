@@ -20,6 +20,7 @@ from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, check_left, course_of
+from nvflare_plugins.horizontal.growing import is_grown
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
@@ -98,7 +99,7 @@ def prepare(
     group: str | None = None,
     with_ids: bool = False,
     on_cluster: bool = False,
-    trains: bool = True,
+    by_xgboost: bool | None = None,
 ) -> Prepared:
     """Check the job against the policy and the data, at this site alone.
 
@@ -106,15 +107,13 @@ def prepare(
         group: column that says which rows belong together, for jobs that divide them.
         with_ids: load what names the rows, where the policy knows it.
         on_cluster: a cluster that the policy names is used; else all is done in this process.
-        trains: XGBoost will train, and needs its communicator.
+        by_xgboost: stock XGBoost trains, and needs its communicator; None where the job's engine decides.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
         CannotGoOn: it forbids to go on without the sites that are lost.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    if trains:
-        installed_release()
     policy = context.policy
     exact = job.cuts == CutMode.EXACT.value
     course = course_of(job, context)
@@ -141,6 +140,9 @@ def prepare(
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)
     parameters = check_public(job, policy, names)
+    grown = is_grown(job, parameters) if by_xgboost is None else False
+    if by_xgboost or (by_xgboost is None and not grown):
+        installed_release()
     on_cluster = on_cluster and not why_in_one_process(parameters)
     n_shards = shards_of(policy, job.data_set) if on_cluster else 1
     if on_cluster:
@@ -161,7 +163,8 @@ def prepare(
         check_lists(start.model, start.name, job.categories, job.label_classes)
     initial = None if start is None else without_lists(start.model)
     earlier = Earlier.of(context, job.resume_from)
-    _check_shards(earlier, n_shards)
+    if not grown:  # whose sums are the same for any number of shards
+        _check_shards(earlier, n_shards)
     remove_left_behind(context.runs)
     columns["features"] = names
     table = _load(data_set, policy, columns, takes_passes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvflare_plugins.data_sets.shard_reader import passes_of, plain_reading, values_digest
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal.training import LoopSettings
+from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.wire.catalogue import (
     KIND_BY_CODE,
     PHASE_BY_CODE,

@@ -9,63 +9,65 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal
-from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.agreement import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
-from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, in_own_process, shards_line, work_section
+from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, in_own_process, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
 from nvflare_plugins.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.horizontal.growing import (
+    POOLED_ROWS,
+    Beginning,
+    Grown,
+    arithmetic_here,
+    grown_document,
+    is_grown,
+)
+from nvflare_plugins.horizontal.grown_training import train_grown
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import (
     as_weighed,
-    bin_starts,
-    evaluation_matrix,
-    reference_matrix,
-    training_matrix,
 )
+from nvflare_plugins.horizontal.mediated import Mediated
 from nvflare_plugins.horizontal.page_files import bins_below, page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
     TOO_FEW,
     check_effective_rows,
-    check_leaves,
     counts_leaves,
     largest_weight,
-    leaf_counts,
     rows_needed,
 )
-from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, row_fraction
+from nvflare_plugins.horizontal.row_sampling import RowDraws, row_fraction
 from nvflare_plugins.horizontal.score_histogram import pooled_section
-from nvflare_plugins.horizontal.shard_rows import quantile_of, why_in_one_process
-from nvflare_plugins.horizontal.shard_task import ShardTask
-from nvflare_plugins.horizontal.sharded import ShardedRows, train_sharded
-from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train, training_shape
-from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.horizontal.shard_rows import why_in_one_process
+from nvflare_plugins.horizontal.training import TrainingResult
+from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.shards.hosting import workers_of
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
-from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
 from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.continuation import keep_thresholds
@@ -92,10 +94,12 @@ class _Run:
         self._reservations = Reservations(self._registry)
         self._going_on: GoingOn | None = None
         self._found: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())  # largest weights; what was counted
+        self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
+        self._n_rows = 0  # pooled training rows, or more, once they are counted
 
     def run(self) -> JobResult:
         """Agree, train, compare models, write results."""
-        n_done, self._floors = agree(self._channel, self._session, self._terms())
+        n_done, self._floors, self._arithmetic = agree(self._channel, self._session, self._terms())
         self._agree_to_go_on(n_done)
         if self._job.weight is None:  # with weights it takes a private message to know
             self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
@@ -129,7 +133,11 @@ class _Run:
         job = self._job.to_dict()
         schema = Schema.of(prepared.table)
         releases = {**versions(), PLUGIN: prepared.chosen.release}
-        return Terms(releases, job, prepared.parameters.document(), schema, start, checkpoints, self._floors)
+        document = prepared.parameters.document()
+        if is_grown(self._job, prepared.parameters):
+            releases[ARITHMETIC] = arithmetic_here(self._job)
+            document = grown_document(prepared.parameters)
+        return Terms(releases, job, document, schema, start, checkpoints, self._floors)
 
     def _agree_to_go_on(self, n_done: int) -> None:
         """Find out, with the others, whether and from where this attempt goes on without a site. Raises: CannotGoOn."""
@@ -227,6 +235,7 @@ class _Run:
             kept,
         )
         cuts, root_feature = agreement.run(sums)
+        self._n_rows = int(agreement.rows[0])
         if self._prepared.initial_model is not None:
             cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
         self._attempt.folder.write_cuts(cuts)
@@ -247,63 +256,63 @@ class _Run:
     def _train(
         self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
     ) -> TrainingResult:
-        job, table, parameters = self._job, as_weighed(self._prepared.table), self._parameters
-        starts = bin_starts(reference_matrix(table, cuts, parameters.max_bin), table)
+        if self._arithmetic:
+            return self._grow(sums, cuts, root_feature, n_done, pages)
+        job = self._job
         evaluated, initial = self._evaluated(), self._initial(n_done)
         self._agree_scales(sums)
         self._begin_course(sums, root_feature, n_done, initial)
-        shape = training_shape(
-            parameters,
-            self._channel.world,
-            len(table.feature_names),
-            int(starts[-1]),
-            table.weight is not None,
-            len(evaluated),
-            initial is not None,
-        )
-        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
-        estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
-        params, handler = {**parameters.for_booster(), "subsample": 1.0}, self._handler(sums, shape, root_bins)
-        floor = self._floors.rows_per_node
-        if self._workers is not None:
-            _log.info("%s", shards_line(table.n_rows, len(self._workers)))
-            rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self._draws())
-            task = ShardTask(
-                self._channel.rank,
-                self._channel.world,
-                {**params, "nthread": 1},
-                shape,
-                cuts,
-                parameters.max_bin,
-                tuple(name for _, name in evaluated),
-                settings,
-                initial,
-                row_fraction(parameters) < 1,
-                estimates,
-                counts_leaves(parameters, floor),
-                quantile_of(parameters),
-                reads=rows_of_all.are_read,
-            )
-            return train_sharded(
-                self._workers, task, rows_of_all, self._channel, sums, handler, floor, self._is_kept, self._after_round
-            )
-        matrix = training_matrix(table, cuts, parameters.max_bin, bins_below(pages, "train", self._prepared.data_set))
-        rows = SampledWeights(matrix, table.weight, self._draws(), estimates)
-        handler.on_base_score = rows.base_score_known
-        return train(
-            params,
-            shape,
-            self._channel,
-            handler,
-            matrix,
-            [(matrix if one is None else self._evaluation(one, matrix, pages), name) for one, name in evaluated],
-            settings,
-            initial,
-            self._after_own_round,
-            rows,
-            self._leaf_check(sums, matrix, rows, floor) if counts_leaves(parameters, floor) else None,
+        mediated = Mediated(
+            self._attempt, self._prepared, self._parameters, self._workers, self._floors.rows_per_node, self._draws()
         )
+        return mediated.train(
+            sums, cuts, root_feature, evaluated, initial, settings, pages, self._is_kept, self._after_round
+        )
+
+    def _grow(
+        self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
+    ) -> TrainingResult:
+        """Train with trees that the sites grow themselves."""
+        job, table = self._job, self._prepared.table
+        evaluated, initial = self._evaluated(), self._initial(n_done)
+        self._agree_scales(sums)
+        self._begin_course(sums, root_feature, n_done, initial)
+        floor = self._floors.rows_per_node
+        grown = Grown(
+            self._parameters,
+            self._arithmetic,
+            cuts,
+            self._n_rows,
+            table,
+            self._job.finest_exponent,
+            floor if counts_leaves(self._parameters, floor) else None,
+            tuple(name for _, name in evaluated),
+        )
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+        going_on = Beginning(initial, is_own=n_done > 0)
+        return train_grown(
+            grown,
+            going_on,
+            [one for one, _ in evaluated],
+            sums,
+            self._channel,
+            settings,
+            self._draws(),
+            self._is_kept,
+            self._after_round,
+            self._workers,
+            [
+                self._bins_file(pages, "train"),
+                *(None if one is None else self._bins_file(pages, name) for one, name in evaluated),
+            ],
+        )
+
+    def _bins_file(self, pages: Path | None, name: str) -> Path | None:
+        """Return where the bins of a set are kept, if the site's policy does not want them held."""
+        spec = self._prepared.data_set if name == "train" else self._prepared.eval_set
+        folder = None if spec is None else bins_below(pages, name, spec)
+        return None if folder is None else folder / "bins.page"
 
     def _agree_scales(self, sums: ProtectedSums) -> None:
         prepared, parameters = self._prepared, self._parameters
@@ -311,19 +320,23 @@ class _Run:
         evaluated = [prepared.table] if prepared.eval_table is None else [prepared.table, prepared.eval_table]
         coarsest = coarsest_pairs(parameters, weighted)
         if self._going_on is not None:
-            sums.take_scales(self._going_on.set_up.scales, coarsest)
+            scales = dict(self._going_on.set_up.scales)
+            self._n_rows = (1 << scales.pop(POOLED_ROWS, 0)) - 1
+            sums.take_scales(scales, coarsest)
         else:
-            sums.agree_scales(value_bounds(parameters, evaluated), coarsest)
-        check_weights(sums, parameters, weighted)
+            bounds = value_bounds(parameters, evaluated)
+            sums.agree_scales(bounds | row_bounds(parameters, prepared.table) if self._arithmetic else bounds, coarsest)
+        check_weights(sums, parameters, weighted, self._n_rows if self._arithmetic else None)
 
     def _begin_course(self, sums: ProtectedSums, root_feature: int | None, n_done: int, initial: bytes | None) -> None:
         """Keep what an attempt without one of the sites must not ask for again, before sums of a state are sent."""
         course, sites = self._prepared.course, self._context.sites
         if course is None:
             return
-        course.has_moved = GradientMoves(as_weighed(self._prepared.table), self._parameters, self._draws()).have_moved
+        course.has_moved = GradientMoves(self._trained_rows(), self._parameters, self._draws()).have_moved
         if self._going_on is None:
-            course.begin(SetUp(sites, root_feature, *self._found, self._floors, sums.scales()), n_done)
+            scales = sums.scales() | ({POOLED_ROWS: self._n_rows.bit_length()} if self._arithmetic else {})
+            course.begin(SetUp(sites, root_feature, *self._found, self._floors, scales), n_done)
         if initial is not None and n_done < self._job.num_rounds:
             course.enter(initial, sites, n_done)
         if self._going_on is not None:
@@ -338,11 +351,6 @@ class _Run:
         sets: tuple[tuple[Table | None, str], ...] = ((None, "train"),) if self._job.evaluate_training else ()
         return sets if table is None else (*sets, (table, "eval"))
 
-    def _evaluation(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
-        spec = self._prepared.eval_set
-        below = None if spec is None else bins_below(pages, "eval", spec)
-        return evaluation_matrix(as_weighed(table), matrix, self._parameters.max_bin, below)
-
     def _initial(self, n_done: int) -> bytes | None:
         """Return the model that training continues, if there is one."""
         prepared = self._prepared
@@ -351,19 +359,6 @@ class _Run:
         checkpoint = prepared.earlier.checkpoints().get(n_done)
         return prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
 
-    def _handler(self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None) -> TrainingHandler:
-        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
-        is_mean = shape.base_score is BaseScoreSource.MEAN
-        is_logistic = self._parameters.objective.gradient_bound is not None and is_mean
-        label = label_sum(self._prepared.table) if is_mean else None
-        return TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label)
-
-    def _leaf_check(
-        self, sums: ProtectedSums, matrix: xgb.DMatrix, rows: SampledWeights, floor: int
-    ) -> Callable[[xgb.Booster, int], None]:
-        """Return what counts the rows of each new leaf over all sites, where hessians do not bound them."""
-        return lambda booster, number: check_leaves(sums, leaf_counts(booster, matrix, rows.taking_part(number)), floor)
-
     def _draws(self) -> RowDraws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
         fraction = row_fraction(self._parameters)
@@ -371,10 +366,10 @@ class _Run:
             return None
         sites = self._context.sites if self._going_on is None else self._going_on.set_up.sites
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
-        return RowDraws(secret, as_weighed(self._prepared.table), fraction, self._parameters.objective.adaptive_leaf)
+        return RowDraws(secret, self._trained_rows(), fraction, self._parameters.objective.adaptive_leaf)
 
-    def _after_own_round(self, record: RoundRecord, booster: xgb.Booster) -> None:
-        self._after_round(record, bytes(booster.save_raw("json")) if self._is_kept(record.round + 1) else None)
+    def _trained_rows(self) -> Table:
+        return self._prepared.table if self._arithmetic else as_weighed(self._prepared.table)
 
     def _is_kept(self, n_done: int) -> bool:
         """Tell whether the model after so many rounds is kept as a checkpoint."""
@@ -408,7 +403,7 @@ class _Run:
 
     def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
         job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
-        trained, names = bytes(result.booster.save_raw("json")), self._prepared.table.feature_names
+        trained, names = result.model, self._prepared.table.feature_names
         model = finished(self._marked(trained), names, job.categories, job.label_classes)
         hmac = attempt.conclude(model, MODEL)
         path = attempt.folder.write_model(model)
@@ -444,7 +439,10 @@ class _Run:
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the sites' policies and their sampling have made of the job, for the report."""
-        notes, k = [], self._floors.rows_per_node
+        k, by = self._floors.rows_per_node, "XGBoost, beside a mediator"
+        if self._arithmetic:
+            by = f"the sites themselves, in the arithmetic of XGBoost {self._arithmetic}"
+        notes = [f"The trees were grown by {by}."]
         if self._parameters is not self._prepared.parameters:
             weight = f"min_child_weight is {self._parameters.agreed['min_child_weight']:g}"
             notes.append(f"{weight}: the sites' policies ask for at least {k} rows in every node.")

@@ -12,6 +12,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.wire.catalogue import (
     Answer,
     BaseScoreSource,
@@ -27,6 +28,7 @@ from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES, Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.xgb.curves import without_empty_curves
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord, parse_metrics, widest_batch
@@ -52,12 +54,23 @@ class Answers(Protocol):
 
 @dataclass(slots=True)
 class TrainingResult:
-    """A trained model and how it came about."""
+    """A trained model and how it came about.
+
+    Attributes:
+        grown: the model as the sites have written it themselves, the same bytes under any XGBoost; None where XGBoost
+            has grown it.
+    """
 
     booster: xgb.Booster
     rounds: list[RoundRecord] = field(default_factory=list)
     best_round: int | None = None
     best_score: float | None = None
+    grown: bytes | None = None
+
+    @property
+    def model(self) -> bytes:
+        """Return the model in XGBoost's JSON form."""
+        return bytes(self.booster.save_raw("json")) if self.grown is None else self.grown
 
 
 def check_histograms(n_bins: int, n_nodes: int) -> None:
@@ -238,33 +251,11 @@ def _added(buffers: Sequence[bytes], dtype: str, wide: type[np.int64] | type[np.
     return total
 
 
-def without_empty_curves(parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Let a site without positive or without negative rows contribute nothing to the pooled aucpr.
-
-    XGBoost sends no number for such a site's area under precision and recall, which would make the pooled metric no
-    number for all. To auc it contributes neither area nor weight; so it does here.
-
-    Shapes: parts: float64[2], area and weight, or float64[3 n_classes], weight, positives and area of each class.
-    """
-    by_class = parts.reshape(-1, 2 if parts.size == 2 else 3)
-    return np.where(np.isnan(by_class).any(axis=1, keepdims=True), 0.0, by_class).reshape(-1)
-
-
 class RowWeights(Protocol):
     """Which rows count in a round (row_sampling.py)."""
 
     def begin_update(self, number: int) -> None: ...
     def end_update(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """How long to train and when to stop."""
-
-    num_rounds: int
-    early_stopping_rounds: int | None = None
-    first_round: int = 0
-    moments_before: int = 0  # rounds of the trainings before this one in the same attempt
 
 
 def train(

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS
+from nvflare_plugins.growth.grid import WIDE_BITS
 from nvflare_plugins.wire.catalogue import CURVE_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -23,6 +25,8 @@ _HEADROOM = 8.0  # predictions overshoot labels, and another site's mean may be 
 _LARGEST_LOG_LOSS = 64.0  # XGBoost clips probabilities at 1e-16
 _FINEST = 2.0**-20
 COARSEST = 2.0**-24
+ROW_LABELS, ROW_WEIGHTS = "row labels", "row weights"
+_ROW_HEADROOM = 16.0
 _MODERATE_WEIGHT = 16.0
 _LINEAR = ("reg:squarederror", "count:poisson")  # gradients are differences of predictions and labels
 
@@ -53,6 +57,42 @@ def value_bounds(parameters: TrainingParameters, tables: Sequence[Table]) -> dic
     return bounds
 
 
+def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]:
+    """Bound the gradient and the hessian of any row of this site: what a grid of rows follows from (growth/grid.py).
+
+    Each row's bound is of the row alone, so that the largest of all sites does not depend on who holds which rows.
+    """
+    facts, label = parameters.objective, np.abs(table.label.astype(np.float64))
+    weight = 1.0 if table.weight is None else table.weight.astype(np.float64)
+    start = _largest_base_score(parameters)
+    largest = _largest_of(weight * np.ones(label.size))
+    if facts.name in (*_LINEAR, "reg:pseudohubererror") or facts.adaptive_leaf:
+        size = _largest_of(weight * (label + start))
+    elif facts.name == "reg:squaredlogerror":
+        logs = np.abs(np.log1p(np.maximum(table.label.astype(np.float64), -1.0 + 1e-7)))
+        size = _largest_of(weight * (1.0 + np.maximum(logs, math.log1p(start))))
+    elif facts.name == "reg:tweedie":
+        power = 2.0 - _number(parameters, "tweedie_variance_power", 1.5)
+        size = _largest_of(weight * np.maximum(label, start) ** power)
+    else:  # gamma: ratios of labels and predictions
+        size = largest
+    gradient = _HEADROOM * size if facts.gradient_bound is None else facts.gradient_bound * largest
+    if facts.name == "reg:pseudohubererror":
+        gradient = min(gradient, _HEADROOM * size)
+    hessian = _HEADROOM * size if facts.hessian_bound is None else facts.hessian_bound * largest
+    bounds = {
+        Family.GRADIENTS: gradient,
+        Family.HESSIANS: hessian,
+        ROW_LABELS: _largest_of(weight * label),
+        ROW_WEIGHTS: largest,
+    }
+    if facts.adaptive_leaf:  # XGBoost 3.4 has smooth losses in place of leaves that are quantiles
+        bounds[Family.GRADIENTS] = max(gradient, _HEADROOM * size)
+        bounds[Family.HESSIANS] = max(hessian, _ROW_HEADROOM * largest)
+        bounds[RESIDUAL_ROOTS] = _ROW_HEADROOM * _largest_of(weight * np.sqrt(label + start + 1.0))
+    return bounds
+
+
 def label_sum(table: Table) -> float:
     """Return the sum of this site's labels, times their weights."""
     weight = 1.0 if table.weight is None else table.weight.astype(np.float64)
@@ -73,11 +113,14 @@ def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     return COARSEST if is_plain else 0.0
 
 
-def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted: bool) -> None:
+def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted: bool, n_rows: int | None) -> None:
     """Refuse weights that differ so much that leaves of the smallest rows would drown in the step of the sums.
 
     A leaf's denominator is at least min_child_weight + lambda, and some row's weight. The step is far below the
     rounding of XGBoost's own sums over all rows; but that of a small node's is finer.
+
+    Args:
+        n_rows: pooled rows where rows are rounded to the grid, each by itself; None where sites' sums are.
 
     Privacy: decided from the agreed scales, so at all sites alike.
 
@@ -88,7 +131,11 @@ def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted:
         return
     least = sum(float(parameters.effective.get(name, 1.0)) for name in ("min_child_weight", "reg_lambda"))
     smallest = 2.0 ** -sums.scale_of(Family.INVERSE_WEIGHTS).bound_exponent
-    if 2.0 ** sums.scale_of(Family.WEIGHTS).exponent > _FINEST * max(least, smallest):
+    error = 2.0 ** sums.scale_of(Family.WEIGHTS).exponent
+    if n_rows is not None:  # what roundings of all rows typically add up to
+        row_bits = max(n_rows, 1).bit_length()
+        error = 2.0 ** (sums.scale_of(ROW_WEIGHTS).bound_exponent + row_bits - WIDE_BITS) * math.sqrt(n_rows / 12)
+    if error > _FINEST * max(least, smallest):
         raise ConfigurationError(
             "weight: the weights of all sites differ too much for leaves of the smallest ones to be exact; clip the "
             "weights, set those that hardly count to 0, or raise min_child_weight"
@@ -154,6 +201,10 @@ def _relative_errors(table: Table, largest: float) -> float:
     weight = np.ones(label.size) if table.weight is None else table.weight.astype(np.float64)
     present = label > 0
     return float(np.dot(weight[present], 1.0 + largest / label[present]))
+
+
+def _largest_of(values: NDArray[np.float64]) -> float:
+    return float(values.max(initial=0.0))
 
 
 def _total_weight(table: Table) -> float:

@@ -75,7 +75,7 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         "train without a profile",
     )
     _check_budget(policy, job.data_set)
-    prepared = preparation.prepare(job.training(), context, trains=False)
+    prepared = preparation.prepare(job.training(), context, by_xgboost=False)
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(
             "a profile counts rows of classes, and some labels are no class (0 and 1, or a list of label_classes). A "
@@ -105,7 +105,7 @@ class _Run:
     def run(self) -> JobResult:
         """Agree, search cut points, merge bins, count, write pages."""
         attempt = self._attempt
-        _, floors = agree(attempt.channel, attempt.session, self._terms())
+        floors = agree(attempt.channel, attempt.session, self._terms()).floors
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
             sums = open_sums(self._prepared.chosen.profile, attempt.channel, attempt.session, None)

@@ -11,10 +11,11 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal.matrices import evaluation_matrix, training_matrix
 from nvflare_plugins.horizontal.row_floors import check_leaves, leaf_counts
 from nvflare_plugins.horizontal.row_sampling import SampledWeights
-from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, train
+from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, train
 from nvflare_plugins.tuning.folds import FoldDraws
 from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
 from nvflare_plugins.wire.channel import Channel

@@ -25,6 +25,7 @@ from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
@@ -36,7 +37,7 @@ from nvflare_plugins.horizontal.row_floors import (
     row_weights,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, check_sampling, row_fraction
-from nvflare_plugins.horizontal.training import LoopSettings, TrainingHandler, TrainingResult, training_shape
+from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import ReportSection
@@ -107,7 +108,9 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
             "trains on one sample of its rows: the difference of two shows rows that only one has",
             "give subsample once, in params",
         )
-    base = preparation.prepare(trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True)
+    base = preparation.prepare(
+        trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=True
+    )
     secret = Registry.open(policy).secret("folds", str(job.folds))
     return TuningPrepared(base, trials, tuple(parameters), fold_of_rows(base.table, base.data_set, secret, job.folds))
 
@@ -140,7 +143,7 @@ class _Run:
     def run(self) -> JobResult:
         """Agree, search cut points, train all trials, compare scores, write results."""
         attempt = self._attempt
-        _, self._floors = agree(attempt.channel, attempt.session, self._terms())
+        self._floors = agree(attempt.channel, attempt.session, self._terms()).floors
         self._parameters = tuple(with_floor(one, self._floors.rows_per_node) for one in self._parameters)
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows

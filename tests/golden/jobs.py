@@ -179,7 +179,7 @@ def parts(parties: Parties) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Horizontal:
-    """Horizontal training: the model at every site."""
+    """Horizontal training by stock XGBoost: the model at every site."""
 
     profile: str = "masks"
     params: dict[str, Any] = field(default_factory=lambda: {"objective": "binary:logistic"})
@@ -188,7 +188,8 @@ class Horizontal:
 
     def __call__(self, folder: Path) -> dict[str, bytes]:
         parties = rows_over_sites(folder, self.data())
-        fields = {"data_set": "rows", "label": "y", "num_rounds": 4, "profile": self.profile, **self.more}
+        fields = {"data_set": "rows", "label": "y", "num_rounds": 4, "profile": self.profile}
+        fields |= {"engine": "xgboost", **self.more}
         params = {"max_depth": 3, "eta": 0.3, "max_bin": 32, "min_child_weight": 4, **self.params}
         run_job(parties, run_horizontal_site, HorizontalJob.from_dict({**fields, "params": params}))
         return same_model(parties)

@@ -13,9 +13,10 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
+from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
+from nvflare_plugins.horizontal import mediated
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
-from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -88,8 +89,8 @@ def test_nobody_knows_whose_rows_a_sampled_sum_holds(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not installed_release().sends_column_seed, reason="foretells draws as XGBoost 3.2 makes them")
 def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
-    honest = site_module.train
-    monkeypatch.setattr(site_module, "train", lambda params, *a, **k: honest({**params, "subsample": 0.01}, *a, **k))
+    honest = mediated.train
+    monkeypatch.setattr(mediated, "train", lambda params, *a, **k: honest({**params, "subsample": 0.01}, *a, **k))
     monkeypatch.setattr(site_module._Run, "_draws", lambda attempt: None)
     n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch)
     assert n_right == n_predicted >= 13

@@ -36,6 +36,8 @@ from nvflare_plugins.cli.plan.rates import (
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
 from nvflare_plugins.formatting import human_bytes, human_seconds
+from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.horizontal.growing import arithmetic_of_job, is_grown
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.row_floors import counts_leaves
 from nvflare_plugins.horizontal.training import check_histograms
@@ -56,7 +58,8 @@ def plan(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
             f"profile {arguments.profile!r} is none of horizontal training: {', '.join(HORIZONTAL)}"
         )
     workload, network = _workload(arguments, job), Network.of(arguments)
-    check_histograms(workload.features * workload.bins, max(built_nodes(workload)))
+    if not workload.grown:
+        check_histograms(workload.features * workload.bins, max(built_nodes(workload)))
     profiles = list(HORIZONTAL) if arguments.profile == "all" else [arguments.profile]
     trees = measure_trees(workload)
     rates = {profile: measure_protection(profile, workload.sites) for profile in profiles}
@@ -107,6 +110,8 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         pair_bound=max(checked.objective.gradient_bound or 1.0, checked.objective.hessian_bound or 1.0),
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
         pooled_metrics=job.pooled_metrics,
+        grown=is_grown(job, checked),
+        smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).needs_scale,
     )
 
 

@@ -13,6 +13,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.pair_macs import MAC_BYTES
 from he_processors.sum_tags import N_TAGS
+from nvflare_plugins.growth.grid import pair_grid
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
 from nvflare_plugins.horizontal.score_histogram import MOST_BINS
 from nvflare_plugins.horizontal.value_bounds import COARSEST
@@ -27,6 +28,7 @@ SESSION_BYTES_PER_SITE = 2048  # hello with a certificate, signature, proof, con
 GATHERS_WITH_MACS = 6  # terms, reservations, cuts, result, closing twice
 POOLED_EXCHANGES = 3  # least rows, bins, edges of pooled metrics, sealed, beside their counts
 _SCALES = 4  # gradients, hessians, weights, labels; and one for each metric
+_ROW_SCALES = 2  # labels and weights of single rows
 _LARGEST_DEPTH = 30
 
 
@@ -53,6 +55,8 @@ class Workload:
         cuts: how cut points are agreed.
         counts_leaves: whether the rows of each leaf are counted, as for objectives without a bound on hessians.
         pooled_metrics: whether the final model's scores are counted over the evaluation rows of all sites.
+        grown: whether the sites grow the trees themselves (``engine: own``) or XGBoost does.
+        smooth_scale: whether each round begins with the sum behind the scale of a smooth loss.
     """
 
     rows: int
@@ -74,6 +78,8 @@ class Workload:
     pair_bound: float = 1.0
     counts_leaves: bool = False
     pooled_metrics: bool = False
+    grown: bool = False
+    smooth_scale: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -125,14 +131,19 @@ def built_nodes(workload: Workload) -> list[int]:
 
 
 def pairs_are_wide(workload: Workload, profile: str) -> bool:
-    """Return whether histograms take twice the room, as ``ProtectedSums.agree_scales`` decides it in the job.
+    """Return whether histograms take twice the room, as it is decided in the job.
 
-    Under `ckks` and three sites that is so from 262,145 rows a site on, where a row's gradient is at most 1.
+    Where the sites grow the trees that is so under `bfv` from 2^16 rows on (growth/grid.py), where a row's gradient is
+    at most 1; where XGBoost does, under `ckks` and three sites from 262,145 rows a site on.
     """
     if workload.wide_pairs or profile in ("plain", "masks"):
         return workload.wide_pairs
+    capacity = _capacity_bits(profile, workload.sites)
+    if workload.grown:
+        bound = exponent_of(workload.pair_bound)
+        return pair_grid(bound, bound, workload.rows, capacity, profile != "ckks", COARSEST).wide
     bound = exponent_of(workload.rows_per_site * workload.pair_bound)
-    return 2.0 ** Grid.for_sum(bound, workload.sites, _capacity_bits(profile, workload.sites)).exponent > COARSEST
+    return 2.0 ** Grid.for_sum(bound, workload.sites, capacity).exponent > COARSEST
 
 
 def _capacity_bits(profile: str, n_sites: int) -> int:
@@ -151,17 +162,23 @@ def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Plann
     values_per_node = 2 * workload.bins * workload.features
     wide_pairs = pairs_are_wide(workload, profile)
     batches = built_nodes(workload)
+    if workload.smooth_scale:
+        yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
+    if workload.grown:  # the sum of all rows rides on the root's histogram
+        yield Planned(Kind.HISTOGRAM, workload.trees_per_round, values_per_node + 2, wide_pairs)
+        batches = batches[1:]
     for n_nodes in sorted(set(batches)):
         n_messages = batches.count(n_nodes) * workload.trees_per_round
         yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, wide_pairs)
-    if workload.missing:
+    if workload.missing and not workload.grown:
         yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, wide_pairs)
     if workload.counts_leaves:
         n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
         yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
     if workload.metrics:
         n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
-        yield Planned(Kind.METRIC, workload.metrics, n_parts, residues=METRIC_FLAGS)
+        n_messages, together = (1, workload.metrics) if workload.grown else (workload.metrics, 1)
+        yield Planned(Kind.METRIC, n_messages, together * n_parts, residues=together * METRIC_FLAGS)
 
 
 def setup_messages(workload: Workload) -> Iterator[Planned]:
@@ -173,7 +190,12 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     searches = workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value)
     yield from cut_messages(workload.features, workload.features if searches else 0, workload.bins)
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
+    if workload.grown:
+        n_scales += _ROW_SCALES + workload.smooth_scale
     yield Planned(Kind.SCALE, 1, 0, False, n_scales * n_thresholds)
+    if workload.grown:
+        yield Planned(Kind.LABEL_MEAN, 1, max(2, workload.outputs))
+        return
     yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 

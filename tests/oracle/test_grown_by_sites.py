@@ -1,0 +1,124 @@
+"""Trees that the sites grow themselves: the same bytes whoever holds which rows, and those that XGBoost would grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost as xgb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.growth.grid import NARROW_BITS, WIDE_BITS, pair_grid
+from nvflare_plugins.horizontal.growing import ARITHMETIC_ATTRIBUTE
+from nvflare_plugins.horizontal.job import HorizontalJob
+from tests.oracle.test_horizontal_equals_central import (
+    EQUAL_TO_CENTRAL,
+    LOGISTIC,
+    ROUNDS,
+    breast,
+    prepared,
+    regression,
+    synthetic,
+)
+from tests.support.federation import Federation, leaf_difference, succeed
+
+SQUARED = {"objective": "reg:squarederror"}
+
+
+def grown(folder: Path, frame: pd.DataFrame, params: dict, profile: str = "masks", n_sites: int = 3, **fields) -> bytes:
+    """Train over sites that hold the rows in an order of their own."""
+    federation = Federation(folder, n_sites)
+    rows = np.random.default_rng(n_sites).permutation(len(frame))
+    ends = np.sort(
+        np.random.default_rng(n_sites + 1).choice(np.arange(20, len(frame) - 20), n_sites - 1, replace=False)
+    )
+    federation.give_data("train", frame, np.split(rows, ends))
+    federation.set_registry_keys()
+    fields = {"num_rounds": ROUNDS, "cuts": "exact", "engine": "own", **fields}
+    succeed(federation.run(HorizontalJob("train", "label", prepared(params, frame), profile=profile, **fields)))
+    return federation.model()
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "counts"),
+    [
+        ("logistic", "masks", (3, 4, 7)),
+        ("squared", "plain", (3, 5)),
+        ("weights", "masks", (3, 6)),
+        ("missing", "masks", (3, 5)),
+        # With more than five sites a narrow word of bfv has fewer bits: sums on the same grid travel wide.
+        pytest.param("logistic", "bfv", (3, 6), marks=pytest.mark.slow),
+    ],
+)
+def test_models_are_the_same_bytes_for_any_number_of_sites(tmp_path, name, profile, counts):
+    frame = {"squared": lambda: regression(breast()), "missing": lambda: synthetic(2_000)}.get(name, breast)()
+    fields = {}
+    if name == "weights":
+        frame = frame.assign(w=np.random.default_rng(0).gamma(1.0, size=len(frame)).astype(np.float32))
+        fields = {"weight": "w"}
+    params = SQUARED if name == "squared" else LOGISTIC
+    models = {n: grown(tmp_path / str(n), frame, params, profile, n, **fields) for n in counts}
+    assert len(set(models.values())) == 1
+    # One row that weighs more makes another model: the equality is not one of models that never change.
+    assert grown(tmp_path / "other", frame.iloc[1:], params, profile, counts[0], **fields) not in models.values()
+
+
+@pytest.mark.parametrize("name", ["plain_logistic", "lossguide", "squared_error", "softprob", "parallel_trees"])
+def test_both_engines_grow_the_same_trees(tmp_path, name):
+    params, change = EQUAL_TO_CENTRAL[name]
+    frame = change(synthetic(2_000))
+    own, theirs = (grown(tmp_path / engine, frame, params, engine=engine) for engine in ("own", "xgboost"))
+    assert leaf_difference(own, xgb.Booster(model_file=bytearray(theirs))) <= 2e-7
+
+
+@pytest.mark.parametrize("arithmetic", ["3.3", "3.4"])
+def test_a_job_may_name_the_arithmetic_of_another_release(tmp_path, arithmetic):
+    model = json.loads(grown(tmp_path, breast(), LOGISTIC, arithmetic=arithmetic))
+    assert model["learner"]["attributes"][ARITHMETIC_ATTRIBUTE] == arithmetic
+    assert ".".join(map(str, model["version"][:2])) == arithmetic
+
+
+@pytest.mark.parametrize(
+    "params", [{"booster": "dart", "rate_drop": 0.1}, {"multi_strategy": "multi_output_tree", "num_class": 3}]
+)
+def test_what_the_sites_do_not_grow_is_refused_by_name(tmp_path, params):
+    objective = "multi:softprob" if "num_class" in params else "binary:logistic"
+    federation = Federation(tmp_path)
+    frame = breast()
+    federation.give_data("train", frame)
+    job = HorizontalJob("train", "label", {"objective": objective, **params}, 2, "masks", engine="own")
+    outcomes = federation.run(job)
+    assert all(isinstance(one, ConfigurationError) and "does not grow" in str(one) for one in outcomes.values())
+
+
+def test_the_grid_does_not_follow_the_number_of_sites():
+    """The schemes' own capacities do: what travels narrow with few sites travels wide with many, on the same grid."""
+    few, many = (pair_grid(0, -2, 5_000, bits, True, 2.0**-24) for bits in (NARROW_BITS, NARROW_BITS - 4))
+    assert (few.g_exponent, few.h_exponent) == (many.g_exponent, many.h_exponent)
+    assert (few.wide, many.wide) == (False, True)
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 1_000, 65_535, 65_536, 10**6, 10**9])
+@pytest.mark.parametrize("bits", [44, NARROW_BITS, WIDE_BITS])
+def test_sums_of_all_rows_fit_and_errors_stay_below_what_was_asked(n_rows, bits):
+    grid = pair_grid(3, 1, n_rows, bits, bits != 44, 2.0**-24)
+    words = WIDE_BITS if grid.wide else bits
+    assert n_rows * 2.0 ** (grid.g_bound - grid.g_exponent - grid.shift) <= 2.0**words
+    if not grid.wide and not grid.shift:
+        assert 6 * np.sqrt(n_rows / 12) * 2.0 ** max(grid.g_exponent, grid.h_exponent) <= 2.0**-24
+
+
+def test_sums_rounded_on_their_way_are_off_by_less_than_a_step_and_features_agree():
+    rng, starts = np.random.default_rng(0), np.array([0, 4, 9, 12])
+    grid = pair_grid(0, 0, 1_000, 44, False, 2.0**-24)
+    assert grid.shift
+    sums = rng.integers(-(2**50), 2**50, (3, 12, 2))
+    sums[:, 8] += sums[:, :4].sum(axis=1) - sums[:, 4:9].sum(axis=1)  # features 0 and 1 add up alike
+    coarse = grid.coarse(sums, starts)
+    for start, stop in ((0, 4), (4, 9), (9, 12)):
+        exact, rounded = (np.cumsum(one[:, start:stop], axis=1) for one in (sums, grid.fine(coarse)))
+        assert (np.abs(exact - rounded) <= 2 ** (grid.shift - 1)).all()
+    assert (coarse[:, :4].sum(axis=1) == coarse[:, 4:9].sum(axis=1)).all()
