@@ -91,9 +91,21 @@ def allow_list(workspace: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", KITS.values())
-def test_a_workspace_that_an_earlier_version_set_up_is_complete(name: str, tmp_path: Path) -> None:
-    """CHANGELOG.md says so: no operator has to do anything for the kinds of job that there were."""
-    check_set_up(kit(tmp_path, name), name)
+def test_a_workspace_that_an_earlier_version_set_up_is_told_what_completes_it(name: str, tmp_path: Path) -> None:
+    """CHANGELOG.md says so: 0.9.1 has closed more than the versions before."""
+    workspace = kit(tmp_path, name)
+    with pytest.raises(
+        ConfigurationError, match=r"guard of its jobs' processes .* is missing.*veilboost site-setup DIR"
+    ):
+        check_set_up(workspace, name)
+    complete(workspace, name)
+    check_set_up(workspace, name)
+
+
+def complete(workspace: Path, name: str) -> None:
+    """Set a workspace up again, and restart it."""
+    set_up(workspace)
+    shutil.copy(HERE / "set_up" / name / GUARD_STARTED, workspace / GUARD_STARTED)  # as the restart leaves it
 
 
 @pytest.mark.parametrize("name", KITS.values())
@@ -104,8 +116,7 @@ def test_one_that_lacks_a_component_is_told_the_command_that_completes_it(name: 
     path.write_text(json.dumps({**json.loads(path.read_text()), "class_allow_list": cut}))
     with pytest.raises(ConfigurationError, match=r"lacks components of VeilBoost.*veilboost site-setup DIR"):
         check_set_up(workspace, name)
-    set_up(workspace)
-    shutil.copy(HERE / "set_up" / name / GUARD_STARTED, workspace / GUARD_STARTED)  # as the restart leaves it
+    complete(workspace, name)
     check_set_up(workspace, name)
     assert set(before) <= set(allow_list(workspace))
 

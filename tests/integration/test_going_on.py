@@ -143,7 +143,7 @@ def test_the_attack_works_on_a_new_job_without_the_site(tmp_path: Path, opened: 
     """The control: what the registry refuses unless a site consents gives away counts and the first histogram."""
     federation = federation_of(tmp_path, consents={**CONSENTS, "recompute_with_changes": True})
     succeed(federation.run(going(n_rounds=2), "first"))
-    succeed(federation.run(going(n_rounds=2), "second", sites=LEFT))
+    succeed(federation.run(going(n_rounds=2, on_lost_site="wait"), "second", sites=LEFT))
     found = set(opened.found_by_subtraction())
     assert {("CUT_COUNTS", "site-2"), ("ROW_COUNT", "site-2")} <= found
 

@@ -212,7 +212,7 @@ def test_a_vertical_job_goes_on_after_the_last_round_of_all_parties(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(Kind.CONVERSATION, 2), (Kind.AGREEMENT, 4), (Kind.CONVERSATION, 20)],  # the second before it keeps the result
+    [(Kind.CONVERSATION, 2), (Kind.AGREEMENT, 5), (Kind.CONVERSATION, 20)],  # the second before it keeps the result
 )
 def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, kind, message):
     parties = Parties(tmp_path, 3, {**vertical.POLICY, "vertical": {"min_intersection": 50}})

@@ -127,7 +127,7 @@ def test_the_command_writes_for_its_owner_alone(folder: Path, capsys: pytest.Cap
     missing = folder / "none"
     missing.mkdir()
     assert main(["report", "--summary", str(folder), "--out", str(out), "--evidence", str(missing)]) == 0
-    assert "NOT VERIFIED" in out.read_text()
+    assert "NOT FOUND: there is no evidence here" in out.read_text()
 
 
 def test_wrong_usage_names_the_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
