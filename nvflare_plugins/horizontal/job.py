@@ -159,6 +159,10 @@ class HorizontalJob(JobDocument):
                 "go on from. Use 'wait'",
                 self.resume_from is None,
             )
+        expect(
+            "arithmetic is read only where the sites grow the trees: set engine='own', or leave arithmetic out",
+            self.arithmetic == "auto" or self.engine != Engine.XGBOOST.value,
+        )
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.continue_from is not None:

@@ -94,6 +94,11 @@ def test_what_the_sites_do_not_grow_is_refused_by_name(tmp_path, params):
     assert all(isinstance(one, ConfigurationError) and "does not grow" in str(one) for one in outcomes.values())
 
 
+def test_an_arithmetic_that_nobody_would_read_is_refused():
+    with pytest.raises(ConfigurationError, match="set engine='own'"):
+        HorizontalJob("train", "label", LOGISTIC, 2, arithmetic="3.4")
+
+
 def test_the_grid_does_not_follow_the_number_of_sites():
     """The schemes' own capacities do: what travels narrow with few sites travels wide with many, on the same grid."""
     few, many = (pair_grid(0, -2, 5_000, bits, True, 2.0**-24) for bits in (NARROW_BITS, NARROW_BITS - 4))
