@@ -97,7 +97,6 @@ _OF_COMMUNICATORS = {
     "installed_release",
 }
 COMMUNICATE = {
-    "cli/demo.py": {"installed_release"},
     "horizontal/preparation.py": {"installed_release"},
     "horizontal/training.py": {"installed_release", "Federated"},
     "private_trees/site.py": {"installed_release"},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -19,6 +18,7 @@ from nvflare_plugins.checks import is_whole
 from nvflare_plugins.data_sets.declaration import MOST_ROWS
 from nvflare_plugins.data_sets.schema import Schema, compare
 from nvflare_plugins.formatting import printable
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.policy.values import Floors
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
@@ -28,7 +28,6 @@ PLUGIN = "plugin"  # among the versions: distribution and version of the plugin 
 ARITHMETIC = "arithmetic"  # among the versions: of trees that the sites grow themselves, whatever XGBoost each has
 _PURPOSE = "agreement"
 _MAX_DOCUMENT = 1 << 24
-_ARITHMETIC = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}")
 
 
 class GroupSeal(Protocol):
@@ -146,9 +145,10 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: s
     """
     if ARITHMETIC in mine:
         names = ("veilboost", *({PLUGIN} & set(mine)))
-        if not _ARITHMETIC.fullmatch(str(theirs.get(ARITHMETIC))):
+        if theirs.get(ARITHMETIC) not in tuple(ARITHMETICS):
             raise ConfigurationError(
-                f"{site} does not say in which arithmetic it grows trees: install the same version"
+                f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install the "
+                "same version of VeilBoost"
             )
     else:
         names = ("xgboost", "veilboost", *({PLUGIN} & set(mine)))

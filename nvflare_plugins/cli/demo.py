@@ -26,7 +26,6 @@ from he_processors.errors import ConfigurationError, JobAborted
 from nvflare_plugins.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.site.policy.values import MIN_EFFECTIVE_ROWS
-from nvflare_plugins.xgb.versions import installed_release
 
 JOB_NAME, DATA_SET, EVAL_SET = "demo", "training", "evaluation"
 N_SITES = 3
@@ -240,7 +239,6 @@ def run(options: argparse.Namespace) -> int:
     """Run it, and print how well it went."""
     from nvflare_plugins.cli.demo_summary import summarise
 
-    installed_release()  # rather than at its three sites, half a minute later
     data = split(*load(options.data, options.label))
     if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:
         raise ConfigurationError(

@@ -51,6 +51,10 @@ def is_grown(job: HorizontalJob, parameters: TrainingParameters) -> bool:
             f"engine='own' does not grow {reason}: leave engine at 'auto', which takes XGBoost 3.2 or 3.3 for it, or "
             "leave it out"
         )
+    if reason is not None and job.arithmetic != "auto":
+        raise ConfigurationError(
+            f"arithmetic is read only where the sites grow the trees, and they do not grow {reason}: leave it out"
+        )
     return job.engine != Engine.XGBOOST.value and reason is None
 
 

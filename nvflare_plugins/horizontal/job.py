@@ -116,10 +116,10 @@ class HorizontalJob(JobDocument):
     stay as they were in that job, initial_model and continue_from included. Without sampling of columns or dropped
     trees the model is that of an uninterrupted job; random draws of these are not those it would have made.
     """
-    engine: Annotated[str, OneOf(Engine)] = Engine.XGBOOST.value
-    """Who grows the trees. ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all
-    sites. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on. ``auto``: ``own`` but for
-    dart, vector leaves and seed_per_iteration, which it does not grow.
+    engine: Annotated[str, OneOf(Engine)] = Engine.AUTO.value
+    """Who grows the trees. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on.
+    ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all sites. ``auto``: ``own``, but
+    ``xgboost`` for dart, vector leaves and seed_per_iteration, which the sites do not grow.
     """
     arithmetic: Annotated[str, OneOf("auto", *ARITHMETICS)] = "auto"
     """Whose arithmetic ``own`` follows, to the bit: that of XGBoost 3.2, 3.3 or 3.4; ``auto`` takes that of the lowest
@@ -149,11 +149,6 @@ class HorizontalJob(JobDocument):
                     "lost site would tell how many it has. Leave one of the two out",
                     not getattr(self, name),
                 )
-            expect(
-                f"engine={self.engine!r} is refused with on_lost_site='continue': what a site may send again without a "
-                "lost one is shown for engine='xgboost' alone. Use that, or 'wait'",
-                self.engine == Engine.XGBOOST.value,
-            )
             expect(
                 "resume_from is refused with on_lost_site='continue': the job resumed may have sent sums at states to "
                 "go on from. Use 'wait'",

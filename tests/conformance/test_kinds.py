@@ -40,7 +40,7 @@ _NEEDED = {
         "site-3": ("exact_bins", "plain_profile"),
     },
 }
-COMMUNICATE = ("horizontal", "tuning", "vertical", "vertical_tuning")
+COMMUNICATE = ("tuning", "vertical", "vertical_tuning")
 """Kinds that train through XGBoost's communicator, which releases from 3.4 lack."""
 HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
 

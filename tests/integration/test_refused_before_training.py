@@ -130,9 +130,31 @@ def test_another_version_at_one_site_is_refused_before_a_private_byte(federation
     monkeypatch.setattr(support, "run_site", run_site)
     monkeypatch.setattr(site_module, "versions", versions)
     frames: list = []
-    outcomes = federation.run(small_job(), frames=frames)
+    # Where the sites grow the trees, they agree on an arithmetic instead of the wheel.
+    engine = "xgboost" if package == "xgboost" else "own"
+    outcomes = federation.run(small_job(engine=engine), frames=frames)
     assert_failed_cleanly(federation, outcomes)
     assert any(isinstance(e, ConfigurationError) and f"{package} 3.2.99" in str(e) for e in outcomes.values())
+    assert not private_frames(frames)
+
+
+@pytest.mark.parametrize("said", ["1.0", "9.9", "3.2.99", ""])
+def test_an_arithmetic_that_nobody_knows_is_refused_before_a_private_byte(federation, monkeypatch, said):
+    real_run, real, this = support.run_site, site_module.arithmetic_here, threading.local()
+
+    def run_site(job, place, *rest):
+        this.site = place.site
+        return real_run(job, place, *rest)
+
+    monkeypatch.setattr(support, "run_site", run_site)
+    monkeypatch.setattr(site_module, "arithmetic_here", lambda job: said if this.site == "site-2" else real(job))
+    frames: list = []
+    outcomes = federation.run(small_job(engine="own"), frames=frames)
+    assert_failed_cleanly(federation, outcomes)
+    refusal = outcomes["site-1"]
+    assert isinstance(refusal, ConfigurationError) and "no arithmetic that is known here (3.2, 3.3, 3.4)" in str(
+        refusal
+    )
     assert not private_frames(frames)
 
 

@@ -14,6 +14,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
+from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.horizontal import mediated
 from nvflare_plugins.horizontal import site as site_module
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
@@ -38,16 +39,27 @@ class _Eavesdropper:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.roots: list[np.ndarray] = []
-        honest = ProtectedSums.sum
+        honest, honest_pairs = ProtectedSums.sum, SiteSums.pairs
+
+        def hear(channel, others):
+            is_next = not self.roots or channel.moment.round >= len(self.roots)
+            if channel.site == "site-1" and is_next:
+                self.roots.append(others)
 
         def heard(sums, kind, values, *more):
             total = honest(sums, kind, values, *more)
-            is_next = not self.roots or sums._channel.moment.round >= len(self.roots)
-            if kind is Kind.HISTOGRAM and sums._channel.site == "site-1" and is_next:
-                self.roots.append((total - values).reshape(-1, 2))  # without its own part
+            if kind is Kind.HISTOGRAM:
+                hear(sums._channel, (total - values).reshape(-1, 2))  # without its own part
+            return total
+
+        def heard_pairs(sums, values, grid, fits):
+            total = honest_pairs(sums, values, grid, fits)
+            others = (total - values).reshape(-1, 2)[:-1]  # the last pair is the sum of all rows
+            hear(sums._sums._channel, np.ldexp(others.astype(np.float64), [grid.g_exponent, grid.h_exponent]))
             return total
 
         monkeypatch.setattr(ProtectedSums, "sum", heard)
+        monkeypatch.setattr(SiteSums, "pairs", heard_pairs)
 
 
 def rows_as_a_histogram(rows: pd.DataFrame, inner_cuts: list[np.ndarray], hessian: float) -> np.ndarray:
@@ -59,14 +71,14 @@ def rows_as_a_histogram(rows: pd.DataFrame, inner_cuts: list[np.ndarray], hessia
     return sums
 
 
-def single_rows_read_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def single_rows_read_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str = "own") -> tuple[int, int]:
     """Return how often the attacker predicts one row of each other site, and how often he is right."""
     n_rounds, seed = 60, 3
     frame = table(500).dropna().head(300)
     n = len(frame) // 3
     ear = _Eavesdropper(monkeypatch)
     params = {"subsample": 0.01, "eta": 1e-9, "max_depth": 1, "max_bin": 16, "base_score": 0.5, "seed": seed}
-    federation = federate(folder, frame, job(params, n_rounds), parts=np.split(np.arange(3 * n), 3))
+    federation = federate(folder, frame, job(params, n_rounds, engine=engine), parts=np.split(np.arange(3 * n), 3))
     guessed = rows_by_public_seed(n, 0.01, seed, n_rounds)
     single = [number for number in range(n_rounds) if guessed[number].sum() == 1]
     hits = 0
@@ -92,7 +104,7 @@ def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
     honest = mediated.train
     monkeypatch.setattr(mediated, "train", lambda params, *a, **k: honest({**params, "subsample": 0.01}, *a, **k))
     monkeypatch.setattr(site_module._Run, "_draws", lambda attempt: None)
-    n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch)
+    n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch, "xgboost")
     assert n_right == n_predicted >= 13
 
 

@@ -269,8 +269,7 @@ class Witness:
 
     def texts(self) -> set[str]:
         """Return how the secret numbers would be printed."""
-        floats = np.concatenate([a.ravel() for a in self.numbers if a.dtype == np.float64])
-        return {text for text in map(repr, floats.tolist()) if len(text) >= 10}
+        return {text for a in self.numbers for text in map(repr, a.ravel().tolist()) if len(text) >= 10}
 
 
 def among(found: np.ndarray, patterns: np.ndarray) -> np.ndarray:
@@ -308,7 +307,7 @@ def watched_run(tmp_path, monkeypatch, caplog, profile: str):
     federation.give_data("train", planted_table())
     params = {"objective": "reg:squarederror", "max_bin": 8, "max_depth": 2, "verbosity": 2}
     training = HorizontalJob(
-        "train", "y", params, 2, profile, evaluate_training=True, features=list("abc"), checkpoint_every=1
+        "train", "y", params, 6, profile, evaluate_training=True, features=list("abc"), checkpoint_every=1
     )
     frames: list[tuple[str, bytes]] = []
     succeed(federation.run(training, frames=frames))

@@ -23,7 +23,7 @@ from tests.oracle.test_horizontal_equals_central import (
     regression,
     synthetic,
 )
-from tests.support.federation import Federation, leaf_difference, succeed
+from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 SQUARED = {"objective": "reg:squarederror"}
 
@@ -96,7 +96,65 @@ def test_what_the_sites_do_not_grow_is_refused_by_name(tmp_path, params):
 
 def test_an_arithmetic_that_nobody_would_read_is_refused():
     with pytest.raises(ConfigurationError, match="set engine='own'"):
-        HorizontalJob("train", "label", LOGISTIC, 2, arithmetic="3.4")
+        HorizontalJob("train", "label", LOGISTIC, 2, engine="xgboost", arithmetic="3.4")
+
+
+def test_an_arithmetic_is_refused_where_auto_takes_xgboost(tmp_path):
+    federation = Federation(tmp_path)
+    federation.give_data("train", breast())
+    outcomes = federation.run(HorizontalJob("train", "label", {**LOGISTIC, "booster": "dart"}, 2, arithmetic="3.4"))
+    assert all(isinstance(one, ConfigurationError) and "leave it out" in str(one) for one in outcomes.values())
+
+
+ODD = {
+    "the outermost floats": lambda frame: frame.assign(x1=np.sign(frame.x1) * np.float32(9.9e37)),
+    "labels around 1e9": lambda frame: frame.assign(label=1e9 * (1 + frame.label)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_columns_are_trained_on_as_xgboost_does(tmp_path, odd):
+    frame = ODD[odd](synthetic(900))
+    params = prepared(SQUARED if "labels" in odd else LOGISTIC, frame)
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame)
+    federation.set_registry_keys()
+    succeed(federation.run(HorizontalJob("train", "label", params, 3, "masks", cuts="exact")))
+    central = central_model(frame, "label", params, federation.cuts(), 3)
+    assert leaf_difference(federation.model(), central) <= 2e-7
+
+
+@pytest.mark.parametrize("n", [pytest.param(65_536, marks=pytest.mark.slow), 70_000])
+def test_more_categories_than_16_bits_hold(tmp_path, n):
+    rng = np.random.default_rng(0)
+    codes = rng.permutation(n)[:60][rng.integers(0, 60, 900)]
+    frame = synthetic(900).iloc[:, :2].set_axis(["f0", "f1"], axis=1).assign(f1=codes.astype(np.float32))
+    frame["label"] = (codes % 2 == 0).astype(np.float32)
+    named = frame.assign(f1=[f"c{code}" for code in codes])
+    federation = Federation(tmp_path)
+    federation.give_data("train", named)
+    federation.set_registry_keys()
+    categories = {"f1": [f"c{i}" for i in range(n)]}
+    params = {**LOGISTIC, "max_bin": 16}
+    succeed(federation.run(HorizontalJob("train", "label", params, 2, "masks", categories=categories)))
+    central = central_model(frame, "label", params, federation.cuts(), 2, n_categories={1: n})
+    ours = json.loads(federation.model())["learner"]["gradient_booster"]["model"]["trees"]
+    theirs = json.loads(central.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["categories"] == other["categories"] and one["categories"]
+        assert one["split_indices"] == other["split_indices"]
+
+
+@pytest.mark.parametrize("label", [1e30, 3e38])
+def test_gradients_that_no_float_holds_end_the_job_with_one_text(tmp_path, label):
+    frame = breast()
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame.assign(label=frame.label * np.float32(label)))
+    outcomes = federation.run(HorizontalJob("train", "label", SQUARED, 2, "masks", cuts="exact"))
+    assert {str(one) for one in outcomes.values()} == {
+        "CapacityExceeded: a value is larger than 2^192: rescale labels or weights"
+    }
+    assert not list(tmp_path.glob("*/runs/job/model.json"))
 
 
 def test_the_grid_does_not_follow_the_number_of_sites():

@@ -28,8 +28,9 @@ OF_OURS = [
     Kind.MODEL_CHECK,
     Kind.CLOSING,
 ]
-OF_XGBOOST = [Kind.ROW_COUNT, Kind.LABEL_MEAN, Kind.HISTOGRAM, Kind.ROOT_SUM, Kind.METRIC]
-KINDS = OF_OURS + OF_XGBOOST
+OF_XGBOOST = [Kind.ROW_COUNT, Kind.ROOT_SUM]  # where it grows the trees
+OF_TRAINING = [Kind.LABEL_MEAN, Kind.HISTOGRAM, Kind.METRIC]
+KINDS = OF_OURS + OF_TRAINING + OF_XGBOOST
 SEALED_OR_SIGNED = [Kind.HANDSHAKE, Kind.GROUP_KEY, Kind.AGREEMENT, Kind.CUT_PLAN, Kind.MODEL_CHECK]
 OF_LATTICES = [Kind.HE_SECRET, Kind.HE_PUBLIC, Kind.CUT_COUNTS, Kind.HISTOGRAM]
 
@@ -44,7 +45,8 @@ def job_with(kind: Kind) -> HorizontalJob:
     """Return a job in which messages of this kind travel; the search for cuts would be most of its time."""
     if kind in (Kind.CUT_COUNTS, Kind.CUT_PLAN):
         return small_job()
-    return small_job(cuts="uniform", cut_bounds={name: [-3.0, 3.0] for name in "abc"})
+    engine = "xgboost" if kind in OF_XGBOOST else "auto"
+    return small_job(cuts="uniform", cut_bounds={name: [-3.0, 3.0] for name in "abc"}, engine=engine)
 
 
 def small_table(columns: str = "abc") -> pd.DataFrame:

@@ -46,12 +46,13 @@ class Opened:
         with (
             patch.object(ProtectedSums, "sum", self._noting(ProtectedSums.sum)),
             patch.object(ProtectedSums, "sum_counts", self._noting(ProtectedSums.sum_counts)),
+            patch.object(ProtectedSums, "add", self._noting(ProtectedSums.add)),
         ):
             yield
 
     def _noting(self, real: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-        def call(sums: ProtectedSums, kind: Kind, values: np.ndarray, *more: Any) -> np.ndarray:
-            given, got = np.array(values, dtype=np.float64), real(sums, kind, values, *more)
+        def call(sums: ProtectedSums, kind: Kind, values: np.ndarray, *more: Any, **named: Any) -> np.ndarray:
+            given, got = np.array(values, dtype=np.float64), real(sums, kind, values, *more, **named)
             channel, key = sums._channel, (sums._channel.attempt, sums._channel.counter)
             with self.lock:
                 _, _, parts, _ = self.sums.setdefault(key, (kind.name, channel.sites, {}, np.array(got, np.float64)))
