@@ -179,7 +179,7 @@ def parts(parties: Parties) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Horizontal:
-    """Horizontal training by stock XGBoost: the model at every site."""
+    """Horizontal training, by stock XGBoost unless the job says otherwise: the model at every site."""
 
     profile: str = "masks"
     params: dict[str, Any] = field(default_factory=lambda: {"objective": "binary:logistic"})
@@ -342,6 +342,17 @@ _TRUSTED = {"trust": "trusted_aggregator"}
 _NOVEMBER = {"method": "default_2026_11"}
 
 JOBS: dict[str, GoldenJob] = {
+    "grown_classes": GoldenJob(
+        Horizontal(
+            params={"objective": "multi:softprob", "num_class": 3, "colsample_bynode": 0.5},
+            data=wine,
+            more={"engine": "own", "arithmetic": "3.2"},
+        )
+    ),
+    "grown_masks": GoldenJob(Horizontal(more={"engine": "own", "arithmetic": "3.4"})),
+    "grown_regression": GoldenJob(
+        Horizontal("bfv", {"objective": "reg:squarederror"}, diabetes, {"engine": "own", "arithmetic": "3.3"})
+    ),
     "horizontal_masks": GoldenJob(Horizontal()),
     "horizontal_bfv": GoldenJob(Horizontal("bfv")),
     "horizontal_ckks": GoldenJob(Horizontal("ckks"), leaf_tolerance=1e-7),

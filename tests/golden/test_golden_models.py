@@ -18,7 +18,7 @@ from tests.golden.write import MANIFEST
 from tests.support.scoring import check_covers_add_up
 
 RECORDED = json.loads(MANIFEST.read_text())
-ON_EVERY_WHEEL = ("alignment", "dpboost", "private_trees", "profile", "vertical_merge", "vertical_predict")
+ON_EVERY_WHEEL = ("alignment", "dpboost", "grown", "private_trees", "profile", "vertical_merge", "vertical_predict")
 """Of the others XGBoost itself grows the trees or computes the contributions, and each release does so otherwise."""
 
 
