@@ -99,8 +99,6 @@ _OF_COMMUNICATORS = {
 COMMUNICATE = {
     "horizontal/preparation.py": {"installed_release"},
     "horizontal/training.py": {"installed_release", "Federated"},
-    "private_trees/site.py": {"installed_release"},
-    "private_trees/xgboost_trainer.py": {"Federated"},
     "vertical/site.py": {"installed_release"},
     "vertical/active/training.py": {"installed_release", "Federated", "DataSplitMode", "data_split_mode"},
     "xgb/communicator.py": {"installed_release", "collective"},

@@ -1,7 +1,6 @@
 """The trainer of all methods: every site grows the same trees with numpy, from the same noisy sums.
 
-It follows XGBoost's float32 arithmetic: where XGBoost trains the same method (xgboost_trainer.py), both give the same
-bytes.
+It follows the float32 arithmetic of XGBoost 3.2: random trees are those that its refresh would set, to the byte.
 """
 
 from __future__ import annotations
@@ -30,16 +29,27 @@ from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.forest import GrownTree, finished_model
 from nvflare_plugins.private_trees.methods import Interactions, SplitMethod
 from nvflare_plugins.private_trees.releases import ROOT_LEVEL, n_refining_trees
-from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites
+from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites, ignore_round
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.xgb.tree_documents import written
 
 
-def train_forest(
-    plan: PrivateTreesPlan, channel: Place, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
+def train(
+    plan: PrivateTreesPlan,
+    channel: Place,
+    sums: SumsOverSites,
+    rows: OwnRows,
+    after_round: AfterRound = ignore_round,
 ) -> bytes:
-    """Train one site's part; see ``Trainer``."""
+    """Train with the other sites; return the model in XGBoost's JSON form, the same bytes at all sites.
+
+    Privacy: the sites and the server see the noisy sums that the plan lists, and nothing else of the rows.
+
+    Raises:
+        VeilBoostError: what ended the training.
+    """
+    plan.trust.check_sites(channel.world)
     trees: list[GrownTree] = []
 
     def begin(number: int) -> None:

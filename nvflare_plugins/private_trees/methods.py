@@ -78,11 +78,11 @@ class Interactions(Enum):
 
 
 class Grower(Enum):
-    """Who grows the trees. Both ask for the same sums, at the same price, and make the same model.
+    """What the trees are; the sites grow them, all alike, whoever a job names.
 
     Attributes:
-        SITES: every site with numpy, whatever the method.
-        XGBOOST: stock XGBoost behind the mediator: it refreshes totally random trees whose candidates stay the same.
+        SITES: those of the method.
+        XGBOOST: the same, of a method whose trees XGBoost's refresh could set: jobs said so when it did.
     """
 
     SITES = "sites"
@@ -101,7 +101,7 @@ class Method:
         clip: beta, the largest weight before the learning rate.
         hessian_rounds: s of the iterative Hessian: so many trees refine candidates, histogram trees for nothing.
         candidate_share: part of mu^2 spent on the count histograms of paid candidates.
-        grower: who grows the trees.
+        grower: changes no model.
     """
 
     name: str

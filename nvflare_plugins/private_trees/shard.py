@@ -2,7 +2,7 @@
 
 What a shard asks with, exact sums of its rows, goes to the process that speaks for its site and nowhere else. There the
 shards' integers are added, which gives those of the site whatever their number, and then paid for, noised and masked
-once. So the model is the same bytes for any number of shards, of all kinds of growers.
+once. So the model is the same bytes for any number of shards.
 
     read      digest              first, where shards read files     reply: nothing (shards/reading.py)
     sums      int64 sums, which release       reply: int64, noised sums over all sites
@@ -22,9 +22,9 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers, note_rows
 from nvflare_plugins.data_sets.shard_reader import plain_reading, reading_as_told, table_read_by, values_digest
 from nvflare_plugins.private_trees.clipped_columns import PassedColumns, clipped
+from nvflare_plugins.private_trees.forest_trainer import train
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, SumsOverSites
 from nvflare_plugins.shards.conversation import Ask, Conversation
 from nvflare_plugins.shards.lockstep import lead
@@ -46,7 +46,7 @@ def train_in_shards(
     rows: OwnRows,
     after_round: AfterRound,
 ) -> bytes:
-    """Train with the other sites over workers; see ``trainers.train``, which does the same in one process.
+    """Train with the other sites over workers; see ``forest_trainer.train``, which does the same in one process.
 
     Raises:
         VeilBoostError: what ended the training; what happened at a worker comes with its number.

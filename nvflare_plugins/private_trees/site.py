@@ -33,14 +33,13 @@ from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.private_trees.clipped_columns import clipped
+from nvflare_plugins.private_trees.forest_trainer import train
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.methods import Grower
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.private_trees.payment import Payment
 from nvflare_plugins.private_trees.shard import train_in_shards
 from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
-from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import RoundRow
@@ -52,7 +51,6 @@ from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.recalibration import with_clipping
-from nvflare_plugins.xgb.versions import installed_release
 
 TITLE = "Differentially private federated trees"
 _log = logging.getLogger(__name__)
@@ -111,12 +109,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     asks_for_sent = sent.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
-    if plan.training.method.grower is Grower.XGBOOST:
-        installed_release()
     check_names_survive(names, job.categories)
-    # Where the policy names a cluster, its workers hold what training needs.
-    held_by = _held_by(plan) if policy.cluster_for(job.data_set) is None else None
-    takes_passes = reads_in_passes(policy, job.data_set, [spec]) and held_by is None
     table = load_table(
         spec,
         label=job.label,
@@ -126,8 +119,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
         label_classes=job.label_classes,
         with_ids=asks_for_sent or persons.needs_ids,
         repair=True,
-        takes_passes=takes_passes,
-        held_by=held_by or "",
+        takes_passes=reads_in_passes(policy, job.data_set, [spec]),
     )
     n_reports = table.n_rows
     for note in table.notes:
@@ -153,12 +145,6 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     rows = OwnRows(clipped(table, plan.training.bounds), table.label, _weights(table, job))
     facts = DataFacts.of(table, job.data_set)
     return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
-
-
-def _held_by(plan: JobPlan) -> str | None:
-    """Say what needs all rows at once, if something does."""
-    is_by_xgboost = plan.training.method.grower is Grower.XGBOOST
-    return "XGBoost refreshes trees over rows that it holds (grower=xgboost)" if is_by_xgboost else None
 
 
 def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:

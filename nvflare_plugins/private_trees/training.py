@@ -1,4 +1,4 @@
-"""What every trainer of private trees is given: a public plan, the site's own rows, and sums over all sites."""
+"""What the trainer of private trees is given: a public plan, the site's own rows, and sums over all sites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.trust import Trust
 from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.channel import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +126,3 @@ AfterRound = Callable[[int], None]
 
 def ignore_round(number: int) -> None:
     """Take no note."""
-
-
-class Trainer(Protocol):
-    """Trains one site's part."""
-
-    def __call__(
-        self, plan: PrivateTreesPlan, channel: Place, sums: SumsOverSites, rows: OwnRows, after_round: AfterRound
-    ) -> bytes:
-        """Return the model in XGBoost's JSON form; the same bytes at all sites.
-
-        Privacy: rows are seen only through ``sums``.
-
-        Raises:
-            VeilBoostError: what ended the training.
-        """

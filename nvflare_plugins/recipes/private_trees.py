@@ -34,8 +34,8 @@ class PrivateTreesRecipe(JobRecipe):
         components: Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
             ``candidates`` (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``,
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
-            ``hessian_rounds``, ``candidate_share``, and ``grower``: ``sites`` (the default: numpy at every site) or,
-            for totally random trees, ``xgboost`` (XGBoost's refresh: the same model in more time).
+            ``hessian_rounds``, ``candidate_share``, and ``grower``: ``sites`` (the default) or, for totally random
+            trees of two classes, ``xgboost`` (the same: the sites grow what XGBoost's refresh would set).
         trust: ``distributed`` (each site adds a share of the noise under masks), ``trusted_aggregator`` (the server
             sees exact sums and adds the noise once) or ``local`` (a baseline: every row is noised by itself).
         sites: The sites that take part; None means all that FLARE assigns to the job.

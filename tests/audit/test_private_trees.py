@@ -34,12 +34,10 @@ from dp_components.split_methods.one_feature_histogram import OneFeatureHistogra
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.private_trees import default_2026_12, forest_trainer, noisy_sums
-from nvflare_plugins.private_trees.default_2026_11 import DEFAULT
 from nvflare_plugins.private_trees.forest import node_sums
 from nvflare_plugins.private_trees.forest_trainer import ForestGrower
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
-    Grower,
     Method,
     SplitMethod,
     dp_tr_newton,
@@ -280,13 +278,6 @@ def test_correct_code_keeps_its_promise(trust: Trust) -> None:
 def test_greedy_trees_keep_their_promise(method: Method) -> None:
     """The canary lies where nearly every split sends it to the left: partially random trees release left sums only."""
     assert CLAIMED_MU / 2 < measured_mu(audit(setting(TRUSTED, method, at=0.05), N_RUNS)) <= CLAIMED_MU
-
-
-@pytest.mark.slow
-def test_xgboost_itself_keeps_the_promise_of_the_default() -> None:
-    """Private quantiles, stock XGBoost behind its mediator, distributed noise; the default's other parameters."""
-    method = replace(DEFAULT, n_trees=20, batch_size=10, grower=Grower.XGBOOST)
-    assert_sound_and_tight(audit(setting(DISTRIBUTED, method), N_RUNS))
 
 
 @pytest.mark.slow

@@ -16,17 +16,15 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.failures import ROWS_TEXT
 from nvflare_plugins.private_trees import noisy_sums
 from nvflare_plugins.private_trees import site as private_site
-from nvflare_plugins.private_trees.candidates import public_candidates
-from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.training import OwnRows
-from nvflare_plugins.private_trees.xgboost_trainer import bounded_objective, refresh_parameters
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.xgb.model_json import with_positive_covers
 from tests.support.federation import SiteDied
 from tests.support.private_federation import BUDGET, PrivateFederation, Run, frame_of, job_of
+from tests.support.refreshed import refreshed
 
 RELEASED = {"CELL_COUNTS", "NODE_STATS", "HISTOGRAM", "ROOT_SUM"}
 NAMES = ["x0", "x1", "x2", "x3", "colour"]
@@ -45,14 +43,7 @@ def central(job, frame, n_sites: int = 3) -> bytes:
     low, high = (np.array([getattr(b, end) for b in plan.bounds], np.float32) for end in ("low", "high"))
     label = frame.label.to_numpy(np.float32)
     rows = np.clip(rows, low, high)
-    matrix = xgb.DMatrix(rows, label=label, nthread=1)
-    forest = draw_forest(plan.method, public_candidates(plan.method, plan.bounds), plan.structure_seed)
-    parameters = refresh_parameters(plan)
-    booster = xgb.Booster(parameters, [matrix], model_file=bytearray(initial_model(forest, plan.method)))
-    booster.set_param(parameters)
-    for number in range(forest.n_rounds):
-        booster.update(matrix, number, fobj=bounded_objective(plan, OwnRows(rows.T, label)))
-    return bytes(booster.save_raw("json"))
+    return refreshed(plan, OwnRows(rows.T, label))
 
 
 def exact(sums, sensitivity, multiplier, *_) -> Release:
@@ -190,7 +181,7 @@ def test_weights_count_up_to_their_public_bound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
 def test_xgboost_trains_where_a_job_asks_for_it(tmp_path: Path, trust: str) -> None:
-    """The same releases at the same price; the same model, too, given the same noise (tests/oracle)."""
+    """The sites grow it: same releases, same price, same model given the same noise (tests/oracle), any XGBoost."""
     federation = PrivateFederation(tmp_path, frame_of(missing=True))
     components = {"n_trees": 4, "grower": "xgboost"}
     with pytest.raises(ConfigurationError, match="each tree from those before it: leave grower away, or set inter"):

@@ -34,7 +34,6 @@ from tests.support.shards import in_shards
 COLORS = ["rot", "grün", "blau"]
 CLUSTER = {"scheduler": "tcp://127.0.0.1:8786", "workers": 2}
 LOGISTIC = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16}
-BY_XGBOOST = {"grower": "xgboost", "interactions": "alternating"}
 # So that a file with another value inside has the same length and footer.
 BARE = {"compression": "none", "use_dictionary": False, "write_statistics": False, "row_group_size": 50}
 
@@ -318,12 +317,12 @@ def test_workers_of_dask_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_private_workers_of_dask_read_for_xgboost_too(tmp_path: Path) -> None:
+def test_private_workers_of_dask_read(tmp_path: Path) -> None:
     pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
     held = private_federation(tmp_path / "held", "file")
-    held.run_private(private_job(BY_XGBOOST), server_noise=no_noise).succeed()
+    held.run_private(private_job(), server_noise=no_noise).succeed()
     with local_cluster(2) as cluster:
         read = private_federation(tmp_path / "read")
         read.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
-        read.run_private(private_job(BY_XGBOOST), server_noise=no_noise).succeed()
+        read.run_private(private_job(), server_noise=no_noise).succeed()
     assert read.model() == held.model()

@@ -1,8 +1,8 @@
 """Private trees against independent ways to the same model.
 
 Without noise a model of random trees must be that of a centralized refresh of the same forest on the pooled rows. With
-noise both trainers must write the same bytes given the same draws, and three sites the model of the pooled rows. All
-are equalities: row statistics are integers on a grid, so sums do not depend on order, and the sites' trainer follows
+noise a job that names XGBoost gets the same bytes given the same draws, and three sites the model of the pooled rows.
+All are equalities: row statistics are integers on a grid, so sums do not depend on order, and the trainer follows
 XGBoost's float32 arithmetic.
 """
 
@@ -21,7 +21,6 @@ from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.private_trees.candidates import public_candidates
-from nvflare_plugins.private_trees.forest import draw_forest, initial_model
 from nvflare_plugins.private_trees.methods import (
     CandidateSource,
     Grower,
@@ -38,9 +37,9 @@ from nvflare_plugins.private_trees.methods import (
 )
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
-from nvflare_plugins.private_trees.xgboost_trainer import bounded_objective, refresh_parameters
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with, split_rows, train_in_process
+from tests.support.refreshed import bounded_objective, refreshed
 
 N_TREES, SEED = 12, 11
 OURS = Method(
@@ -135,30 +134,17 @@ def predict(model: bytes, data: Table) -> np.ndarray:
     return booster.predict(xgb.DMatrix(data.columns.T, nthread=1), output_margin=True)
 
 
-def central_refresh(plan: PrivateTreesPlan, data: Table) -> bytes:
-    """Refresh the forest on all rows, with XGBoost alone."""
-    forest = draw_forest(plan.method, public_candidates(plan.method, plan.bounds), plan.structure_seed)
-    objective = bounded_objective(plan, OwnRows(data.columns, data.label))
-    matrix = xgb.DMatrix(data.columns.T, label=data.label, nthread=1)
-    parameters = refresh_parameters(plan)
-    booster = xgb.Booster(parameters, [matrix], model_file=bytearray(initial_model(forest, plan.method)))
-    booster.set_param(parameters)
-    for number in range(forest.n_rounds):
-        booster.update(matrix, number, fobj=objective)
-    return bytes(booster.save_raw("json"))
-
-
 @pytest.mark.parametrize("name", [n for n in RANDOM_TREES if n not in ("mixed", "averaging")])
 @pytest.mark.parametrize("grower", Grower)
 def test_without_noise_federated_equals_centralized_refresh(name: str, grower: Grower) -> None:
     data = table(missing=name == "newton")
     plan = plan_for(replace(RANDOM_TREES[name], grower=grower), data)
     models = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
-    assert set(models) == {central_refresh(plan, data)}
+    assert set(models) == {refreshed(plan, OwnRows(data.columns, data.label))}
 
 
 @pytest.mark.parametrize("name", RANDOM_TREES)
-def test_with_noise_both_trainers_write_the_same_bytes(name: str) -> None:
+def test_with_noise_whoever_a_job_names_the_bytes_are_the_same(name: str) -> None:
     data = table(missing=name == "batches")
     models = set()
     for grower in Grower:
@@ -228,7 +214,9 @@ def test_noise_of_sites_and_of_a_trusted_server_have_their_sizes() -> None:
         plan = plan_with(method, bounds(data), 600.0, trust, SEED)
         [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3))
         forest = xgb.Booster(model_file=bytearray(model)).trees_to_dataframe()
-        exact = xgb.Booster(model_file=bytearray(central_refresh(plan, data))).trees_to_dataframe()
+        exact = xgb.Booster(
+            model_file=bytearray(refreshed(plan, OwnRows(data.columns, data.label)))
+        ).trees_to_dataframe()
         leaves = (exact.Feature == "Leaf").to_numpy()
         noise = (forest.Cover - exact.Cover).to_numpy()[leaves & (exact.Cover > 50).to_numpy()]
         assert noise.size > 400
@@ -243,7 +231,7 @@ def test_no_exact_inner_sum_reaches_a_model_file(grower: Grower) -> None:
     plan = plan_for(replace(RANDOM_TREES["newton"], grower=grower), data, mu=0.5)
     [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), drawn(1))
     noisy = xgb.Booster(model_file=bytearray(model)).trees_to_dataframe()
-    exact = xgb.Booster(model_file=bytearray(central_refresh(plan, data))).trees_to_dataframe()
+    exact = xgb.Booster(model_file=bytearray(refreshed(plan, OwnRows(data.columns, data.label)))).trees_to_dataframe()
     first = noisy.Tree == 0  # later trees start from other margins
     assert not np.isin(noisy.Cover[first].to_numpy(), exact.Cover[first].to_numpy()).any()
     cover = dict(zip(noisy.ID, noisy.Cover, strict=True))

@@ -27,8 +27,8 @@ from he_processors.sum_tags import SumTags
 from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_hash, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.private_trees import forest_trainer
+from nvflare_plugins.private_trees.forest_trainer import train
 from nvflare_plugins.private_trees.noisy_sums import NoisySums, Pay, without_ledger
-from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Kind

@@ -20,13 +20,13 @@ from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
+from nvflare_plugins.private_trees.forest_trainer import train
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
 from nvflare_plugins.private_trees.methods import Method
 from nvflare_plugins.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.private_trees.releases import ReleasePlan
 from nvflare_plugins.private_trees.server import Mechanism, TrustedServer
-from nvflare_plugins.private_trees.trainers import train
 from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
