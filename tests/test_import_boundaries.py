@@ -68,6 +68,8 @@ BETWEEN_KINDS = {
     # It runs many horizontal trainings over parts of the same rows, under one session.
     "tuning": (
         "horizontal.cut_agreement",
+        "horizontal.growing",
+        "horizontal.grown_training",
         "horizontal.job",
         "horizontal.matrices",
         "horizontal.preparation",

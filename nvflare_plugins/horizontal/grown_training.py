@@ -40,14 +40,14 @@ from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.growth.grid import PairGrid
 from nvflare_plugins.growth.site_rows import HeldRows
 from nvflare_plugins.growth.site_sums import Floats, GrowthSums, Parts, SiteSums
-from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, LoopSettings, Training
+from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, GrowthPlan, LoopSettings, Training
 from nvflare_plugins.horizontal.growing import Beginning, Grown, Scales, first_model, row_set
 from nvflare_plugins.horizontal.row_floors import check_leaves
 from nvflare_plugins.horizontal.shard_task import DRAW, LEAVES, MODEL, ROUND, digest_of, table_of
 from nvflare_plugins.horizontal.sharded import ShardDraws, ShardedRows
 from nvflare_plugins.horizontal.training import TrainingResult
 from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
-from nvflare_plugins.shards.lockstep import lead
+from nvflare_plugins.shards.lockstep import Answer, lead
 from nvflare_plugins.shards.place import ShardPlace, one_model, runs_of, said_of_model
 from nvflare_plugins.shards.reading import READ, comparing, telling
 from nvflare_plugins.wire.catalogue import PHASE_BY_CODE, TrainingStep
@@ -90,11 +90,15 @@ def train_grown(
     scales = Scales.of(sums, grown)
     plan = grown.plan(scales)
     model, start = first_model(grown, plan, begin, sums, channel.world)
-    least, alpha = grown.rows_per_leaf or 0, float(plan.objective.leaf_quantile)
-    site = SiteSums(sums, plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
+    site = site_sums(grown, plan, sums)
     if workers is not None:
-        leader = _Leader(channel, site, is_kept, on_round)
-        return _lead_shards(workers, leader, grown, scales, model, start, evaluated, settings, draws)
+        rows, runs = ShardedRows(grown.table, evaluated, draws), runs_of(grown.table.n_rows, len(workers))
+        task = shard_task(grown, scales, model, start, settings, channel, draws is not None, rows.are_read)
+        drawn = None if draws is None else ShardDraws(draws, runs)
+        note_rows(workers, runs)
+        return lead_grown(
+            lambda answer: _lead_shards(workers, task, rows, answer), channel, site, drawn, is_kept, on_round
+        )
     training = row_set(plan, grown.table, start, files[0])
     pairs = zip(evaluated, files[1:], strict=True)
     sets = [None if one is None else row_set(plan, one, start, file) for one, file in pairs]
@@ -102,9 +106,19 @@ def train_grown(
     def after(record: RoundRecord, so_far: GrownModel) -> None:
         on_round(record, so_far.to_bytes() if is_kept(record.round + 1) else None)
 
-    rows = HeldRows(plan.layout, plan.objective, training, sets)
-    result = Training(plan, rows, site, channel, settings, draws, after).run(model)
-    return _finished(result.model.to_bytes(), result.rounds, result.best_round, result.best_score)
+    held = HeldRows(plan.layout, plan.objective, training, sets)
+    return training_result(Training(plan, held, site, channel, settings, draws, after).run(model))
+
+
+def site_sums(grown: Grown, plan: GrowthPlan, sums: ProtectedSums) -> SiteSums:
+    """Return what a training of the site's own process asks of all sites."""
+    least, alpha = grown.rows_per_leaf or 0, float(plan.objective.leaf_quantile)
+    return SiteSums(sums, plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
+
+
+def training_result(found: GrownResult) -> TrainingResult:
+    """Return a grown model as every training hands its own over."""
+    return _finished(found.model.to_bytes(), found.rounds, found.best_round, found.best_score)
 
 
 def _finished(
@@ -116,21 +130,19 @@ def _finished(
 # -- at the site ------------------------------------------------------------------------------------------------------
 
 
-def _lead_shards(
-    workers: Workers,
-    leader: _Leader,
+def shard_task(
     grown: Grown,
     scales: Scales,
     model: GrownModel,
     start: NDArray[np.float32] | bytes,
-    evaluated: Sequence[Table | None],
     settings: LoopSettings,
-    draws: Draws | None,
-) -> TrainingResult:
-    rows = ShardedRows(grown.table, evaluated, draws)
-    of_shards, runs = rows.of_shards(len(workers)), runs_of(grown.table.n_rows, len(workers))
+    channel: Channel,
+    is_sampled: bool,
+    reads: bool,
+) -> dict[str, Any]:
+    """Return what each shard must know of a training, as plain values."""
     parameters = grown.parameters
-    task = {
+    return {
         "params": {**parameters.agreed, "eval_metric": list(parameters.metrics)},
         "arithmetic": grown.arithmetic,
         "cuts": list(grown.cuts.of_feature),
@@ -142,33 +154,59 @@ def _lead_shards(
         "model": model.to_bytes(),
         "start": start,
         "settings": astuple(settings),
-        "place": (leader.channel.rank, leader.channel.world),
-        "is_sampled": draws is not None,
-        "reads": rows.are_read,
+        "place": (channel.rank, channel.world),
+        "is_sampled": is_sampled,
+        "reads": reads,
     }
-    leader.draws = None if draws is None else ShardDraws(draws, runs)
-    note_rows(workers, runs)
+
+
+def _lead_shards(workers: Workers, task: dict[str, Any], rows: ShardedRows, answer: Answer) -> list[Any]:
+    of_shards = rows.of_shards(len(workers))
     arguments = [(number, task, *own) for number, own in enumerate(of_shards)]
-    with comparing(leader.answer, lambda go_on: rows.digests(of_shards, go_on)) as compared:
-        results = lead(workers, _PATH, arguments, compared)
-    leader.channel.moment = TrainingStep(*_moment_of(results[0][4:]))
+    with comparing(answer, lambda go_on: rows.digests(of_shards, go_on)) as compared:
+        return lead(workers, _PATH, arguments, compared)
+
+
+def lead_grown(
+    lead_shards: Callable[[Answer], list[Any]],
+    channel: Channel,
+    site: SiteSums,
+    draws: ShardDraws | None,
+    is_kept: Callable[[int], bool],
+    on_round: OnRound,
+) -> TrainingResult:
+    """Train over shards wherever they are; see ``train_grown``.
+
+    Args:
+        lead_shards: has all shards train, answers what they ask, and returns what ``grow_shard`` has returned at each.
+    """
+    leader = _Leader(channel, site, draws, is_kept, on_round)
+    results = lead_shards(leader.answer)
+    channel.moment = TrainingStep(*_moment_of(results[0][4:]))
     return _finished(one_model(results), leader.rounds, *results[0][2:4])
 
 
 class _Leader:
     """Answers what all shards ask."""
 
-    def __init__(self, channel: Channel, sums: SiteSums, is_kept: Callable[[int], bool], on_round: OnRound) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        sums: SiteSums,
+        draws: ShardDraws | None,
+        is_kept: Callable[[int], bool],
+        on_round: OnRound,
+    ) -> None:
         self.channel, self._sums, self._is_kept, self._on_round = channel, sums, is_kept, on_round
-        self.draws: ShardDraws | None = None
+        self._draws = draws
         self.rounds: list[RoundRecord] = []
         self._record: RoundRecord | None = None
         self._last = self._clocks()
 
     def answer(self, word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
         """Return a reply for each shard; see ``lead``."""
-        if word == DRAW and self.draws is not None:
-            return self.draws.of_round(asked[0][0])
+        if word == DRAW and self._draws is not None:
+            return self._draws.of_round(asked[0][0])
         if word == ROUND:
             return [self._round_over(*asked[0])] * len(asked)
         if word == MODEL and self._record is not None:
@@ -279,16 +317,14 @@ class GrownShard(Conversation):
 def _train_shard(
     ask: Ask, number: int, task: dict[str, Any], rows: dict[str, Any], evaluated: list[dict[str, Any] | None]
 ) -> tuple[Any, ...]:
-    """Return digest and model, as asked with ``MODEL``; best round and score, where it may stop early; the moment."""
+    """Return what ``grow_shard`` returns."""
     with reading_as_told():
         table, sets = table_of(rows), [None if one is None else table_of(one) for one in evaluated]
         if task["reads"]:
             read = [one for one in (table, *sets) if one is not None and one.passes is not None]
             ask(READ, digest_of(read, telling(ask, sum(one.n_rows for one in read))))
         ask(TELLS, BINS, 0, 0)
-        parameters = check_parameters(task["params"], table.feature_names)
-        named = {name: task[name] for name in ("arithmetic", "n_rows", "finest", "rows_per_leaf", "sets")}
-        plan = Grown(parameters, cuts=Cuts(tuple(task["cuts"])), table=table, **named).plan(Scales(*task["scales"]))
+        plan = plan_of(task, table)
         training = row_set(plan, table, task["start"])
         held = HeldRows(
             plan.layout,
@@ -296,6 +332,26 @@ def _train_shard(
             training,
             [None if one is None else row_set(plan, one, task["start"]) for one in sets],
         )
+    return grow_shard(ask, number, task, plan, held)
+
+
+def plan_of(task: dict[str, Any], table: Table) -> GrowthPlan:
+    """Return what is public about a training of which a shard was told. Args: table: the shard's training rows."""
+    parameters = check_parameters(task["params"], table.feature_names)
+    named = {name: task[name] for name in ("arithmetic", "n_rows", "finest", "rows_per_leaf", "sets")}
+    return Grown(parameters, cuts=Cuts(tuple(task["cuts"])), table=table, **named).plan(Scales(*task["scales"]))
+
+
+def grow_shard(ask: Ask, number: int, task: dict[str, Any], plan: GrowthPlan, held: HeldRows) -> tuple[Any, ...]:
+    """Train over one shard.
+
+    Args:
+        number: of the shard; the first, 0, hands over the model.
+        task: see ``shard_task``.
+
+    Returns:
+        Digest and model, as asked with ``MODEL``; best round and score, where it may stop early; the moment.
+    """
     place = ShardPlace(*task["place"])
 
     def after(record: RoundRecord, model: GrownModel) -> None:

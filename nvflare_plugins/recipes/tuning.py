@@ -38,7 +38,8 @@ class TuningRecipe(JobRecipe):
         sites: The sites that take part; None means all that FLARE assigns to the job.
         min_clients: Fewest sites; default 3, or the number of ``sites``.
         settings: Any other field of ``TuningJob``: ``seed``, ``group``, ``early_stopping_rounds``, ``features``,
-            ``categories``, ``unknown_category_is_missing``, ``label_classes``, ``min_rows_per_cut``, ``deadline_s``.
+            ``categories``, ``unknown_category_is_missing``, ``label_classes``, ``min_rows_per_cut``, ``engine``,
+            ``arithmetic``, ``deadline_s``.
 
     Raises:
         ConfigurationError: a setting, or a parameter of any trial, that no site would accept.

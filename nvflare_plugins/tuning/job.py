@@ -19,6 +19,7 @@ from nvflare_plugins.declared import (
     Flag,
     Name,
     Names,
+    OneOf,
     Parameters,
     Rounds,
     Seconds,
@@ -26,7 +27,8 @@ from nvflare_plugins.declared import (
     Words,
     document,
 )
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
+from nvflare_plugins.horizontal.job import Engine, HorizontalJob
 from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, checked_trials
 from nvflare_plugins.wire.profiles import Profile
 
@@ -135,6 +137,10 @@ class TuningJob(JobDocument):
     """Public list of label values; None means that labels are numbers (classes 0 .. k-1)."""
     min_rows_per_cut: Annotated[Whole, Ge(2)] = 10
     """The one cut search stops where fewer pooled rows would be singled out."""
+    engine: Annotated[str, OneOf(Engine)] = Engine.XGBOOST.value
+    """Who grows the trees of the trials, as in horizontal jobs: ``xgboost``, ``own``, or ``auto``."""
+    arithmetic: Annotated[str, OneOf("auto", *ARITHMETICS)] = "auto"
+    """Whose arithmetic ``own`` follows, as in horizontal jobs."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
@@ -161,6 +167,7 @@ class TuningJob(JobDocument):
         found |= {"features": list(features)} if self.features is not None or self.group is not None else {}
         found |= {"categories": self.categories} if self.categories else {}
         found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
+        found |= {} if self.engine == Engine.XGBOOST.value else {"engine": self.engine, "arithmetic": self.arithmetic}
         return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
 
     @property
@@ -190,5 +197,7 @@ class TuningJob(JobDocument):
             unknown_category_is_missing=self.unknown_category_is_missing,
             label_classes=self.label_classes,
             min_rows_per_cut=self.min_rows_per_cut,
+            engine=self.engine,
+            arithmetic=self.arithmetic,
             tracking=False,
         )

@@ -16,11 +16,13 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.shard_reader import reading_as_told
+from nvflare_plugins.horizontal.grown_training import grow_shard, plan_of
 from nvflare_plugins.horizontal.shard import train_shard
 from nvflare_plugins.horizontal.shard_task import ShardTask, digest_of, table_of
 from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
 from nvflare_plugins.shards.reading import READ, telling
 from nvflare_plugins.tuning.fold_bins import bins_of
+from nvflare_plugins.tuning.fold_rows import FoldRows
 from nvflare_plugins.xgb.cuts import Cuts
 
 PATH = "nvflare_plugins.tuning.shard:TuningShard"
@@ -40,6 +42,7 @@ class TuningShard(Conversation):
         reads: bool,
         rows: dict[str, Any],
         folds: NDArray[np.int8],
+        arithmetic: str,
     ) -> None:
         """Begin to make the bins.
 
@@ -49,15 +52,20 @@ class TuningShard(Conversation):
             reads: it reads rows itself.
             rows: see ``plain_rows``.
             folds: of each row. Shapes: int8[n_rows].
+            arithmetic: in which it grows the trees itself; "" where XGBoost does.
         """
-        self._number, self._bins = number, _Bins()
-        bins = self._bins  # the work must not know the conversation
+        self._number, self._bins, self._rows = number, _Bins(), list[FoldRows]()
+        bins, own = self._bins, self._rows  # the work must not know the conversation
 
         def work(ask: Ask) -> None:
             with reading_as_told():
                 table = table_of(rows)
                 if reads:
                     ask(READ, digest_of([table], telling(ask, table.n_rows)))
+                if arithmetic:
+                    ask(TELLS, BINS, 0, 0)
+                    own.append(FoldRows(table, folds, Cuts(tuple(cuts)), arithmetic))
+                    return
                 for fold in range(n_folds):
                     ask(TELLS, BINS, 0, 0)  # each fold is a step, for which a worker has its time
                     bins.append(bins_of(table, folds, fold, Cuts(tuple(cuts)), max_bin))
@@ -68,3 +76,13 @@ class TuningShard(Conversation):
         """Begin a training on all folds but one; see ``ShardTask``, whose cuts are those of the bins."""
         number, told, (matrix, held_out) = self._number, ShardTask.of_plain(task), self._bins[fold]
         self._start(lambda ask: train_shard(ask, number, told, None, matrix, [held_out]))
+
+    def grow(self, fold: int, task: dict[str, Any]) -> None:
+        """Begin a training with grown trees on all folds but one; see ``horizontal.grown_training.shard_task``."""
+        number, [rows] = self._number, self._rows
+
+        def work(ask: Ask) -> tuple[Any, ...]:
+            plan = plan_of(task, rows.labels)
+            return grow_shard(ask, number, task, plan, rows.without(fold, plan, task["start"]))
+
+        self._start(work)

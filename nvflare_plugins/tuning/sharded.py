@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers, collect, note_rows
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.growth.site_sums import SiteSums
+from nvflare_plugins.horizontal.grown_training import lead_grown
 from nvflare_plugins.horizontal.shard_task import ShardTask
 from nvflare_plugins.horizontal.sharded import ShardDraws, ShardedRows, train_led
 from nvflare_plugins.horizontal.training import TrainingResult
@@ -23,6 +25,7 @@ from nvflare_plugins.shards.lockstep import lead, lead_on
 from nvflare_plugins.shards.place import runs_of
 from nvflare_plugins.shards.reading import comparing
 from nvflare_plugins.tuning.fold_bins import EVALUATED, FoldTraining
+from nvflare_plugins.tuning.folds import FoldDraws
 from nvflare_plugins.tuning.shard import PATH
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -33,11 +36,21 @@ class FoldsOnWorkers:
     """All rows at the site's workers; see ``Folds``."""
 
     def __init__(
-        self, workers: Workers, table: Table, folds: NDArray[np.int64], n_folds: int, cuts: Cuts, max_bin: int
+        self,
+        workers: Workers,
+        table: Table,
+        folds: NDArray[np.int64],
+        n_folds: int,
+        cuts: Cuts,
+        max_bin: int,
+        arithmetic: str = "",
     ) -> None:
         """Hand out the rows, or what workers need to read them; return when all have their bins.
 
         Shapes: folds: of each row, int64[n_rows].
+
+        Args:
+            arithmetic: in which the sites grow the trees; "" where XGBoost does.
 
         Raises:
             VeilBoostError: as ``train_sharded``.
@@ -48,7 +61,7 @@ class FoldsOnWorkers:
         of_shards = rows.of_shards(len(workers))
         common = list(cuts.of_feature), max_bin, n_folds, rows.are_read
         arguments = [
-            (number, *common, plain, folds[run].astype(np.int8))
+            (number, *common, plain, folds[run].astype(np.int8), arithmetic)
             for number, (run, (plain, _)) in enumerate(zip(runs, of_shards, strict=True))
         ]
         note_rows(workers, runs)
@@ -71,13 +84,12 @@ class FoldsOnWorkers:
             training.estimates,
             training.rows_per_node is not None,
         )
-        plain = task.to_plain()
-        collect([self._workers.call(number, "train", fold, plain) for number in range(len(self._workers))])
+        self._begin("train", fold, task.to_plain())
         return train_led(
             lambda answer: lead_on(self._workers, answer),
             task,
             self._table,
-            None if training.draws is None else ShardDraws(training.draws, self._kept[fold]),
+            self._draws(training.draws, fold),
             channel,
             sums,
             training.handler,
@@ -85,6 +97,26 @@ class FoldsOnWorkers:
             lambda n_done: False,
             lambda record, model: None,
         )
+
+    def grow(
+        self, fold: int, task: dict[str, Any], channel: Channel, sums: SiteSums, draws: FoldDraws | None
+    ) -> TrainingResult:
+        """Train likewise with trees that the sites grow. Args: task: see ``horizontal.grown_training.shard_task``."""
+        self._begin("grow", fold, task)
+        return lead_grown(
+            lambda answer: lead_on(self._workers, answer),
+            channel,
+            sums,
+            self._draws(draws, fold),
+            lambda n_done: False,
+            lambda record, model: None,
+        )
+
+    def _begin(self, method: str, fold: int, task: dict[str, Any]) -> None:
+        collect([self._workers.call(number, method, fold, task) for number in range(len(self._workers))])
+
+    def _draws(self, draws: FoldDraws | None, fold: int) -> ShardDraws | None:
+        return None if draws is None else ShardDraws(draws, self._kept[fold])
 
 
 def _nothing_else(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.attempt.agreement import PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.agreement import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.reservations import Reservations, Wanted, reserve_together
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
@@ -28,6 +29,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_document, is_grown
 from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
@@ -38,15 +40,17 @@ from nvflare_plugins.horizontal.row_floors import (
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, check_sampling, row_fraction
 from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, training_shape
-from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.report.tuning_page import PAGE, build_page
 from nvflare_plugins.shards.hosting import workers_of
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
-from nvflare_plugins.tuning.fold_bins import Folds, FoldsHere, FoldTraining
+from nvflare_plugins.tuning.fold_bins import EVALUATED, Folds, FoldsHere, FoldTraining
+from nvflare_plugins.tuning.fold_rows import FoldRows
 from nvflare_plugins.tuning.folds import FoldDraws, check_folds, fold_of_rows, rows_needed
+from nvflare_plugins.tuning.grown_folds import train_on_folds
 from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.limits import check_consent, in_trial
 from nvflare_plugins.tuning.page_facts import facts_of, section_of
@@ -71,12 +75,14 @@ class TuningPrepared:
     Attributes:
         base: table, data set and profile, as of a training.
         parameters: checked, of each trial.
+        is_grown: the sites grow the trees of all trials themselves.
         folds: of each row. Shapes: int64[n_rows].
     """
 
     base: preparation.Prepared
     trials: tuple[Trial, ...]
     parameters: tuple[TrainingParameters, ...]
+    is_grown: bool
     folds: NDArray[np.int64]
 
     @property
@@ -98,10 +104,11 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
     data_set.check_holds_bins("a tuning holds those of all folds")
     names = column_names(data_set, job.label, None, job.features, job.group)
     trainings = [job.training_of(trial, list(names)) for trial in trials]
-    parameters = []
+    parameters, grown = [], []
     for number, training in enumerate(trainings, start=1):
         with in_trial(number, len(trials)):
             parameters.append(check_trial(preparation.check_public(training, policy, names)))
+            grown.append(is_grown(training, parameters[-1]))
     if len({row_fraction(one) for one in parameters}) > 1:
         policy.check_consent(
             "recompute_with_changes",
@@ -109,10 +116,11 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
             "give subsample once, in params",
         )
     base = preparation.prepare(
-        trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=True
+        trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=not all(grown)
     )
     secret = Registry.open(policy).secret("folds", str(job.folds))
-    return TuningPrepared(base, trials, tuple(parameters), fold_of_rows(base.table, base.data_set, secret, job.folds))
+    folds = fold_of_rows(base.table, base.data_set, secret, job.folds)
+    return TuningPrepared(base, trials, tuple(parameters), all(grown), folds)
 
 
 def check_trial(parameters: TrainingParameters) -> TrainingParameters:
@@ -139,11 +147,13 @@ class _Run:
         self._registry = Registry.open(self._policy)
         self._floors = self._policy.floors(self._world)  # of all sites, once these have agreed
         self._parameters = prepared.parameters
+        self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
+        self._training = self._job.training_of(prepared.trials[0], list(self._base.table.feature_names))
 
     def run(self) -> JobResult:
         """Agree, search cut points, train all trials, compare scores, write results."""
         attempt = self._attempt
-        self._floors = agree(attempt.channel, attempt.session, self._terms()).floors
+        _, self._floors, self._arithmetic = agree(attempt.channel, attempt.session, self._terms())
         self._parameters = tuple(with_floor(one, self._floors.rows_per_node) for one in self._parameters)
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
@@ -151,17 +161,25 @@ class _Run:
         with reservations.cancelled_by(PolicyRefusal, DataRefusal):
             self._check_floors(sums)
             reservations.grown(True)
-        training = self._job.training_of(self._prepared.trials[0], list(self._base.table.feature_names))
         agreement = CutAgreement(
-            training, self._base, attempt.channel, self._registry, reservations.entries[0], attempt.proof
+            self._training, self._base, attempt.channel, self._registry, reservations.entries[0], attempt.proof
         )
         cuts, root_feature = agreement.run(sums)
         attempt.folder.write_cuts(cuts)
-        return self._finish(reservations, cuts, self._train_all(sums, cuts, root_feature))
+        if self._arithmetic:
+            train = self._by_sites(sums, cuts, int(agreement.rows[0]))
+        else:
+            train = self._by_xgboost(sums, cuts, root_feature)
+        return self._finish(reservations, cuts, self._train_all(train))
 
     def _terms(self) -> Terms:
         releases = {**versions(), PLUGIN: self._base.chosen.release}
-        documents = {f"trial {number}": one.document() for number, one in enumerate(self._prepared.parameters, start=1)}
+        document_of = TrainingParameters.document
+        if self._prepared.is_grown:
+            releases[ARITHMETIC], document_of = arithmetic_here(self._training), grown_document
+        documents = {
+            f"trial {number}": document_of(one) for number, one in enumerate(self._prepared.parameters, start=1)
+        }
         return Terms(releases, self._job.to_dict(), documents, Schema.of(self._base.table), {}, {}, self._floors)
 
     def _reserve(self) -> Reservations:
@@ -169,7 +187,8 @@ class _Run:
 
         Added rows are changed rows here: they are too few for each fold when they are just enough for all.
         """
-        fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
+        without = _NOT_RELEASED if self._arithmetic else (*_NOT_RELEASED, "engine", "arithmetic")
+        fields = {name: value for name, value in self._job.to_dict().items() if name not in without}
         document = {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
         release = json.dumps(document, sort_keys=True).encode()
         wanted = [
@@ -193,20 +212,15 @@ class _Run:
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def _train_all(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> TuningResult:
+    def _train_all(self, train: _TrainFold) -> TuningResult:
         job, trials, done = self._job, self._prepared.trials, []
-        table, max_bin = self._base.table, self._parameters[0].max_bin
-        starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
-        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
-        bins, n_bins = self._bins(cuts, max_bin), int(starts[-1])
-        folds = [_Fold.of(table, self._prepared.folds == number) for number in range(job.folds)]
+        folds = [_Fold.of(self._base.table, self._prepared.folds == number) for number in range(job.folds)]
         metric = self._parameters[0].metrics[-1]
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
             for f, fold in enumerate(folds):
                 with in_trial(t + 1, len(trials), f + 1, job.folds):
-                    training = self._training(sums, t, f, fold, root_bins, n_bins)
-                    scores.append(score_of(bins.train(f, training, self._attempt.channel, sums)))
+                    scores.append(score_of(train(t, f, fold)))
                     self._attempt.evidence.round(t * job.folds + f)
                     self._attempt.heads.mark()
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
@@ -214,21 +228,55 @@ class _Run:
             self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
         return TuningResult(metric, tuple(done))
 
-    def _bins(self, cuts: Cuts, max_bin: int) -> Folds:
+    def _by_xgboost(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> _TrainFold:
         """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
         table, folds, n_folds = self._base.table, self._prepared.folds, self._job.folds
-        if self._workers is None:
-            return FoldsHere(table, folds, n_folds, cuts, max_bin)
-        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
-        return FoldsOnWorkers(self._workers, table, folds, n_folds, cuts, max_bin)
+        max_bin = self._parameters[0].max_bin
+        starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
+        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
+        bins: Folds = self._on_workers(cuts) or FoldsHere(table, folds, n_folds, cuts, max_bin)
 
-    def _training(
+        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+            training = self._fold_training(sums, t, f, fold, root_bins, int(starts[-1]))
+            return bins.train(f, training, self._attempt.channel, sums)
+
+        return train
+
+    def _by_sites(self, sums: ProtectedSums, cuts: Cuts, n_rows: int) -> _TrainFold:
+        """Bin all rows once. Args: n_rows: pooled, of all folds."""
+        floor = self._floors.rows_per_node
+        rows = self._on_workers(cuts) or FoldRows(self._base.table, self._prepared.folds, cuts, self._arithmetic)
+
+        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+            parameters = self._parameters[t]
+            bounds = value_bounds(parameters, [fold.kept, fold.held_out]) | row_bounds(parameters, fold.kept)
+            sums.agree_scales(bounds, coarsest_pairs(parameters, False))
+            least = floor if counts_leaves(parameters, floor) else None
+            grown = Grown(parameters, self._arithmetic, cuts, n_rows, fold.kept, None, least, (EVALUATED,))
+            settings, draws = self._settings(t, f), self._draws(parameters, fold)
+            return train_on_folds(rows, f, grown, settings, draws, self._attempt.channel, sums)
+
+        return train
+
+    def _on_workers(self, cuts: Cuts) -> FoldsOnWorkers | None:
+        if self._workers is None:
+            return None
+        table = self._base.table
+        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+        max_bin, folds = self._parameters[0].max_bin, self._prepared.folds
+        return FoldsOnWorkers(self._workers, table, folds, self._job.folds, cuts, max_bin, self._arithmetic)
+
+    def _settings(self, t: int, f: int) -> LoopSettings:
+        job = self._job
+        return LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, (t * job.folds + f) * job.num_rounds)
+
+    def _fold_training(
         self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_bins: slice | None, n_bins: int
     ) -> FoldTraining:
         """Agree on the scales of a training's sums, and return what it is."""
-        job, parameters, floor = self._job, self._parameters[t], self._floors.rows_per_node
+        parameters, floor = self._parameters[t], self._floors.rows_per_node
         sums.agree_scales(value_bounds(parameters, [fold.kept, fold.held_out]), coarsest_pairs(parameters, False))
-        n_features, before = len(self._base.table.feature_names), (t * job.folds + f) * job.num_rounds
+        n_features = len(self._base.table.feature_names)
         shape = training_shape(parameters, self._world, n_features, n_bins, False, 1, False)
         is_mean = shape.base_score is BaseScoreSource.MEAN
         is_logistic = parameters.objective.gradient_bound is not None and is_mean
@@ -236,7 +284,7 @@ class _Run:
         return FoldTraining(
             {**parameters.for_booster(), "subsample": 1.0},
             shape,
-            LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, before),
+            self._settings(t, f),
             self._draws(parameters, fold),
             floor if counts_leaves(parameters, floor) else None,
             TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label),
@@ -299,6 +347,10 @@ class _Fold:
         bare = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
         kept, others = (replace(bare, label=table.label[rows]) for rows in (~held_out, held_out))
         return cls(~held_out, kept, others)
+
+
+_TrainFold = Callable[[int, int, _Fold], TrainingResult]
+"""Trains a trial, by its number, on all rows but those of a fold, by its number."""
 
 
 def score_of(result: TrainingResult) -> FoldScore:

@@ -41,7 +41,8 @@ def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
     figures = {"trials": job.n_of_trials, "folds": job.folds, "rounds": job.num_rounds, "tuning": job.size}
     if arguments.json:
         return json.dumps({**figures, "seconds": seconds, "bytes_sent": sent, "sites": arguments.sites}, indent=2)
-    memory = job.folds * arguments.rows / arguments.sites * workloads[0].features * 5
+    n_held = 1 if workloads[0].grown else job.folds
+    memory = n_held * arguments.rows / arguments.sites * workloads[0].features * 5
     return "\n".join(
         [
             f"{job.n_of_trials} trials x {job.folds} folds x {job.num_rounds} rounds = {job.size:,}: every policy must "
@@ -49,8 +50,8 @@ def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
             f"time      {human_seconds(seconds)} at most under {job.profile}, with all rounds and full trees, without "
             "the start of FLARE's processes",
             f"sent      at most {human_bytes(sent)} by each site, and as much received",
-            f"memory    {human_bytes(estimates[0].site_memory + int(memory))} at a site: its rows are held once "
-            "for each fold",
+            f"memory    {human_bytes(estimates[0].site_memory + int(memory))} at a site: its rows are held once"
+            f"{'' if n_held == 1 else ' for each fold'}",
             f"shows     all sites: pooled sums over the rows of every fold, each at least {LEAST_ROWS:,} of all sites "
             "together, and the metrics of every model (SECURITY.md)",
             "spends    nothing: data sets with a privacy budget are refused",

@@ -417,20 +417,6 @@ def test_a_profile_says_what_it_shows_and_needs_the_number_of_columns(capsys):
     assert "bins of at least 10 of every class" in shown and "does not search again" in shown
 
 
-def test_a_tuning_is_priced_by_its_trainings(capsys):
-    folder = REPOSITORY / "jobs" / "tuning"
-    assert cli(folder) == 1 and "--rows and --features" in capsys.readouterr().err
-    assert cli(folder, "--rows", 4999, "--features", 23) == 1 and "fewer than 1,000" in capsys.readouterr().err
-    assert cli(folder, "--rows", 6000, "--features", 23, "--json") == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["tuning"] == 8 * 5 * 50 and figures["seconds"] > 0
-    # Each of 2,000 rounds at least the histograms of a root and of one child, 23 features of 64 bins.
-    assert figures["bytes_sent"] > 2000 * 2 * 23 * 64 * 16
-    assert cli(folder, "--rows", 6000, "--features", 23) == 0
-    shown = capsys.readouterr().out
-    assert "8 trials x 5 folds x 50 rounds = 2,000" in shown and "each at least 1,000 of all sites" in shown
-
-
 def test_pooled_metrics_are_priced_and_said(capsys):
     job = HorizontalJob("d", "y", {"objective": "binary:logistic"}, eval_data_set="e", pooled_metrics=True)
     with_metrics = workload_of_job(job, 1000, 3, 3, False)

@@ -19,7 +19,7 @@ from nvflare_plugins.cluster.desk import Desk
 from nvflare_plugins.cluster.workers import LinkedWorkers, WorkerSilent, workers_here
 from nvflare_plugins.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.tuning import fold_bins, site
+from nvflare_plugins.tuning import fold_bins, fold_rows, site
 from nvflare_plugins.tuning.job import TuningJob
 from nvflare_plugins.tuning.limits import in_trial
 from nvflare_plugins.tuning.sharded import runs_of_chosen
@@ -126,9 +126,10 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("engine", ["xgboost", "own"])
 @pytest.mark.parametrize("changes", CASES)
 def test_scores_and_models_are_those_of_sites_in_one_process(
-    changes: dict[str, Any], models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], engine: str, models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, made = [], []
     for number, shards in enumerate(({}, {"site-1": 3, "site-2": 1})):
@@ -136,10 +137,22 @@ def test_scores_and_models_are_those_of_sites_in_one_process(
         parties = sites(tmp_path / f"{number}")
         with monkeypatch.context() as patch:
             in_shards(patch, shards)
-            succeed(parties.run(run_tuning_site, job(**changes)))
+            succeed(parties.run(run_tuning_site, job(**changes, engine=engine)))
         found.append(result_of(parties))
         made.append(set(models))
     assert found[0] == found[1] and made[0] == made[1] and len(made[0]) == 2 * len(found[0]["trials"])
+
+
+@pytest.mark.parametrize("shards", [{}, {"site-1": 3, "site-2": 2}])
+def test_rows_whose_trees_the_sites_grow_are_binned_once_for_all_folds(
+    shards: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    bind = fold_rows.bin_rows
+    monkeypatch.setattr(fold_rows, "bin_rows", lambda *args: made.append(args[2]) or bind(*args))
+    in_shards(monkeypatch, shards)
+    succeed(sites(tmp_path).run(run_tuning_site, job(num_rounds=1, engine="own")))
+    assert len(made) == (3 + 2 + 1 if shards else 3) and sum(made) == 3 * 1500
 
 
 def test_workers_get_their_rows_and_make_their_bins_once_and_the_report_says_what_they_did(
@@ -168,6 +181,7 @@ def test_rows_that_are_drawn_are_cut_where_the_shards_are() -> None:
 # -- workers that read ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["xgboost", "own"])
 @pytest.mark.parametrize(
     ("n_workers", "changes"),
     [
@@ -177,14 +191,19 @@ def test_rows_that_are_drawn_are_cut_where_the_shards_are() -> None:
     ],
 )
 def test_workers_that_read_find_what_is_handed_out(
-    n_workers: int, changes: dict[str, Any], models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_workers: int,
+    changes: dict[str, Any],
+    engine: str,
+    models: set[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, made = [], []
     in_shards(monkeypatch, {"site-1": n_workers})
     for memory in ("whole", "passes"):
         models.clear()
         parties = sites(tmp_path / memory, memory)
-        succeed(parties.run(run_tuning_site, job(**changes)))
+        succeed(parties.run(run_tuning_site, job(**changes, engine=engine)))
         found.append(result_of(parties))
         made.append(set(models))
     assert found[0] == found[1] and made[0] == made[1] and len(made[0]) == 2 * len(found[0]["trials"])

@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import PolicyRefusal
+from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.failures import TooFewRows
+from nvflare_plugins.horizontal import preparation
+from nvflare_plugins.horizontal.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
@@ -106,13 +108,14 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
 TRIALS = [{"max_depth": 2, "eta": 0.5}, {"max_depth": 4, "lambda": 0.3, "colsample_bytree": 0.7}]
 
 
+@pytest.mark.parametrize("engine", ["xgboost", "own"])
 @pytest.mark.parametrize("profile", ["masks", pytest.param("bfv", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("patience", [None, 2])
 def test_scores_and_models_are_those_of_the_pooled_rows(
-    profile: str, patience: int | None, models: dict[bytes, int], tmp_path: Path
+    engine: str, profile: str, patience: int | None, models: dict[bytes, int], tmp_path: Path
 ) -> None:
     parties = sites(tmp_path)
-    tuning = job(trials=TRIALS, num_rounds=6, early_stopping_rounds=patience, profile=profile)
+    tuning = job(trials=TRIALS, num_rounds=6, early_stopping_rounds=patience, profile=profile, engine=engine)
     succeed(parties.run(run_tuning_site, tuning))
     found, pooled = result_of(parties), pd.concat(FRAMES, ignore_index=True).drop(columns="person")
     folds = folds_of(parties, "person", 2)
@@ -139,6 +142,48 @@ def test_scores_and_models_are_those_of_the_pooled_rows(
             assert score["score"] == pytest.approx(curve["eval"]["logloss"][best], rel=1e-7)
             assert leaf_difference(made[2 * trial + fold], central) == 0.0
     assert found["best"]["trial"] == 1 + int(np.argmin([one["mean"] for one in found["trials"]]))
+
+
+DART = {**GIVEN, "booster": "dart"}
+
+
+@pytest.mark.parametrize(("params", "grown"), [(GIVEN, True), (DART, False)])
+def test_auto_has_the_sites_grow_what_they_can(
+    params: dict[str, Any], grown: bool, models: dict[bytes, int], tmp_path: Path
+) -> None:
+    succeed(sites(tmp_path).run(run_tuning_site, job(params=params, num_rounds=1, engine="auto")))
+    attributes = [json.loads(model)["learner"]["attributes"] for model in models]
+    assert len(attributes) == 2 and all((ARITHMETIC_ATTRIBUTE in one) == grown for one in attributes)
+
+
+def test_own_needs_no_communicator_of_xgboost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_missing() -> None:
+        raise ConfigurationError("this XGBoost has no communicator")
+
+    monkeypatch.setattr(preparation, "installed_release", is_missing)
+    outcomes = sites(tmp_path / "xgboost").run(run_tuning_site, job(num_rounds=1))
+    assert all("no communicator" in str(error) for error in outcomes.values())
+    succeed(sites(tmp_path / "own").run(run_tuning_site, job(num_rounds=1, engine="own", arithmetic="3.4")))
+
+
+def test_the_best_is_trained_by_whom_the_trials_were(tmp_path: Path) -> None:
+    parties = sites(tmp_path)
+    succeed(parties.run(run_tuning_site, job(num_rounds=1, engine="own")))
+    assert "engine='own'" in (parties.run_folder("site-1") / "train_best.py").read_text()
+    assert "engine" not in job().best_settings({}, 1, [])
+
+
+def test_what_xgboost_released_before_is_the_same_release_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registries of before know tunings without ``engine`` and ``arithmetic``."""
+    seen: list[bytes] = []
+    reserve = tuning_site.reserve_together
+    monkeypatch.setattr(tuning_site, "reserve_together", lambda *args: seen.append(args[3]) or reserve(*args))
+    for engine in ("xgboost", "own"):
+        succeed(sites(tmp_path / engine).run(run_tuning_site, job(num_rounds=1, engine=engine)))
+    fields = [json.loads(release)["job"] for release in seen]
+    assert ["engine" in one for one in fields] == [False] * 3 + [True] * 3
 
 
 def test_results_record_and_evidence(tmp_path: Path) -> None:
@@ -227,6 +272,13 @@ def test_a_trial_that_no_site_would_train_is_named_before_anything_leaves(tmp_pa
     assert not parties.transfers
     errors = refused(sites(tmp_path / "deep", max_depth=3), job(trials=[{"max_depth": 2}, {"max_depth": 4}]))
     assert all("Policy key: max_depth" in str(error) and "(trial 2 of 2)" in str(error) for error in errors)
+
+
+def test_own_names_the_trial_that_the_sites_do_not_grow(tmp_path: Path) -> None:
+    parties = sites(tmp_path)
+    errors = refused(parties, job(params=DART, engine="own"))
+    assert all("engine='own' does not grow" in str(error) and "(trial 1 of 1)" in str(error) for error in errors)
+    assert not parties.transfers
 
 
 def test_a_fold_below_the_floor_is_refused_alike_and_forgotten(tmp_path: Path) -> None:
