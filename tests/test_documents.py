@@ -17,7 +17,6 @@ from nvflare_plugins.vertical.protocol import messages
 from nvflare_plugins.vertical.protocol.fragmentation import Flag
 from nvflare_plugins.wire.catalogue import Dtype, Kind, Op, Phase
 from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
-from nvflare_plugins.wire.vertical_catalogue import VerticalKind
 from nvflare_plugins.xgb.versions import RELEASES, WHEELS
 from tests.test_import_boundaries import LEVELS
 
@@ -135,8 +134,6 @@ def test_a_command_that_is_not_there_is_noticed(tmp_path: Path) -> None:
 def test_the_protocol_lists_every_message() -> None:
     kinds = {(str(kind.code), kind.name, "yes" if kind.private else "no") for kind in Kind}
     assert {tuple(cells[:3]) for cells in rows(PROTOCOL, "3. Kinds")} >= kinds
-    of_rank_0 = {(str(kind.code), kind.name, "yes" if kind.private else "no") for kind in VerticalKind}
-    assert {tuple(cells[:3]) for cells in rows(PROTOCOL, "Vertical training, at the active party")} >= of_rank_0
     frames = {tuple(cells[:2]) for cells in rows(PROTOCOL, "Types, operations, codecs")}
     assert frames >= {(code.name, str(code.value)) for codes in (FrameType, Operation, Codec) for code in codes}
     parties = {tuple(cells[:2]) for cells in rows(PROTOCOL, "6. Conversations and vertical messages")}

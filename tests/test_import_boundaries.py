@@ -101,8 +101,6 @@ _OF_COMMUNICATORS = {
 COMMUNICATE = {
     "horizontal/preparation.py": {"installed_release"},
     "horizontal/training.py": {"installed_release", "Federated"},
-    "vertical/site.py": {"installed_release"},
-    "vertical/active/training.py": {"installed_release", "Federated", "DataSplitMode", "data_split_mode"},
     "xgb/communicator.py": {"installed_release", "collective"},
 }
 """Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""

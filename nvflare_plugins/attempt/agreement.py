@@ -129,13 +129,14 @@ def agree(channel: Channel, session: GroupSeal, mine: Terms) -> Agreed:
         compare(mine.schema, theirs.schema, site)
         compare_documents("the starting point", mine.start, theirs.start, site)
         floors = floors.largest(theirs.floors)
-        arithmetic = min(arithmetic, theirs.versions.get(ARITHMETIC, ""), key=_numbers)
+        arithmetic = lower_arithmetic(arithmetic, theirs.versions.get(ARITHMETIC, ""))
         common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
     return Agreed(max((int(n) for n in common if n.isdigit()), default=0), floors, arithmetic)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part)
+def lower_arithmetic(one: str, other: str) -> str:
+    """Return the earlier of two arithmetics."""
+    return min(one, other, key=lambda name: tuple(int(part) for part in name.split(".") if part))
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:

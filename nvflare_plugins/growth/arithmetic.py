@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
@@ -62,6 +63,11 @@ def arithmetic_of(version: str) -> Arithmetic:
         known = ", ".join(ARITHMETICS)
         raise ConfigurationError(f"the arithmetic of xgboost {version} is not known; remedy: one of {known}")
     return found
+
+
+def arithmetic_here() -> str:
+    """Return the name of the arithmetic of this site's XGBoost. Raises: ConfigurationError: as ``arithmetic_of``."""
+    return arithmetic_of(xgb.__version__).name
 
 
 @dataclass(frozen=True, slots=True)

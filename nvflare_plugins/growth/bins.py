@@ -172,7 +172,7 @@ def _bin_block(
     Shapes: block: float32[n_block_rows, n_features]; codes: of the same shape; results: bool[n_features].
     """
     missing = _missing_codes(layout.bins_of_feature, codes.dtype)
-    if variant == NUMPY:
+    if variant == NUMPY or not layout.n_features:
         return _bin_in_numpy(layout, block, codes, missing)
     values = np.ascontiguousarray(block, dtype=np.float32)
     parts = row_blocks(len(values), default_threads(), _ROWS_PER_THREAD)

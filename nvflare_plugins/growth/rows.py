@@ -118,12 +118,13 @@ class BinnedRows:
             found[self.rows_of(node)] = node
         return found
 
-    def histograms(self, nodes: Sequence[int]) -> NDArray[np.int64]:
-        """See ``Rows``."""
+    def histograms(self, nodes: Sequence[int], pairs: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """See ``Rows``. Args: pairs: to add up instead of the tree's. Shapes: int64[n_rows, 2]."""
+        pairs = self._pairs if pairs is None else np.ascontiguousarray(pairs, dtype=np.int64)
         found = np.empty((len(nodes), self._layout.n_bins, 2), dtype=np.int64)
         if not self._is_native:
             for sums, node in zip(found, nodes, strict=True):
-                self._add_in_numpy(self.rows_of(node), sums)
+                self._add_in_numpy(self.rows_of(node), pairs, sums)
             return found
         parts = _parts([self._span_of[node] for node in nodes], self._layout.n_features)
         order = self._order if list(nodes) != [ROOT] else self._order[:0]  # all rows, one after the other
@@ -133,9 +134,9 @@ class BinnedRows:
             part = parts[number]
             is_rest = number > 0 and parts[number - 1][-1][0] == part[0][0]
             if is_rest:
-                self._add(order, part[:1], rest[number])
+                self._add(order, part[:1], pairs, rest[number])
             if len(part) > is_rest:
-                self._add(order, part[is_rest:], found[part[is_rest][0] : part[-1][0] + 1])
+                self._add(order, part[is_rest:], pairs, found[part[is_rest][0] : part[-1][0] + 1])
 
         run_blocks(run, list(range(len(parts))), len(parts))
         for number in range(1, len(parts)):
@@ -143,18 +144,20 @@ class BinnedRows:
                 found[parts[number][0][0]] += rest[number]
         return found
 
-    def _add(self, order: NDArray[np.int32], pieces: Sequence[Piece], out: NDArray[np.int64]) -> None:
+    def _add(
+        self, order: NDArray[np.int32], pieces: Sequence[Piece], pairs: NDArray[np.int64], out: NDArray[np.int64]
+    ) -> None:
         spans = np.array([piece[1:] for piece in pieces], dtype=np.int64)
         table = self._table
         growth.add(
             table.codes.itemsize,
-            *(table.codes, table.missing, table.is_dense, self._pairs, order, spans, self._layout.starts, out),
+            *(table.codes, table.missing, table.is_dense, pairs, order, spans, self._layout.starts, out),
         )
 
-    def _add_in_numpy(self, rows: NDArray[np.int32], out: NDArray[np.int64]) -> None:
+    def _add_in_numpy(self, rows: NDArray[np.int32], of_rows: NDArray[np.int64], out: NDArray[np.int64]) -> None:
         """Add up integers in pieces whose sums are exact as doubles. Shapes: out: int64[n_bins, 2]."""
         out[:] = 0
-        codes, pairs = self._table.codes[rows], self._pairs[rows]
+        codes, pairs = self._table.codes[rows], of_rows[rows]
         for feature in range(self._layout.n_features):
             code = codes[:, feature].astype(np.int64)
             has_value = code != self._table.missing[feature]
@@ -168,10 +171,27 @@ class BinnedRows:
 
     def apply(self, splits: Sequence[NodeSplit]) -> None:
         """See ``Rows``."""
+        if not self._is_native:
+            for split in splits:
+                self.divide(split.node, split.left, split.right, self.goes_left(split))
+            return
         spans = [self._span_of.pop(split.node) for split in splits]
-        n_left = self._divide(splits, spans) if self._is_native else self._divide_in_numpy(splits, spans)
-        for split, (begin, end), n in zip(splits, spans, n_left, strict=True):
+        for split, (begin, end), n in zip(splits, spans, self._divide(splits, spans), strict=True):
             self._span_of[split.left], self._span_of[split.right] = (begin, begin + n), (begin + n, end)
+
+    def goes_left(self, split: NodeSplit) -> NDArray[np.bool_]:
+        """Tell which rows of a node its split sends left. Shapes: result: bool[n_node_rows], of ``rows_of``."""
+        rows = self.rows_of(split.node)
+        codes = self._columns[split.feature][rows] if self._is_native else self._table.codes[rows, split.feature]
+        return self._are_left(split, codes)
+
+    def divide(self, node: int, left: int, right: int, goes_left: NDArray[np.bool_]) -> None:
+        """Divide the rows of a node as told. Shapes: goes_left: bool[n_node_rows], of ``rows_of``."""
+        begin, end = self._span_of.pop(node)
+        rows = self._order[begin:end]
+        middle = begin + int(np.count_nonzero(goes_left))
+        self._order[begin:end] = np.concatenate([rows[goes_left], rows[~goes_left]])
+        self._span_of[left], self._span_of[right] = (begin, middle), (middle, end)
 
     def _divide(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
         """Put the rows of each node that go left before the others; return how many do."""
@@ -215,16 +235,7 @@ class BinnedRows:
             rules.append((split.feature, split.bin, int(split.default_left), place))
         return np.concatenate([np.empty(0, dtype=bool), *masks]).view(np.uint8), rules
 
-    def _divide_in_numpy(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
-        counts = []
-        for split, (begin, end) in zip(splits, spans, strict=True):
-            rows = self._order[begin:end]
-            goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
-            self._order[begin:end] = np.concatenate([rows[goes_left], rows[~goes_left]])
-            counts.append(int(goes_left.sum()))
-        return counts
-
-    def _goes_left(self, split: NodeSplit, codes: NDArray[Any]) -> NDArray[np.bool_]:
+    def _are_left(self, split: NodeSplit, codes: NDArray[Any]) -> NDArray[np.bool_]:
         is_missing = codes == self._table.missing[split.feature]
         if split.right_categories is None:
             is_left = codes.astype(np.int64) <= split.bin
@@ -242,7 +253,7 @@ class BinnedRows:
         if not self._is_native:
             for split in splits:
                 rows = np.flatnonzero(found == split.node)
-                goes_left = self._goes_left(split, self._table.codes[rows, split.feature])
+                goes_left = self._are_left(split, self._table.codes[rows, split.feature])
                 found[rows] = np.where(goes_left, split.left, split.right)
             return found
         masks, rules = self._rules(splits)

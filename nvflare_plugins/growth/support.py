@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _TAKEN: dict[str, tuple[object, ...]] = {
@@ -43,3 +44,15 @@ def why_not_own(parameters: TrainingParameters) -> str | None:
             continue
         return _REASONS.get(str(value), f"the parameter {name}={value}")
     return None
+
+
+def grown_document(parameters: TrainingParameters) -> dict[str, object]:
+    """Return what sites compare of the parameters: without what only some releases of XGBoost report."""
+    document = parameters.document()
+    decisive = {*TreeParameters.__dataclass_fields__, "learning_rate", "num_parallel_tree"} - {
+        "lossguide",
+        "monotone",
+        "interactions",
+    }
+    effective = {name: value for name, value in parameters.effective.items() if name in decisive}
+    return {**document, "effective": effective}

@@ -248,8 +248,8 @@ class _Growth:
         totals = np.array([self._totals[number] for number in numbers], dtype=np.int64)
         if self._slack:
             self._take_up_rounding(totals, nodes)
-        gains = self._formula.gain(*self._decode(totals), WeightBounds(*self._limits(bounds)))
-        limits = self._limits([node.constraints.bounds for node in nodes])
+        gains = self._formula.gain(*self._decode(totals), WeightBounds(*_limits(self._formula, bounds)))
+        limits = _limits(self._formula, [node.constraints.bounds for node in nodes])
         question = Question(totals, gains, *limits, self._allowed(nodes))
         found = [
             (number, node, split)
@@ -283,13 +283,6 @@ class _Growth:
         """Return sums as doubles. Shapes: totals: int64[n, 2]; results: float64[n]."""
         return self._unit.decode(totals[None, :, 0], totals[None, :, 1])
 
-    def _limits(self, bounds: Sequence[WeightBounds]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the lower and upper bounds of several nodes. Shapes: float32[n_nodes] each."""
-        if not self._formula.is_constrained:
-            bounds = (WeightBounds(),) * len(bounds)
-        lower, upper = ([getattr(one, side) for one in bounds] for side in ("lower", "upper"))
-        return np.array(lower, dtype=np.float32), np.array(upper, dtype=np.float32)
-
     def _allowed(self, nodes: Sequence[_Node]) -> NDArray[np.bool_]:
         """Return which columns may split each node; the sampler draws for them in their order."""
         n_columns = self._layout.n_features
@@ -301,32 +294,57 @@ class _Growth:
 
     def tree(self) -> Tree:
         """Return the finished tree."""
-        n = len(self._totals)
-        left, right = np.full((2, n), _NO_CHILD, dtype=np.int32)
-        parent, feature = np.full(n, _NO_PARENT, dtype=np.int32), np.zeros(n, dtype=np.int32)
-        changes, conditions = np.zeros((2, n), dtype=np.float32)
-        default_left = np.zeros(n, dtype=bool)
-        bounds = [WeightBounds()] * n  # a divided node has its own, a leaf those of its parent
-        for split, change, own in zip(self._splits, self._changes, self._bounds, strict=True):
-            node = split.node
-            left[node], right[node], feature[node] = split.left, split.right, split.feature
-            parent[split.left] = parent[split.right] = node
-            default_left[node] = split.default_left
-            changes[node] = change
-            bounds[node] = bounds[split.left] = bounds[split.right] = own
-            is_threshold = split.right_categories is None
-            conditions[node] = self._layout.threshold(split.feature, split.bin) if is_threshold else NO_THRESHOLD
-        g, h = self._decode(np.array(self._totals, dtype=np.int64))
-        weights = self._formula.weight(g, h, WeightBounds(*self._limits(bounds)))
-        is_leaf = left == _NO_CHILD
-        values = weights * self._eta
-        conditions[is_leaf] = values[is_leaf]
-        is_child = is_leaf & (parent != _NO_PARENT)
-        weights[is_child] = values[is_child]
-        hessians = h.astype(np.float32)
-        return Tree(
-            left, right, parent, feature, conditions, default_left, weights, changes, hessians, tuple(self._splits)
-        )
+        thresholds = [
+            self._layout.threshold(s.feature, s.bin) if s.right_categories is None else NO_THRESHOLD
+            for s in self._splits
+        ]
+        sums = self._decode(np.array(self._totals, dtype=np.int64))
+        return finished_tree(self._formula, self._eta, self._splits, thresholds, self._changes, self._bounds, sums)
+
+
+def finished_tree(
+    formula: SplitFormula,
+    eta: np.float32,
+    splits: Sequence[NodeSplit],
+    thresholds: Sequence[np.float32],
+    changes: Sequence[float],
+    bounds_of_splits: Sequence[WeightBounds],
+    sums: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> Tree:
+    """Return a tree from its divisions, parents before children, and the sums of its nodes.
+
+    Shapes: thresholds, changes, bounds_of_splits: of each division; sums: (g, h), float64[n_nodes] each.
+    """
+    g, h = sums
+    n = g.size
+    left, right = np.full((2, n), _NO_CHILD, dtype=np.int32)
+    parent, feature = np.full(n, _NO_PARENT, dtype=np.int32), np.zeros(n, dtype=np.int32)
+    loss_changes, conditions = np.zeros((2, n), dtype=np.float32)
+    default_left = np.zeros(n, dtype=bool)
+    bounds = [WeightBounds()] * n  # a divided node has its own, a leaf those of its parent
+    for split, threshold, change, own in zip(splits, thresholds, changes, bounds_of_splits, strict=True):
+        node = split.node
+        left[node], right[node], feature[node] = split.left, split.right, split.feature
+        parent[split.left] = parent[split.right] = node
+        default_left[node] = split.default_left
+        loss_changes[node], conditions[node] = change, threshold
+        bounds[node] = bounds[split.left] = bounds[split.right] = own
+    weights = formula.weight(g, h, WeightBounds(*_limits(formula, bounds)))
+    is_leaf = left == _NO_CHILD
+    values = weights * np.float32(eta)
+    conditions[is_leaf] = values[is_leaf]
+    is_child = is_leaf & (parent != _NO_PARENT)
+    weights[is_child] = values[is_child]
+    hessians = h.astype(np.float32)
+    return Tree(left, right, parent, feature, conditions, default_left, weights, loss_changes, hessians, tuple(splits))
+
+
+def _limits(formula: SplitFormula, bounds: Sequence[WeightBounds]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the lower and upper bounds of several nodes. Shapes: float32[n_nodes] each."""
+    if not formula.is_constrained:
+        bounds = (WeightBounds(),) * len(bounds)
+    lower, upper = ([getattr(one, side) for one in bounds] for side in ("lower", "upper"))
+    return np.array(lower, dtype=np.float32), np.array(upper, dtype=np.float32)
 
 
 def _division(split: AppliedSplit[_Entry]) -> NodeSplit:

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_FEATURES = 15
 _STAGES = (
     ("xgboost", "XGBoost", 1),
+    ("grow", "growth of trees", 1),
     ("protect", "protection", 2),
     ("encrypt", "encryption", 2),
     ("receive", "reading", 6),

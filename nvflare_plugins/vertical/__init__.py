@@ -1,1 +1,1 @@
-"""Vertical training: one stock XGBoost at the party with the label, light workers at the parties with more columns."""
+"""Vertical training: the party with the label grows the trees, light workers answer at those with more columns."""

@@ -2,7 +2,7 @@
 
 The tag is a keyed hash that only the parties of the attempt can make, the same at all of them. A resumed job goes on
 from the last round whose tag all parties hold, so that parts of different attempts never meet. A round is the least
-that can be kept: XGBoost grows all trees of a round in one go, and has no state between them.
+that can be kept: the trees of a round follow from the same gradients.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.digits import DigitFormat
-from he_processors.errors import ConfigurationError
 from he_processors.packing import PackingLayout
 from nvflare_plugins.growth.driver import MAX_BATCH
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -20,7 +19,6 @@ from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.noised.plan import NoisePlan
 from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
-from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES
 
 INTRODUCTION_BYTES = 1 << 26
 """Of a party's schema, before it is known how many features it has: some 60,000 with the longest names."""
@@ -29,42 +27,6 @@ _FIELDS_BYTES = 1 << 20  # headers, a public key, counts
 _NODE_BYTES = 32  # numbers of a node, and the length of its bits
 _CLEAR_PAIR_BYTES = 16
 _CATEGORY_BYTES = 2  # the number of a bin that goes right
-_PAIR_BYTES = 8  # a gradient and a hessian of XGBoost's, float32 each
-
-
-def check_gradients(n_rows: int, n_outputs: int) -> None:
-    """Refuse rows whose gradients XGBoost could not hand to the mediator: it sends those of all rows at once.
-
-    Args:
-        n_outputs: gradients of a row, one for each class of several.
-
-    Raises:
-        ConfigurationError: the message would be longer than gRPC's 2 GiB.
-    """
-    most = LARGEST_BUFFER_BYTES // (_PAIR_BYTES * n_outputs)
-    if n_rows > most:
-        raise ConfigurationError(
-            f"vertical training takes at most {most:,} rows with {n_outputs} outputs a row: XGBoost at the active "
-            "party is one process, and hands over the gradients of all rows in one message of at most 2 GiB. Train on "
-            "a sample of the rows, with fewer classes (num_class), or horizontally."
-        )
-
-
-def check_predictions(n_rows: int, n_nodes: int) -> None:
-    """Refuse rows whose ways through trees XGBoost could not ask for: it sends a bit for each row and node at once.
-
-    Args:
-        n_nodes: of all trees that it predicts with at a time.
-
-    Raises:
-        ConfigurationError: the message would be longer than gRPC's 2 GiB.
-    """
-    if n_nodes and n_rows > (most := LARGEST_BUFFER_BYTES // n_nodes * 8):
-        raise ConfigurationError(
-            f"trees of {n_nodes:,} nodes together take at most {most:,} rows: XGBoost at the active party asks how "
-            "rows go at all of their nodes in one message of at most 2 GiB. Evaluate fewer rows (eval_data_set, "
-            "evaluate_training), make smaller trees (max_depth, num_parallel_tree), or begin without initial_model."
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The check of XGBoost parameters for the vertical mode: the horizontal one, and what column split does not allow."""
+"""The check of XGBoost parameters for the vertical mode: the horizontal one, and what its trees do not do."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters
 
 _REFUSED_VALUES: dict[str, tuple[tuple[object, ...], str]] = {
-    "booster": (("dart", "gblinear"), "dart predicts tree by tree, which XGBoost's column split cannot; use gbtree"),
-    "multi_strategy": (("multi_output_tree",), "its split candidates are not in the catalogue"),
+    "booster": (("dart", "gblinear"), "vertical trees are neither dropped nor weighed again; use gbtree"),
+    "multi_strategy": (("multi_output_tree",), "vertical trees have no leaves that are vectors"),
     "tree_method": (("approx", "exact"), "only hist finds its cut points at each party alone"),
     "sampling_method": (("gradient_based",), "only uniform sampling of rows is replicated"),
     "device": (("cuda", "gpu"), "training runs on the CPU"),
-    "process_type": (("update",), "refreshing leaves is statistically wrong in column split"),
-    "seed_per_iteration": ((True, 1), "the sequence of random numbers is followed through the whole training"),
+    "process_type": (("update",), "leaves are not refreshed; continue from a model instead"),
+    "seed_per_iteration": ((True, 1), "rows and columns are drawn in one sequence through the whole training"),
 }
 _REFUSED: dict[str, str] = {
-    "debug_synchronize": "the engine compares every finished tree with XGBoost's anyway",
+    "debug_synchronize": "one party alone has the whole model",
     "base_margin": "a margin per row is not supported; use base_score, or continue from a model",
     "feature_weights": "weighted column sampling is not replicated; use colsample_* alone",
 }

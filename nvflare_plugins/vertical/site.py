@@ -17,7 +17,7 @@ from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostErr
 from nvflare_plugins.alignment.align import align, confirm
 from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.alignment.result import Alignment, load_alignment, save_alignments
-from nvflare_plugins.attempt.agreement import versions
+from nvflare_plugins.attempt.agreement import ARITHMETIC, versions
 from nvflare_plugins.attempt.earlier import Earlier
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.reservations import Wanted, reserve_together
@@ -27,6 +27,9 @@ from nvflare_plugins.cluster.dask_workers import open_workers
 from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.growth.arithmetic import arithmetic_here
+from nvflare_plugins.growth.model import check_predictor
+from nvflare_plugins.growth.support import grown_document
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy.values import JobTerms
@@ -34,7 +37,6 @@ from nvflare_plugins.vertical.active.gradient_scale import FINEST, check_weights
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
 from nvflare_plugins.vertical.job import ALIGN_FIRST, Preset, VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.message_sizes import check_gradients
 from nvflare_plugins.vertical.model.conclusion import conclude_part
 from nvflare_plugins.vertical.model.importance import feature_importance, write_importance
 from nvflare_plugins.vertical.model.model_files import (
@@ -54,7 +56,6 @@ from nvflare_plugins.vertical.protocol.terms import RowsProof, VerticalTerms, ag
 from nvflare_plugins.vertical.vertical_context import TrainedPart, VerticalContext
 from nvflare_plugins.xgb.model_json import marked_as_part
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
-from nvflare_plugins.xgb.versions import installed_release
 
 MASKED_MODEL = "masked_model.json"
 
@@ -109,8 +110,9 @@ class VerticalRun:
                 connected(self._job, self._context) as workers,  # before anything is reserved or released
                 watched(workers, self._attempt.progress) as self._attempt.progress,
             ):
-                data, n_done = self.agreed(workers)
-                start = replace(self._reserve_together(data, n_done, pay(data, n_done)), workers=workers)
+                data, n_done, arithmetic = self.agreed(workers)
+                payment = pay(data, n_done)
+                start = replace(self._reserve_together(data, n_done, arithmetic, payment), workers=workers)
                 try:
                     if workers is not None:
                         self._attempt.progress.say(shards_line(data.train.table.n_rows, len(workers)))
@@ -146,10 +148,10 @@ class VerticalRun:
 
     # -- before training ----------------------------------------------------------------------------------------------
 
-    def agreed(self, workers: Workers | None = None) -> tuple[PartyData, int]:
-        """Align and agree; return the rows that all parties share, and the rounds that are done already."""
+    def agreed(self, workers: Workers | None = None) -> tuple[PartyData, int, str]:
+        """Align and agree; return the rows that all parties share, the rounds that are done already, the arithmetic."""
         data = self._aligned(workers)
-        return data, self._agree(data)
+        return data, *self._agree(data)
 
     def _aligned(self, workers: Workers | None) -> PartyData:
         job, attempt, data = self._job, self._attempt, self._prepared.take_data()
@@ -186,22 +188,21 @@ class VerticalRun:
         has_them = b"1" if (own.path / ALIGNMENT_FILE).is_file() else b""
         return all(self._attempt.gather_sealed("kept alignment", has_them))
 
-    def _agree(self, data: PartyData) -> int:
-        """Compare terms with all parties; return the rounds that are done already."""
-        check_gradients(data.train.table.n_rows, self._prepared.parameters.objective.n_outputs)
+    def _agree(self, data: PartyData) -> tuple[int, str]:
+        """Compare terms with all parties; return the rounds that are done already, and the arithmetic of the trees."""
         prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
         proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
-            versions=versions(),
+            versions={**versions(), ARITHMETIC: arithmetic_here()},
             job=self._job.to_dict(),
-            parameters=prepared.parameters.document(),
+            parameters=grown_document(prepared.parameters),
             n_rows=[one.table.n_rows for one in data.sets],
             rows=proof.of(channel.rank),
             model="" if prepared.initial is None else prepared.initial.identity.model_id,
             checkpoints={str(n): checkpoint.tag for n, checkpoint in prepared.checkpoints.items()},
         )
         received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
-        n_done = agree(terms, received, channel.sites, channel.rank, proof)
+        n_done, arithmetic = agree(terms, received, channel.sites, channel.rank, proof)
         self._attempt.progress.say("agreed on job, parameters and rows with all parties")
         if not all(proof.contents):
             self._attempt.progress.say(_NO_IDS)
@@ -210,9 +211,11 @@ class VerticalRun:
             if n_done > self._job.num_rounds:
                 raise ConfigurationError(f"{resume.job_id} has more rounds than this job: raise num_rounds")
             self._attempt.progress.say(f"resuming {resume.job_id} after {n_done} rounds")
-        return n_done
+        return n_done, arithmetic
 
-    def _reserve_together(self, data: PartyData, n_done: int, payment: NoisePayment | None) -> VerticalContext:
+    def _reserve_together(
+        self, data: PartyData, n_done: int, arithmetic: str, payment: NoisePayment | None
+    ) -> VerticalContext:
         """Go on once every site's registry and budgets allow the run; else nothing is released, charged, remembered."""
         job, prepared, guard = self._job, self._prepared, None
         fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
@@ -233,6 +236,7 @@ class VerticalRun:
             prepared.parameters,
             reservations,
             ContentRecorder(self._attempt.evidence, job.profile),
+            arithmetic,
             n_done,
             prepared.checkpoints.get(n_done),
             prepared.initial,
@@ -295,7 +299,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
-    installed_release()
+    check_predictor(arithmetic_here())
     policy, is_active = context.policy, context.site == job.active
     if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
@@ -329,8 +333,6 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     if job.profile == VerticalProfile.ELGAMAL.value:
         require_curve(policy.arithmetic)
     data = load_party(job, context, group)
-    if job.alignment is None:  # else when the common rows are known
-        check_gradients(data.train.table.n_rows, parameters.objective.n_outputs)
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)

@@ -44,6 +44,7 @@ class VerticalContext:
         initial: this party's part of a model to continue.
         guard: of a passive party, opened before any party went on.
         workers: of this party's own cluster; None is this process.
+        arithmetic: name of that of the trees, which all parties agreed on.
         payment: of a passive party in the preset noised, with all that the job may cost reserved.
     """
 
@@ -52,6 +53,7 @@ class VerticalContext:
     parameters: TrainingParameters
     reservations: Reservations
     notes: ContentRecorder
+    arithmetic: str
     n_done: int = 0
     checkpoint: Checkpoint | None = None
     initial: StoredPart[Any] | None = None

@@ -114,7 +114,8 @@ class _Run:
 
     def _on_workers(self, first: VerticalJob) -> JobResult:
         agreeing = dataclasses.replace(self._attempt, job=first)
-        data, _ = vertical_site.VerticalRun(agreeing, self._prepared.base).agreed(self._workers)
+        run = vertical_site.VerticalRun(agreeing, self._prepared.base)
+        data, _, self._arithmetic = run.agreed(self._workers)
         n_rows = data.train.table.n_rows
         if n_rows < LEAST_ROWS * self._job.folds:  # all parties know the number of common rows
             raise PolicyRefusal(_TOO_FEW)
@@ -204,6 +205,7 @@ class _Run:
             self._prepared.parameters[trial],
             reservations,
             self._notes,
+            self._arithmetic,
             guard=None if self._is_active else self._guard(whole, trial),
             workers=self._workers,
         )

@@ -28,14 +28,13 @@ class Dtype(IntEnum):
     FLOAT64 = 2
     INT32 = 6
     INT64 = 7
-    UINT8 = 8
     UINT32 = 10
     UINT64 = 11
 
     @property
     def numpy(self) -> str:
         """Little-endian numpy dtype string."""
-        return {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 8: "<u1", 10: "<u4", 11: "<u8"}[self.value]
+        return {1: "<f4", 2: "<f8", 6: "<i4", 7: "<i8", 10: "<u4", 11: "<u8"}[self.value]
 
     @property
     def size(self) -> int:
@@ -73,31 +72,7 @@ class KindFacts:
     meaning: str
 
 
-class MessageKind(Enum):
-    """What a message is about; the values of a catalogue's members are their facts."""
-
-    @property
-    def code(self) -> int:
-        """Number of the kind."""
-        return self._facts.code
-
-    @property
-    def private(self) -> bool:
-        """Whether the content is derived from rows, or secret for another reason."""
-        return self._facts.private
-
-    @property
-    def meaning(self) -> str:
-        """One phrase for people."""
-        return self._facts.meaning
-
-    @property
-    def _facts(self) -> KindFacts:
-        facts: KindFacts = self.value
-        return facts
-
-
-class Kind(MessageKind):
+class Kind(Enum):
     """What a message is about. ``private`` kinds carry something derived from rows."""
 
     # XGBoost's own messages
@@ -143,6 +118,26 @@ class Kind(MessageKind):
     CLASS_COUNTS = KindFacts(53, True, "rows of each class in merged bins of each feature")
     RESIDUAL_SCALE = KindFacts(54, True, "sum behind the scale of a smooth absolute or quantile error")
     CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
+
+    @property
+    def code(self) -> int:
+        """Number of the kind."""
+        return self._facts.code
+
+    @property
+    def private(self) -> bool:
+        """Whether the content is derived from rows, or secret for another reason."""
+        return self._facts.private
+
+    @property
+    def meaning(self) -> str:
+        """One phrase for people."""
+        return self._facts.meaning
+
+    @property
+    def _facts(self) -> KindFacts:
+        facts: KindFacts = self.value
+        return facts
 
 
 KIND_BY_CODE = {kind.code: kind for kind in Kind}

@@ -50,7 +50,7 @@ class Classified(Protocol):
 
 
 class Grammar(Protocol):
-    """Names the messages of one training, in order; refuses every other (catalogue.py, vertical_catalogue.py)."""
+    """Names the messages of one training, in order; refuses every other (catalogue.py)."""
 
     @property
     def largest_message_bytes(self) -> int:

@@ -77,8 +77,8 @@ def known_release(version: str) -> Release:
         if version.startswith(release.version + "."):
             return release
     raise ConfigurationError(
-        f"this site runs xgboost {version}, which has no federated communicator: horizontal and vertical training, "
-        f"their tuning and private trees grown by XGBoost need one: {_TAKES}"
+        f"this site runs xgboost {version}, which has no federated communicator: horizontal training "
+        f"by engine='xgboost', its tuning and private trees grown by XGBoost need one: {_TAKES}"
     )
 
 
@@ -97,6 +97,6 @@ def installed_release() -> Release:
     if not xgb.build_info().get("USE_FEDERATED"):
         raise ConfigurationError(
             "this site's xgboost was built without federated learning (the package xgboost-cpu is), which horizontal "
-            f"and vertical training need: {_TAKES}"
+            f"training by engine='xgboost' needs: {_TAKES}"
         )
     return release

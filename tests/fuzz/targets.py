@@ -115,12 +115,6 @@ def _schemas() -> Parse:
     return Schema.from_bytes
 
 
-def _entries() -> Parse:
-    from nvflare_plugins.wire.expand_entries import unpack_entry
-
-    return unpack_entry
-
-
 def _steps() -> Parse:
     from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
 
@@ -388,7 +382,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "sealed": _sealed,
     "gathered": _vectors("gathered", "message"),
     "opened sum": _vectors("opened sum", "payload"),
-    "entry": _direct("entry", _entries),
     "step": _direct("step", _steps),
     "vertical message": _direct("vertical message", _messages),
     "block": _direct("block", _blocks),

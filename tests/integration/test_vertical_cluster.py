@@ -31,7 +31,7 @@ def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
 

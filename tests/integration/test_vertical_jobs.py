@@ -16,7 +16,6 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.vertical import message_sizes
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.active.site import ActiveSite
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
@@ -93,7 +92,7 @@ def test_run_records_and_reports_tell_stages_features_and_metrics(trained):
     parties, _ = trained
     active = json.loads((parties.run_folder("site-1") / "run.json").read_text())
     assert [row["round"] for row in active["rounds"]] == [0, 1, 2, 3]
-    assert {"encrypt", "decrypt", "network", "xgboost"} <= set(active["rounds"][0]["stages"])
+    assert {"encrypt", "decrypt", "network", "grow"} <= set(active["rounds"][0]["stages"])
     assert active["rounds"][0]["metrics"]["eval-auc"] > 0.5
     passive = json.loads((parties.run_folder("site-2") / "run.json").read_text())
     assert "histogram" in passive["rounds"][0]["stages"] and not passive["rounds"][0]["metrics"]
@@ -391,24 +390,6 @@ def test_a_lost_job_that_aligned_first_resumes_with_the_rows_that_it_found(tmp_p
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
-
-
-def test_rows_whose_gradients_no_message_holds_are_refused_by_all(tmp_path, monkeypatch):
-    parties, common = overlapping(tmp_path)
-    monkeypatch.setattr(message_sizes, "LARGEST_BUFFER_BYTES", 8 * (len(common) - 1))
-    for alignment in ("first", None):
-        outcomes = run(parties, job(alignment=alignment), str(alignment))
-        assert all(isinstance(outcome, ConfigurationError) for outcome in outcomes.values())
-        assert all(f"at most {len(common) - 1} rows with 1 outputs" in str(outcome) for outcome in outcomes.values())
-    assert nothing_written(parties, "first")
-
-
-def test_rows_whose_ways_no_message_holds_are_refused_before_they_are_asked_for(parties, monkeypatch):
-    monkeypatch.setattr(message_sizes, "LARGEST_BUFFER_BYTES", 8 * 300)  # gradients fit, and ways through a few trees
-    succeed(run(parties, job(num_rounds=8, eval_data_set="held"), "one"))
-    assert "nodes together take at most" in str(run(parties, job(initial_model="one"), "two")["site-1"])
-    wide = job(eval_data_set="held", params={**PARAMS, "max_depth": 9, "num_parallel_tree": 9})
-    assert "eval_data_set" in str(run(parties, wide, "three")["site-1"])
 
 
 def test_policies_decide(tmp_path):

@@ -32,20 +32,20 @@ _REDUCE = {
 }
 
 
-def traces(kind: str) -> dict[str, dict]:
+def traces() -> dict[str, dict]:
     """Return the traces of all releases by name; the names of later ones end with the release."""
-    found = json.loads((GOLDEN / f"{kind}_traces.json").read_text())
+    found = json.loads((GOLDEN / "horizontal_traces.json").read_text())
     for release in RELEASES[1:]:
-        later = json.loads((GOLDEN / f"{kind}_traces_{release.version}.json").read_text())
+        later = json.loads((GOLDEN / f"horizontal_traces_{release.version}.json").read_text())
         found |= {f"{name} {release.version}": trace for name, trace in later.items()}
     return found
 
 
-def write_traces(kind: str, traced: dict[str, dict]) -> None:
+def write_traces(traced: dict[str, dict]) -> None:
     """Write the traces of the release that is installed."""
     release = known_release(xgb.__version__)
     suffix = "" if release is RELEASES[0] else f"_{release.version}"
-    (GOLDEN / f"{kind}_traces{suffix}.json").write_text(json.dumps(traced, indent=None) + "\n")
+    (GOLDEN / f"horizontal_traces{suffix}.json").write_text(json.dumps(traced, indent=None) + "\n")
 
 
 def installed_name(name: str) -> str:
@@ -189,4 +189,4 @@ def record(case: dict) -> dict:
 
 
 if __name__ == "__main__":
-    write_traces("horizontal", {name: record(case) for name, case in CASES.items()})
+    write_traces({name: record(case) for name, case in CASES.items()})

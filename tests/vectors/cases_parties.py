@@ -35,7 +35,6 @@ from nvflare_plugins.vertical.protocol.messages import (
     to_bytes,
 )
 from nvflare_plugins.vertical_inference.explanations import RowPositions
-from nvflare_plugins.wire.expand_entries import ExpandEntry, pack_entry
 from nvflare_plugins.wire.federated_proto import request_class
 from tests.vectors import product_parties
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
@@ -317,26 +316,6 @@ def _trees() -> Iterator[Case]:
 
 
 def _xgboost() -> Iterator[Case]:
-    entry = ExpandEntry(5, 2, 1.5, 3, True, -0.25, (1.0, 2.0), (-3.5, 4.0))
-    for number, one in enumerate((entry, ExpandEntry(0, 0))):
-        yield f"split candidate {number}", "entry", {"data": pack_entry(one).hex()}
-    data = pack_entry(entry)
-    bits = struct.pack("<2I", 1 << 31 | 1 << 29, 1)
-    by_category = data.replace(b"[$U#L" + bytes(8), b"[$U#L" + struct.pack(">q", 8) + bits)
-    by_category = by_category.replace(b"is_catF", b"is_catT")
-    yield "split candidate by categories", "entry", {"data": by_category.hex()}
-    short = data.replace(b"L" + struct.pack(">q", 5) + b"depth", b"U\5depth", 1)
-    yield "split candidate with a short integer", "entry", {"data": short.hex()}
-    changes = {
-        **cut_and_longer(data),
-        "categories": data.replace(b"[$U#L" + bytes(8), b"[$U#L" + bytes(7) + b"\1"),
-        "is categorical": data.replace(b"is_catF", b"is_catT"),
-        "categories without one": by_category.replace(bits, bytes(8)),
-        "half a word of categories": by_category.replace(struct.pack(">q", 8) + bits, struct.pack(">q", 6) + bits[:6]),
-        "another key": data.replace(b"nid", b"nod"),
-        "negative node": data.replace(b"nidL" + struct.pack(">q", 5), b"nidL" + struct.pack(">q", -1)),
-    }
-    yield from damages("split candidate", "entry", {}, changes)
     for call, values in {
         "Allreduce": {
             "sequence_number": 300,

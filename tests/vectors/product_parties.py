@@ -36,7 +36,6 @@ from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, Dec
 from nvflare_plugins.vertical_inference.explanations import RowPositions
 from nvflare_plugins.vertical_inference.serving import messages as serving
 from nvflare_plugins.vertical_inference.serving import scorer
-from nvflare_plugins.wire.expand_entries import unpack_entry
 from nvflare_plugins.wire.federated_proto import request_class
 from tests.vectors.form import Given, blob
 
@@ -152,11 +151,6 @@ def _positions(given: Given) -> Gives:
 def _tree(given: Given) -> Gives:
     nodes = SharedTree.from_bytes(blob(given["data"]), given["depth"], given["features"]).nodes
     return {"nodes": [[part if i != 3 else float(part) for i, part in enumerate(node)] for node in nodes.tolist()]}
-
-
-def _entry(given: Given) -> Gives:
-    entry = unpack_entry(blob(given["data"]))
-    return {name: _plain(getattr(entry, name)) for name in entry.__dataclass_fields__}
 
 
 def _call(given: Given) -> Gives:
@@ -306,7 +300,6 @@ FORMATS: dict[str, Callable[[Given], Gives]] = {
     "buckets": _buckets,
     "positions": _positions,
     "tree": _tree,
-    "entry": _entry,
     "call": _call,
     "evidence": _evidence,
     "head": _head,

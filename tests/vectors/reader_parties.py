@@ -388,70 +388,6 @@ def tree(given: Given) -> Any:
     return {"nodes": nodes}
 
 
-def entry(given: Given) -> Any:
-    c = Cursor(blob(given["data"]))
-
-    def word(*due: bytes) -> None:
-        for one in due:
-            require(c.take(len(one)) == one)
-
-    def integer() -> int:
-        code = {b"i": ">b", b"U": ">B", b"I": ">h", b"l": ">i", b"L": ">q"}.get(c.take(1))
-        require(code)
-        return int(struct.unpack(str(code), c.take(struct.calcsize(str(code))))[0])
-
-    def key(name: bytes) -> None:
-        require(integer() == len(name))
-        word(name)
-
-    def pair(name: bytes) -> list[float]:
-        key(name)
-        word(b"[$D#")
-        require(integer() == 2)
-        return list(struct.unpack(">2d", c.take(16)))
-
-    def real(name: bytes) -> float:
-        key(name)
-        word(b"d")
-        return float(struct.unpack(">f", c.take(4))[0])
-
-    def named(name: bytes) -> int:
-        key(name)
-        return integer()
-
-    word(b"{")
-    depth, node = named(b"depth"), named(b"nid")
-    key(b"split")
-    word(b"{")
-    key(b"cat_bits")
-    word(b"[$U#")
-    n_bytes = integer()
-    require(n_bytes >= 0)
-    bits = c.take(n_bytes)
-    key(b"is_cat")
-    flag = c.take(1)
-    require(flag in (b"T", b"F") and len(bits) % 4 == 0)
-    words = struct.unpack(f"<{len(bits) // 4}I", bits)
-    right = [32 * i + bit for i, one in enumerate(words) for bit in range(32) if one >> (31 - bit) & 1]
-    require((flag == b"T") == bool(right) == bool(bits))
-    left, change, right_sum = pair(b"left_sum"), real(b"loss_chg"), pair(b"right_sum")
-    index, threshold = named(b"sindex"), real(b"split_value")
-    word(b"}}")
-    c.end()
-    require(depth >= 0 and node >= 0 and 0 <= index < 2**32)
-    return {
-        "node": node,
-        "depth": depth,
-        "loss_change": change,
-        "feature": index % 2**31,
-        "default_left": index >= 2**31,
-        "threshold": threshold,
-        "left_sum": left,
-        "right_sum": right_sum,
-        "categories": right or None,
-    }
-
-
 def call(given: Given) -> Any:
     """XGBoost's own request: a protocol buffer of at most five fields."""
     names = ["sequence_number", "rank", "send_buffer"]
@@ -488,7 +424,6 @@ FORMATS: dict[str, Callable[[Given], Any]] = {
     "buckets": buckets,
     "positions": positions,
     "tree": tree,
-    "entry": entry,
     "call": call,
 }
 __all__ = ["FORMATS", "Refused"]

@@ -39,9 +39,7 @@ from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, 
 from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
 from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import column_bytes
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.message_sizes import check_gradients
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
 from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
 from nvflare_plugins.xgb.parameters import ALIASES
@@ -56,10 +54,8 @@ _GRADIENT_BYTES = 64  # of a row at the active party: gradients, encoded pairs, 
 _COPIES = 4  # of a block's sums while it is packed and hidden
 _HELD_TENTHS = 131  # of a byte for each value, while a passive party loads a table and makes its bins: measured
 _PASSED_TENTHS = 17  # beside the bins, where the table is read in passes meanwhile: measured
-_OWN_TENTHS = (
-    220  # of a byte for each value of the active party, with XGBoost's matrix, less ``column_bytes``: measured
-)
-_OWN_PASSED_TENTHS = 180  # likewise, where the table is read in passes: measured
+_OWN_TENTHS = 80  # of a byte for each value of the active party, beside its bins: measured
+_OWN_PASSED_TENTHS = 70  # likewise, where the table is read in passes: measured
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
 
 
@@ -82,7 +78,6 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     shape |= {name: value for name, value in given.items() if value is not None}
     shape = {name: value for name, value in shape.items() if value is not None}
     workload = VerticalWorkload(arguments.rows, arguments.features, tuple(arguments.foreign_features), **shape)
-    check_gradients(workload.rows, 1 if job is None else int(job.params.get("num_class", 1)))
     rates = measure_ciphers(workload)
     memory = process_memory_bytes()
     result = estimate_vertical(workload, rates, network.site_bytes_per_s, memory)
@@ -257,10 +252,9 @@ def estimate_vertical(
     n_bins = workload.built_nodes * slots
     traffic = len(passives) * upload + sum(p.bytes_out for p in passives)
     opened = slots * 2 ** (workload.depth - 1) * _OPENED_BYTES
-    bin_bytes = 1 if workload.bins <= 256 else 2
-    columns = min(column_bytes(workload.rows, workload.own, sum(workload.foreign), bin_bytes))
-    beside = process_bytes + workload.rows * _GRADIENT_BYTES + opened + math.ceil(columns)
     cells = workload.rows * workload.own
+    bins = cells * (2 if workload.bins <= 256 else 4)  # by row and by column
+    beside = process_bytes + workload.rows * _GRADIENT_BYTES + opened + bins
     return VerticalEstimate(
         encrypt_s=workload.rows * rates.encrypt_s,
         open_s=n_bins * rates.open_s,

@@ -1,1 +1,1 @@
-"""The active party: it has the label, runs XGBoost and knows the sums."""
+"""The active party: it has the label, grows the trees and knows the sums."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from he_processors.fixed_pairs import MOST_SUM_BITS, PairFormat
 from he_processors.fixed_point import exponent_of
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import GradientUnit
-from nvflare_plugins.vertical.active.tree_growth import EncodedGradients
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
 
 MIN_FRACTION_BITS = 40
@@ -83,6 +83,20 @@ def check_weights(
         )
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class EncodedGradients:
+    """The gradients of one tree on the grid of the number format. Shapes: g, h: int64[n_rows].
+
+    Attributes:
+        n_words: of sums (``he_processors.exact_sums``).
+    """
+
+    g: NDArray[np.int64]
+    h: NDArray[np.int64]
+    unit: GradientUnit
+    n_words: int = 1
+
+
 class GradientScale:
     """Encodes gradients of one training.
 
@@ -90,13 +104,20 @@ class GradientScale:
         with headroom and are widened when training outgrows it; the scale never leaves the active party.
     """
 
-    def __init__(self, facts: ObjectiveFacts, label: NDArray[np.float32], largest_weight: float, pairs: PairFormat):
+    def __init__(
+        self,
+        bounds: tuple[float | None, float | None],
+        label: NDArray[np.float32],
+        largest_weight: float,
+        pairs: PairFormat,
+    ):
+        """Args: bounds: of |gradient| and hessian of a row of weight 1; None where labels drive them."""
         self._pairs = pairs
         per_row = _HEADROOM * (float(np.abs(label).max(initial=0.0)) + 1.0)
-        self._is_bounded = not facts.needs_label_range
-        g_bound = (per_row if facts.gradient_bound is None else facts.gradient_bound) * largest_weight
-        h_bound = (per_row if facts.hessian_bound is None else facts.hessian_bound) * largest_weight
-        self._g_exponent, self._h_exponent = exponent_of(g_bound), exponent_of(h_bound)
+        self._is_bounded = None not in bounds
+        self._g_exponent, self._h_exponent = (
+            exponent_of((per_row if bound is None else bound) * largest_weight) for bound in bounds
+        )
 
     def encode(self, g: NDArray[np.float32], h: NDArray[np.float32]) -> EncodedGradients:
         """Round gradients to the grid. Shapes: g, h: float32[n_rows].
@@ -114,6 +135,5 @@ class GradientScale:
         in_units = (g.astype(np.float64) * 2.0**-self._g_exponent, h.astype(np.float64) * 2.0**-self._h_exponent)
         encoded = self._pairs.encode_pairs(*in_units)
         fraction_bits = self._pairs.fraction_bits
-        return EncodedGradients(
-            *encoded, GradientUnit(self._g_exponent - fraction_bits, self._h_exponent - fraction_bits)
-        )
+        unit = GradientUnit(self._g_exponent - fraction_bits, self._h_exponent - fraction_bits)
+        return EncodedGradients(*encoded, unit, self._pairs.n_words)

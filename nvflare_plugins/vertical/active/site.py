@@ -1,15 +1,14 @@
-"""The active party's part in a vertical job: key, conversation, training beside its XGBoost."""
+"""The active party's part in a vertical job: key, conversation, the trees that it grows."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import xgboost as xgb
-
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.data_sets.table import is_plain_text
 from nvflare_plugins.formatting import counted
 from nvflare_plugins.growth.sampling import with_own_seed
+from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner, open_owner
 from nvflare_plugins.vertical.active.leaf_purity import purity_report
@@ -87,7 +86,6 @@ class ActiveSite:
                     self._settings(),
                     self._model,
                     self._after_round,
-                    timer=start.stages.measure,
                 )
         columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
         part = ActivePart(result.model, start.data.columns, columns, result.best_round)
@@ -176,25 +174,25 @@ class ActiveSite:
             noised=start.noised,
             is_resumed=self._start.checkpoint is not None,
             deadline_s=self._start.answer_s,
+            arithmetic=self._start.arithmetic,
         )
 
     # -- while training -----------------------------------------------------------------------------------------------
 
-    def _after_round(self, record: VerticalRound, booster: xgb.Booster) -> None:
+    def _after_round(self, record: VerticalRound, model: GrownModel) -> None:
         start = self._start
         number = record.round - self._n_initial  # the job's rounds, without those of the model it continues
         times = start.stages.take()
         stages = times.stages
         stages.pop("prepare", None)  # beside the others
-        engine = stages.pop("engine", 0.0)
         known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
         if "search" in stages:  # within "decrypt", and listed beside it
             stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
-        stages |= {"evaluate": max(engine - known, 0.0), "xgboost": max(record.seconds - engine, 0.0)}
+        stages["grow"] = max(record.seconds - known, 0.0)
         row = self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages, times.spans)
         self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
         if start.is_checkpoint(number + 1):
-            start.keep(number + 1, bytes(booster.save_raw("json")).decode())
+            start.keep(number + 1, model.to_bytes().decode())
         start.progress(row, start.job.num_rounds)
 
     # -- after training -----------------------------------------------------------------------------------------------

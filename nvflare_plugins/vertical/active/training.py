@@ -1,4 +1,10 @@
-"""The training loop of the active party: stock XGBoost beside its mediator and the engine."""
+"""The training of the active party: it grows the trees itself, with what the passive parties' columns offer.
+
+Gradients, base score, leaves and metrics are those of XGBoost, in the arithmetic of the release that the parties have
+agreed on (growth/). Each party's cut points are those of its own XGBoost, over the rows in the order of the alignment.
+
+Security: gradients, labels and the model stay in this process. Passive parties get what ``messages.py`` holds.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +13,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, VeilBoostError
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.growth.arithmetic import ARITHMETICS, SplitFormula, arithmetic_here
+from nvflare_plugins.growth.first_estimate import FirstEstimate, adaptive_leaves
+from nvflare_plugins.growth.metrics import Metric
+from nvflare_plugins.growth.model import base_score_of, continued_model, new_model
+from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows
+from nvflare_plugins.growth.training import GrownModel
+from nvflare_plugins.growth.tree import Tree
 from nvflare_plugins.growth.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.active.engine import WORLD, ActiveEngine, EngineSettings
-from nvflare_plugins.vertical.active.gradient_scale import GradientScale
+from nvflare_plugins.vertical.active.gradient_scale import EncodedGradients, GradientScale
 from nvflare_plugins.vertical.active.leaf_purity import LeafPurity
-from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
-from nvflare_plugins.vertical.model.model import mask_columns, structures
-from nvflare_plugins.vertical.model.tree_routing import TreeStructure
-from nvflare_plugins.vertical.noised.plan import NoisePlan
-from nvflare_plugins.vertical.protocol.gradient_scheme import GradientOwner, Timer, untimed
+from nvflare_plugins.vertical.active.own_sums import OwnRows
+from nvflare_plugins.vertical.active.party_sums import PartySums
+from nvflare_plugins.vertical.active.tree_growth import TreeGrowth
+from nvflare_plugins.vertical.model.model import mask_columns, structure_of
+from nvflare_plugins.vertical.model.tree_routing import PathWalker
+from nvflare_plugins.vertical.noised.plan import NoisePlan, PartyNoise
+from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner
 from nvflare_plugins.vertical.protocol.links import Party
-from nvflare_plugins.wire.catalogue import Phase, TrainingStep
-from nvflare_plugins.wire.mediator import Mediator
-from nvflare_plugins.wire.vertical_catalogue import VerticalGrammar, VerticalShape
-from nvflare_plugins.xgb.communicator import Federated
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
-from nvflare_plugins.xgb.model_json import without_lists
+from nvflare_plugins.xgb.model_json import trees_model, without_lists
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.rounds import parse_metrics
-from nvflare_plugins.xgb.versions import installed_release
+from nvflare_plugins.xgb.quantiles import leaf_quantiles
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,9 +54,9 @@ class LabelledSet:
     """
 
     name: str
-    features: NDArray[np.float32]
-    label: NDArray[np.float32]
-    weight: NDArray[np.float32] | None = None
+    features: Floats
+    label: Floats
+    weight: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ class VerticalSettings:
         noised: how passive parties noise their sums; None where they are exact.
         is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
         evaluate_training: evaluate the training set too.
+        arithmetic: name of that of the trees; the default is this site's XGBoost's.
     """
 
     num_rounds: int
@@ -82,6 +95,7 @@ class VerticalSettings:
     noised: NoisePlan | None = None
     is_resumed: bool = False
     deadline_s: float = 600.0
+    arithmetic: str = field(default_factory=arithmetic_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +130,7 @@ def train_vertical(
     own: OwnColumns,
     settings: VerticalSettings,
     initial_model: bytes | None = None,
-    on_round: Callable[[VerticalRound, xgb.Booster], None] | None = None,
-    on_start: Callable[[Mediator], None] | None = None,
-    timer: Timer = untimed,
+    on_round: Callable[[VerticalRound, GrownModel], None] | None = None,
 ) -> VerticalResult:
     """Train with the passive parties.
 
@@ -130,70 +142,61 @@ def train_vertical(
         initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
             been given their tables of it.
         on_round: called after every round with the record and the model so far, thresholds masked.
-        on_start: gets the mediator, for aborts from another thread.
-        timer: measures the stage "engine": all that XGBoost waits for.
 
     Raises:
-        VeilBoostError: what ended the training; in place of XGBoost's own error when the mediator knows better.
+        VeilBoostError: what ended the training.
     """
     _check_sets(params, sets, parties, own)
-    continued = structures(initial_model) if initial_model is not None else []
-    engine_settings = _engine_settings(params, sets, settings)
-    weights = sets[0].weight
-    largest_weight = 1.0 if weights is None else float(weights.max(initial=0.0)) or 1.0
-    scale = GradientScale(params.objective, sets[0].label, largest_weight, owner.pair_format)
-    purities: list[float] = []
-    purity = None if params.objective.task is Task.REGRESSION else LeafPurity(sets[0].label)
-
-    def note_purity(leaf_of_row: NDArray[np.int32]) -> None:
-        if purity is not None:
-            purities.append(purity.of(leaf_of_row))
-
-    own_sets = [s.features for s in sets]
-    engine = ActiveEngine(engine_settings, parties, own_sets, owner, scale, continued, note_purity, timer)
-    earlier = continued if initial_model is not None else None
-    mediator = Mediator(VerticalGrammar(_shape(params, sets, engine, earlier, own)), 0, engine)
-    with mediator:
-        if on_start is not None:
-            on_start(mediator)
-        try:
-            with Federated(mediator, WORLD, 0):
-                loop = _Loop(mediator, engine, settings, _types(own), on_round)
-                result = loop.run(params.for_booster(), sets, engine_settings.eval_sets, initial_model)
-        except xgb.core.XGBoostError as error:
-            raise mediator.reason(error) from None
-        except VeilBoostError as error:
-            mediator.abort(error)
-            raise
-    result.leaf_purities = purities
     names, categories = all_columns(own, parties)
-    result.model = mask_columns(result.model, len(own.names), names, categories, own.label_classes)
+    objective = Objective.of_job(params, settings.arithmetic)
+    model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
+    result = _Training(params, objective, sets, parties, owner, own, settings, model).run(on_round)
+    result.model = mask_columns(model.to_bytes(), len(own.names), names, categories, own.label_classes)
     return result
 
 
-def column_storage(own: NDArray[np.float32], n_foreign: int, params: Mapping[str, object]) -> dict[str, object]:
-    """Choose how XGBoost keeps the bins of columns, by what takes less memory; the model is the same.
+def _first_model(
+    params: TrainingParameters,
+    objective: Objective,
+    rows: LabelledSet,
+    names: Sequence[str],
+    categories: Mapping[str, tuple[str, ...]],
+    settings: VerticalSettings,
+    initial: bytes | None,
+) -> GrownModel:
+    """Return the model that training adds to; without one to continue, the base score follows from the labels."""
+    parallel = int(params.effective.get("num_parallel_tree", 1))
+    types = ["c" if name in categories else "float" for name in names]
+    if initial is not None and settings.is_resumed:
+        return _resumed(initial, settings.arithmetic, names, types)
+    if initial is not None:
+        whole = without_lists(initial)
+        return GrownModel(
+            continued_model(whole, objective, feature_names=names, feature_types=types, parallel=parallel)
+        )
+    source = params.objective.base_score_source
+    if source is BaseScoreSource.GIVEN:
+        base = np.atleast_1d(np.asarray(params.agreed["base_score"], dtype=np.float32))
+    else:
+        estimate = FirstEstimate(objective, source, 1)
+        while estimate.due:
+            estimate.take(estimate.local(rows.label, rows.weight))
+        base = estimate.base_score()
+    is_given = source is BaseScoreSource.GIVEN
+    columns = {"feature_names": names, "feature_types": types}
+    return GrownModel(new_model(objective, base, is_given=is_given, num_parallel_tree=parallel, **columns))
 
-    As soon as one column counts as sparse, XGBoost keeps a row's number (8 bytes) beside each bin of every column.
-    Those of passive parties hold nothing here, and count as sparse unless told that none is. Then it keeps a bin for
-    each row of every column, and a bit that says whether there is one.
 
-    Shapes: own: float32[n_rows, n_own_columns]; NaN is missing.
-
-    Args:
-        n_foreign: columns of passive parties.
-
-    Reference: XGBoost 3.2 and 3.3, src/common/column_matrix.cc (InitStorage).
-    """
-    bin_bytes = 1 if int(params.get("max_bin", 256)) <= 256 else 2  # type: ignore[call-overload]
-    n_missing = sum(int(np.count_nonzero(np.isnan(column))) for column in own.T)
-    without_rows, with_rows = column_bytes(own.shape[0], own.shape[1], n_foreign, bin_bytes, n_missing)
-    return {"sparse_threshold": 0.0} if without_rows < with_rows else {}
-
-
-def column_bytes(n_rows: int, n_own: int, n_foreign: int, bin_bytes: int, n_missing: int = 0) -> tuple[float, float]:
-    """Return what XGBoost's columns of bins take where none counts as sparse, and where some does."""
-    return n_rows * (n_own + n_foreign) * (bin_bytes + 0.125), (n_rows * n_own - n_missing) * (bin_bytes + 8)
+def _resumed(checkpoint: bytes, arithmetic: str, names: Sequence[str], types: Sequence[str]) -> GrownModel:
+    model = GrownModel.of_bytes(checkpoint)
+    grown_in = ".".join(map(str, model.document["version"][:2]))
+    if grown_in != arithmetic:
+        raise ConfigurationError(
+            f"the rounds so far were grown in the arithmetic of xgboost {grown_in}, and the parties would go on in "
+            f"that of {arithmetic}: install the XGBoost of then"
+        )
+    model.document["learner"] |= {"feature_names": list(names), "feature_types": list(types)}
+    return model
 
 
 def all_columns(own: OwnColumns, parties: Sequence[Party]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
@@ -203,11 +206,6 @@ def all_columns(own: OwnColumns, parties: Sequence[Party]) -> tuple[list[str], d
         names = [f"{party.name}.{alias}" for alias in party.schema.aliases]
         lists += zip(names, party.schema.categories, strict=True)
     return [name for name, _ in lists], {name: words for name, words in lists if words}
-
-
-def _types(own: OwnColumns) -> tuple[str, ...]:
-    """Return XGBoost's types of the active party's columns; none if all are of numbers, which needs no saying."""
-    return tuple("c" if name in own.categories else "float" for name in own.names) if own.categories else ()
 
 
 def _check_sets(
@@ -224,137 +222,218 @@ def _check_sets(
         params.objective.check_labels(labelled.label)
 
 
-def _engine_settings(
-    params: TrainingParameters, sets: Sequence[LabelledSet], settings: VerticalSettings
-) -> EngineSettings:
-    parallel = int(params.effective.get("num_parallel_tree", 1))
-    return EngineSettings(
-        params=TreeParameters.from_effective(params.effective),
-        seed=int(params.agreed["seed"]),  # type: ignore[call-overload]
-        n_outputs=params.objective.n_outputs,
-        parallel_trees=parallel,
-        eval_sets=tuple(range(0 if settings.evaluate_training else 1, len(sets))) if params.metrics else (),
-        n_metrics=len(params.metrics),
-        column_seed=installed_release().sends_column_seed,
-        caches_training=parallel == 1,
-        own_rounds=settings.own_rounds,
-        guarded=settings.guarded,
-        noised=settings.noised,
-        deadline_s=settings.deadline_s,
-    )
+class _Margins:
+    """What the model so far predicts for one data set, before the objective's transform.
+
+    Margins are added up in float32 and in the order of the trees, as XGBoost's own predictions are.
+    """
+
+    def __init__(self, rows: LabelledSet, number: int, base: Floats) -> None:
+        """Args: number: of the set at all parties. Shapes: base: float32[n_outputs]."""
+        self._rows, self._number, self._n_trees = rows, number, 0
+        self.values: Floats = np.tile(base, (rows.label.size, 1))
+
+    def add(self, output: int, values: Floats) -> None:
+        """Add a tree, by the value of each row's leaf. Shapes: values: float32[n_rows]."""
+        self.values[:, output] += values
+        self._n_trees += 1
+
+    def follow(self, model: GrownModel, walker: PathWalker) -> None:
+        """Send the rows down the trees that the margins lack; the owners of splits are asked."""
+        grown = trees_model(model.document["learner"])
+        trees, outputs = (grown[name][self._n_trees :] for name in ("trees", "tree_info"))
+        if not trees:
+            return
+        leaves, _ = walker.walk(
+            [structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features
+        )
+        for tree, output, leaf in zip(trees, outputs, leaves, strict=True):
+            self.add(output, np.array(tree["split_conditions"], dtype=np.float32)[leaf])
 
 
-def _shape(
-    params: TrainingParameters,
-    sets: Sequence[LabelledSet],
-    engine: ActiveEngine,
-    earlier: Sequence[TreeStructure] | None,
-    own: OwnColumns,
-) -> VerticalShape:
-    continued, limits = earlier is not None, TreeLimits.from_effective(params.effective)
-    # A set is predicted every round; pruned nodes keep their places.
-    new_nodes = engine.trees_per_round * (2 * limits.most_splits(sets[0].features.shape[0]) + 1)
-    return VerticalShape(
-        world=WORLD,
-        matrix_rows=tuple(s.features.shape[0] for s in sets),
-        n_outputs=params.objective.n_outputs,
-        trees_per_round=engine.trees_per_round,
-        adaptive_leaf=params.objective.adaptive_leaf,
-        estimates_base_score=not continued and "base_score" not in params.agreed,
-        continued=continued,
-        predicts_training=int(params.effective.get("num_parallel_tree", 1)) > 1,
-        eval_sets=engine.eval_sets,
-        n_metrics=len(params.metrics),
-        column_seed=installed_release().sends_column_seed,
-        most_nodes=sum(tree.n_nodes for tree in earlier or ()) + new_nodes,
-        most_categories=max(map(len, own.categories.values()), default=0),
-        own_types=_types(own),
-        n_foreign=engine.n_foreign,
-    )
-
-
-class _Loop:
+class _Training:
     def __init__(
         self,
-        mediator: Mediator,
-        engine: ActiveEngine,
-        settings: VerticalSettings,
-        types: tuple[str, ...],
-        on_round: Callable[[VerticalRound, xgb.Booster], None] | None,
-    ):
-        self._mediator = mediator
-        self._engine = engine
-        self._settings = settings
-        self._types = list(types) or None
-        self._on_round = on_round
-
-    def run(
-        self,
-        params: Mapping[str, object],
+        params: TrainingParameters,
+        objective: Objective,
         sets: Sequence[LabelledSet],
-        eval_sets: Sequence[int],
-        initial_model: bytes | None,
-    ) -> VerticalResult:
-        from xgboost.core import DataSplitMode  # which 3.4 lacks
+        parties: Sequence[Party],
+        owner: GradientOwner,
+        own: OwnColumns,
+        settings: VerticalSettings,
+        model: GrownModel,
+    ):
+        self._objective, self._sets, self._parties, self._owner = objective, sets, tuple(parties), owner
+        self._settings, self._model = settings, model
+        self._n_own, self._n_columns = len(own.names), parties[-1].columns.stop
+        self._tree = TreeParameters.from_effective(params.effective)
+        self._parallel = int(params.effective.get("num_parallel_tree", 1))
+        self._eta = np.float32(np.float32(params.effective["learning_rate"]) / np.float32(self._parallel))
+        arithmetic, self._seed = ARITHMETICS[settings.arithmetic], int(str(params.agreed["seed"]))
+        self._formula = SplitFormula(self._tree, arithmetic)
+        self._random = TreeRandom(self._tree, self._n_columns, arithmetic, self._seed)
+        self._monotone = np.zeros(self._n_columns, dtype=np.int8)
+        self._monotone[: len(self._tree.monotone)] = self._tree.monotone
+        train = sets[0]
+        categorical = [i for i, name in enumerate(own.names) if name in own.categories]
+        monotone = self._monotone[: self._n_own]
+        self._own = OwnRows(train.features, train.weight, params.max_bin, categorical, monotone, arithmetic)
+        bounds = objective.row_bounds(params.objective)
+        largest_weight = 1.0 if train.weight is None else float(train.weight.max(initial=0.0)) or 1.0
+        self._scale = GradientScale(bounds, train.label, largest_weight, owner.pair_format)
+        self._walker = PathWalker(self._parties, self._n_own, settings.deadline_s)
+        base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
+        self._margins = [_Margins(one, number, base) for number, one in enumerate(sets)]
+        self._metrics = [Metric(name, objective) for name in params.metrics]
+        self._purity = None if params.objective.task is Task.REGRESSION else LeafPurity(train.label)
+        self._closed: set[str] = set()  # parties that give no sums any more
+        self._result = VerticalResult(b"")
 
-        matrices = [
-            xgb.DMatrix(
-                s.features,
-                label=s.label,
-                weight=s.weight,
-                feature_types=self._types,
-                data_split_mode=DataSplitMode.COL,
-                enable_categorical=True,
-            )
-            for s in sets
-        ]
-        model_file = None if initial_model is None else bytearray(_unnamed(initial_model))
-        kept = column_storage(sets[0].features, self._engine.n_foreign, params)
-        booster = xgb.Booster({**params, **kept}, matrices, model_file=model_file)
-        evaluated = [(matrices[position], sets[position].name) for position in eval_sets]
-        result = VerticalResult(b"")
-        first = len(self._engine.trees) // self._engine.trees_per_round
-        last = first + self._settings.num_rounds
-        stopping = EarlyStopping(self._settings.early_stopping_rounds)
-        if self._settings.is_resumed:
-            stopping.take_up(booster)
-        for number in range(first, last):
+    def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None) -> VerticalResult:
+        settings, result, model = self._settings, self._result, self._model
+        first = model.n_rounds
+        stopping = EarlyStopping(settings.early_stopping_rounds)
+        if settings.is_resumed:
+            stopping.take_up(model)
+        self._margins[0].follow(model, self._walker)
+        for number in range(first, first + settings.num_rounds):
             if stopping.is_over(number - 1):
                 break
-            record = self._round(booster, matrices[0], evaluated, number)
+            record = self._round(number)
             result.rounds.append(record)
-            stopping.note(booster, record.round, record.metrics)
-            if self._on_round is not None:
-                self._on_round(record, booster)
-        self._enter(Phase.FINISH, last)
+            stopping.note(model, record.round, record.metrics)
+            if on_round is not None:
+                on_round(record, model)
         result.best_round, result.best_score = stopping.best_round, stopping.best_score
-        result.model = bytes(booster.save_raw("json"))
         return result
 
-    def _round(
-        self, booster: xgb.Booster, matrix: xgb.DMatrix, evaluated: list[tuple[xgb.DMatrix, str]], number: int
-    ) -> VerticalRound:
+    def _round(self, number: int) -> VerticalRound:
         started = time.perf_counter()
-        self._engine.check_predictions((0,))
-        self._enter(Phase.UPDATE, number)
-        booster.update(matrix, number)
-        self._engine.check_round(structures(bytes(booster[number : number + 1].save_raw("json"))))
+        self._grow_round(number)
         metrics = {}
-        if evaluated:
-            self._engine.check_predictions(self._engine.eval_sets)
-            self._enter(Phase.EVALUATE, number)
-            metrics = parse_metrics(booster.eval_set(evaluated, number))
+        for i, one in enumerate(self._sets) if self._metrics else ():
+            if i or self._settings.evaluate_training:
+                margins = self._margins[i]
+                margins.follow(self._model, self._walker)
+                for metric in self._metrics:
+                    parts = metric.parts(margins.values, one.label, one.weight)
+                    metrics[f"{one.name}-{metric.name}"] = metric.value(parts)
         return VerticalRound(number, metrics, time.perf_counter() - started)
 
-    def _enter(self, phase: Phase, number: int) -> None:
-        moment = TrainingStep(phase, number)
-        self._mediator.enter(moment)
-        self._engine.enter(moment)
+    # -- one round ----------------------------------------------------------------------------------------------------
 
+    def _grow_round(self, number: int) -> None:
+        gradients = self._gradients()
+        n_before = len(trees_model(self._model.document["learner"])["trees"])
+        grown: list[list[Tree]] = []
+        leaves: list[tuple[int, Floats]] = []
+        for output in range(self._objective.n_outputs):
+            grown.append([])
+            for _ in range(self._parallel):
+                tree = self._grow_tree(number, n_before + len(leaves), *gradients[output].T)
+                leaf_of_row = self._own.rows.node_of_rows()
+                if self._purity is not None:
+                    self._result.leaf_purities.append(self._purity.of(leaf_of_row))
+                grown[-1].append(tree)
+                leaves.append((output, tree.conditions[leaf_of_row]))
+        self._model.append_round(grown)
+        for output, values in leaves:
+            self._margins[0].add(output, values)
 
-def _unnamed(model: bytes) -> bytes:
-    """Take names and lists off: XGBoost would send the names in column split, and training has places in the lists."""
-    booster = xgb.Booster(model_file=bytearray(without_lists(model)))
-    booster.feature_names = None
-    booster.feature_types = None
-    return bytes(booster.save_raw("json"))
+    def _gradients(self) -> Floats:
+        """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
+        rows, margins, objective, scale = self._sets[0], self._margins[0].values, self._objective, np.float32(0)
+        if objective.needs_scale:
+            total = float(rows.label.size) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
+            parts = objective.scale_rows(margins, rows.label, rows.weight)
+            scale = objective.scale(float(parts.sum(dtype=np.float64)), total)
+        return objective.gradients(margins, rows.label, rows.weight, scale)
+
+    def _grow_tree(self, number: int, tree_number: int, g: Floats, h: Floats) -> Tree:
+        drawn = None
+        if self._tree.subsample < 1:
+            drawn = sampled_rows(g.size, self._tree.subsample, self._random.row_seed())
+            g, h = np.where(drawn, g, np.float32(0)), np.where(drawn, h, np.float32(0))
+        sampler = self._random.columns
+        sampler.begin_tree()
+        encoded = self._scale.encode(g, h)
+        columns = sampler.tree_columns()
+        if number < self._settings.own_rounds:
+            columns[self._n_own :] = False
+        parties = self._party_sums(tree_number, columns, encoded)
+        if parties:
+            self._send_gradients(encoded, parties)
+        growth = TreeGrowth(
+            self._tree, self._formula, self._eta, encoded, self._own, parties, self._n_columns, sampler.node_columns
+        )
+        tree = growth.grow()
+        self._closed.update(sums.party.name for sums in parties if sums.is_closed)
+        return tree.with_leaf_values(self._adaptive(tree, drawn)) if self._objective.adaptive_leaf else tree
+
+    def _adaptive(self, tree: Tree, drawn: NDArray[np.bool_] | None) -> Floats:
+        """Return leaves as quantiles of their rows' residuals. Shapes: float32[n_leaves]."""
+        rows, margins = self._sets[0], self._margins[0].values[:, 0]
+        weight = rows.weight
+        chosen = np.ones(rows.label.size, dtype=bool) if weight is None else weight > 0
+        if drawn is not None:
+            chosen &= drawn
+            # XGBoost takes weighted quantiles of rows that are drawn.
+            weight = np.ones(rows.label.size, dtype=np.float32) if weight is None else weight
+        leaf = np.searchsorted(tree.leaves, self._own.rows.node_of_rows()[chosen]).astype(np.int32)
+        of_each = None if weight is None else weight[chosen]
+        alpha, n_leaves = float(self._objective.leaf_quantile), tree.leaves.size
+        found = leaf_quantiles((rows.label - margins)[chosen], of_each, leaf, n_leaves, alpha)
+        has_rows = ~np.isnan(found)
+        own = np.where(has_rows, found, np.float32(0)).astype(np.float32)
+        return adaptive_leaves(has_rows.astype(np.int64), own, tree.conditions[tree.leaves], self._eta)
+
+    # -- the passive parties of a tree --------------------------------------------------------------------------------
+
+    def _party_sums(self, tree: int, columns: NDArray[np.bool_], encoded: EncodedGradients) -> list[PartySums]:
+        """Begin a tree at the parties of which it may use a column. Shapes: columns: bool[n_columns]; may change."""
+        settings, found = self._settings, list[PartySums]()
+        for party in self._parties:
+            noise = None if settings.noised is None else settings.noised.of_party(len(party.schema.n_bins))
+            self._cap_features(party, tree, columns, noise)
+            if not columns[party.columns].any() or party.name in self._closed:
+                continue
+            found.append(
+                PartySums(
+                    party,
+                    tree,
+                    columns,
+                    self._owner,
+                    self._formula,
+                    encoded.unit,
+                    self._monotone,
+                    settings.deadline_s,
+                    settings.guarded,
+                    noise,
+                )
+            )
+        return found
+
+    def _cap_features(self, party: Party, tree: int, columns: NDArray[np.bool_], noise: PartyNoise | None) -> None:
+        """Draw which of a party's features a noised tree may use, where it has more: anew for each, from the seed.
+
+        Shapes: columns: bool[n_columns], of the tree; changed in place.
+        """
+        mine = np.flatnonzero(columns[party.columns])
+        if noise is None or mine.size <= noise.features_per_tree:
+            return
+        keys = [self._seed & 0xFFFFFFFF, tree, party.first_column]
+        drawn = np.random.default_rng(keys).permutation(mine)[noise.features_per_tree :]
+        columns[party.columns.start + drawn] = False
+
+    def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
+        """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
+        self._owner.begin_tree(encoded.g, encoded.h)
+        n_rows = encoded.g.size
+        for start in range(0, n_rows, GRADIENT_BLOCK_ROWS):
+            block = slice(start, start + GRADIENT_BLOCK_ROWS)
+            protected = self._owner.encrypt(encoded.g[block], encoded.h[block])
+            for sums in parties:
+                sums.send(protected)
+        for sums in parties:
+            sums.ask([], n_rows=n_rows)
+            sums.party.link.flush()

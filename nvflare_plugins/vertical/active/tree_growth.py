@@ -1,7 +1,8 @@
-"""One tree as it grows: the active party's view of every node, in step with its XGBoost.
+"""One tree as it grows at the active party, from its own columns and from what the passive parties' columns offer.
 
-XGBoost does all that concerns the active party's own columns. This class adds what the passive parties' columns offer,
-follows which candidate XGBoost takes, and keeps the rows of each node.
+Level by level, or split by split under ``lossguide``: the sums of all parties are evaluated, the best split of each
+node wins, its owner says how it divides the rows, and the others are asked for sums of the children. The driver, the
+constraints and the formulas are those of XGBoost (growth/).
 
 Reference: SecureBoost (Cheng et al., 2021), Algorithms 1 and 2; XGBoost 3.2, src/tree/updater_quantile_hist.cc.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,39 +20,43 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from he_processors.exact_sums import exact_sum
 from he_processors.histogram.plain_sums import NodeTotal
-from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula
+from he_processors.histogram.planner import child_to_build
+from nvflare_plugins.growth.arithmetic import NodeToSplit, SplitFormula, WeightBounds
 from nvflare_plugins.growth.constraints import NodeConstraints
 from nvflare_plugins.growth.driver import AppliedSplit, TreeDriver
+from nvflare_plugins.growth.rows import ROOT, NodeSplit
+from nvflare_plugins.growth.tree import NO_THRESHOLD, Tree, finished_tree
 from nvflare_plugins.growth.tree_parameters import TreeParameters
+from nvflare_plugins.vertical.active.gradient_scale import EncodedGradients
+from nvflare_plugins.vertical.active.own_sums import OwnRows
 from nvflare_plugins.vertical.active.party_evaluation import Candidate
-from nvflare_plugins.vertical.active.party_sums import ROOT, PartySums
-from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, are_others
-from nvflare_plugins.vertical.model.tree_routing import TreeStructure
+from nvflare_plugins.vertical.active.party_sums import PartySums
 from nvflare_plugins.vertical.protocol.messages import Bits, NodePartition, OwnDivision, OwnedSplit
-from nvflare_plugins.wire.expand_entries import ExpandEntry
 
-DISAGREE = "XGBoost and the engine disagree about {}: this is not the XGBoost that the engine was made for"
-
-_TRACE = 1e-30  # of hessian
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class EncodedGradients:
-    """The gradients of one tree on the grid of the number format. Shapes: g, h: int64[n_rows]."""
-
-    g: NDArray[np.int64]
-    h: NDArray[np.int64]
-    unit: GradientUnit
+_MASKED = np.float32(0)
+"""In the place of a threshold that belongs to another party and stays there."""
 
 
 @dataclass(slots=True, repr=False)
 class _Node:
     depth: int
-    rows: NDArray[np.int32]
     constraints: NodeConstraints
     root_gain: np.float32
-    offer: tuple[PartySums, Candidate] | None = None
+    best: Candidate | None = None  # features numbered as its owner's
+    owner: PartySums | None = None  # of the best split; None is this party
     goes_left: NDArray[np.bool_] | None = None  # once it is known
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Entry:
+    """The best split of a node, as driver and constraints want it. Units: feature: among the columns of all parties."""
+
+    node: int
+    depth: int
+    loss_change: float
+    feature: int
+    left_sum: tuple[float, float]
+    right_sum: tuple[float, float]
 
 
 class TreeGrowth:
@@ -61,278 +66,214 @@ class TreeGrowth:
         self,
         params: TreeParameters,
         formula: SplitFormula,
+        eta: np.float32,
         gradients: EncodedGradients,
+        own: OwnRows,
         parties: Sequence[PartySums],
         n_columns: int,
         node_columns: Callable[[int], NDArray[np.bool_]],
-        own_columns: NDArray[np.float32],
     ):
-        """Prepare for one tree.
+        """Prepare for one tree, of which the parties have been asked for the root.
 
         Args:
+            eta: learning rate of the tree.
+            n_columns: of all parties.
             node_columns: samples the columns of a node of the given depth, in XGBoost's order.
-            own_columns: the active party's. Shapes: float32[n_rows, n_own_columns].
         """
-        self._params = params
-        self._formula = formula
-        self._gradients = gradients
+        self._params, self._formula, self._eta, self._gradients = params, formula, eta, gradients
+        self._own, self._rows = own, own.rows
         self.parties = parties
-        self._n_columns = n_columns
-        self._node_columns = node_columns
-        self._own_columns = own_columns
-        self._driver: TreeDriver[ExpandEntry] = TreeDriver(params)
-        total = NodeTotal.of_rows(gradients.g, gradients.h)
-        self._totals = {ROOT: total}
-        constraints = NodeConstraints()
-        rows = np.arange(gradients.g.size, dtype=np.int32)
-        self._nodes = {ROOT: _Node(0, rows, constraints, self._gain(total, constraints))}
-        self._splits: list[AppliedSplit[ExpandEntry]] = []
-        self.pending = [ROOT]
-        self.applied: list[AppliedSplit[ExpandEntry]] = []
+        self._n_columns, self._node_columns = n_columns, node_columns
+        self._driver: TreeDriver[_Entry] = TreeDriver(params)
+        self._own_sums = own.begin_tree(gradients, formula)
+        total, constraints = NodeTotal.of_rows(gradients.g, gradients.h), NodeConstraints()
+        self._totals = [total]  # of all nodes
+        self._nodes = {ROOT: _Node(0, constraints, self._gain(total, constraints))}
+        self._splits: list[NodeSplit] = []
+        self._thresholds: list[np.float32] = []
+        self._changes: list[float] = []
+        self._bounds: list[WeightBounds] = []  # of the nodes that were divided
         self._told: list[tuple[PartySums, list[int], Future[Any]]] = []  # of which splits, and the answers to come
         self._unasked: list[PartySums] = []  # parties that have yet to hear how another passive party divides rows
-        self.leaf_of_row = np.zeros(gradients.g.size, dtype=np.int32)  # so far
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether XGBoost neither evaluates nor splits another node."""
-        return not self.pending and not self.applied
-
-    def offers(self, own: Sequence[ExpandEntry]) -> list[ExpandEntry]:
-        """Evaluate the pending nodes, and follow XGBoost's choice between its own entries and these offers.
+    def grow(self) -> Tree:
+        """Grow the tree; afterwards the rows are in its leaves.
 
         Raises:
-            ProtocolError: XGBoost evaluated other nodes than the engine expects.
+            ProtocolError: a party's sums or decisions cannot be right.
         """
-        expected = [(node, self._nodes[node].depth) for node in self.pending]
-        if [(entry.node, entry.depth) for entry in own] != expected:
-            raise ProtocolError(DISAGREE.format("the nodes of the tree"))
-        columns = [self._columns_of(node) for node in self.pending]
-        if any(
-            entry.loss_change > 0 and not allowed[entry.feature] for entry, allowed in zip(own, columns, strict=True)
-        ):
-            raise ProtocolError(DISAGREE.format("the columns of a node"))
-        offers = [ExpandEntry(node, self._nodes[node].depth) for node in self.pending]
-        for sums in self.parties:
-            facts = [self._facts(node, sums.allowed(c)) for node, c in zip(self.pending, columns, strict=True)]
-            for i, candidate in enumerate(sums.evaluate(self.pending, self._totals, facts)):
-                entry = None if candidate is None else self._entry(self.pending[i], sums, candidate)
-                if candidate is not None and entry is not None and offers[i].is_replaced_by(entry):
-                    offers[i] = entry
-                    self._nodes[self.pending[i]].offer = (sums, candidate)
-        winners = []
-        for mine, theirs in zip(own, offers, strict=True):
-            is_taken = mine.is_replaced_by(theirs)
-            winners.append(theirs if is_taken else mine)
-            if not is_taken:
-                self._nodes[mine.node].offer = None
-        self.pending = []
-        self._driver.push(winners)
-        self._apply()
-        self._make_exact(offers)
-        return offers
+        if self._own_sums is not None:
+            self._own_sums.add_root(self._totals[ROOT])
+        self._evaluate([ROOT])
+        while batch := self._driver.pop():
+            self._announce(batch)
+            self._take_decisions()
+            self._evaluate(self._divide(batch))
+        formula, sums = self._formula, [self._gradients.unit.decode_total(total) for total in self._totals]
+        g, h = np.array(sums, dtype=np.float64).T
+        return finished_tree(formula, self._eta, self._splits, self._thresholds, self._changes, self._bounds, (g, h))
 
-    def passive_decisions(self, decisions: NDArray[np.bool_]) -> None:
-        """Take in how the passive parties divide the nodes whose splits they won.
+    # -- the best split of each node ----------------------------------------------------------------------------------
 
-        Shapes: decisions: bool[n_rows], XGBoost's own; theirs are written into it.
-
-        Raises:
-            ProtocolError: a party divides rows otherwise than its sums said.
-        """
-        self._take_decisions()
-        for split in self.applied:
-            node = self._nodes[split.entry.node]
-            if node.offer is not None and node.goes_left is not None:
-                decisions[node.rows] = node.goes_left
-
-    def _take_decisions(self) -> None:
-        """Wait for the owners of the splits just told. Raises: ProtocolError: see ``passive_decisions``."""
-        for sums, won, future in self._told:
-            answers = sums.split_answer(future, [self._nodes[node].rows.size for node in won])
-            for number, goes_left in zip(won, answers, strict=True):
-                self._check_division(number, goes_left, sums)
-                self._nodes[number].goes_left = goes_left
-        self._told = []
-
-    def _make_exact(self, offers: list[ExpandEntry]) -> None:
-        """Replace noised sums of the splits that were won by exact ones, which XGBoost sets leaves and children from.
-
-        The owners have told by then which rows go left, so that this party can add up its own gradients. It needs a
-        tree that grows level by level: all nodes that XGBoost will split are known at once.
-        """
-        if not any(sums.is_noised for sums, _, _ in self._told):
+    def _evaluate(self, nodes: Sequence[int]) -> None:
+        """Find the best splits of nodes; of equal ones that of the lowest column is taken, as in XGBoost."""
+        if not nodes:
             return
-        self._take_decisions()
-        exact: dict[int, ExpandEntry] = {}
-        for i, split in enumerate(self.applied):
-            node = self._nodes[split.entry.node]
-            if node.offer is None or node.goes_left is None:
-                continue
-            total = self._totals[split.entry.node]
-            rows = node.rows[node.goes_left]
-            left = NodeTotal.of_rows(self._gradients.g[rows], self._gradients.h[rows])
-            sides = [self._sums_of_side(side) for side in (left, total.minus(left))]
-            entry = replace(split.entry, left_sum=sides[0], right_sum=sides[1])
-            exact[entry.node] = entry
-            self.applied[i] = replace(split, entry=entry)
-        offers[:] = [exact.get(offer.node, offer) for offer in offers]
-
-    def _sums_of_side(self, side: NodeTotal) -> tuple[float, float]:
-        """Return the sums of one side of a split; one without hessian gets a trace, or XGBoost would not split."""
-        g, h = self._gradients.unit.decode_total(side)
-        return g, h if h > 0 else _TRACE
-
-    def divide(self, decisions: NDArray[np.bool_], missing: NDArray[np.bool_]) -> None:
-        """Divide the rows of the split nodes, and ask the parties that could not be asked yet for sums of children.
-
-        Shapes: decisions, missing: bool[n_rows], XGBoost's own; passive nodes are cleared in ``missing``, because
-            their owners have already sent rows without a value the right way.
-
-        Raises:
-            ProtocolError: XGBoost divides rows otherwise than its split says.
-        """
-        self.pending = []
-        for split in self.applied:
-            node = self._nodes[split.entry.node]
-            if node.goes_left is None:
-                raise ProtocolError(DISAGREE.format("the owner of a split"))
-            if node.offer is not None:
-                missing[node.rows] = False
-            elif not np.array_equal(
-                node.goes_left, np.where(missing[node.rows], split.entry.default_left, decisions[node.rows])
-            ):
-                raise ProtocolError(DISAGREE.format("the rows of a node"))
-            self.leaf_of_row[node.rows] = np.where(node.goes_left, split.left, split.right)
-            if split.evaluates_children:
-                self._add_children(split, node, node.goes_left)
-                self.pending += [split.left, split.right]
-        self._ask(self._unasked)
-        self._unasked = []
-        for split in self.applied:
-            del self._nodes[split.entry.node]
-        self._splits += self.applied
-        self.applied = []
-        if not self.pending:
-            self._apply()
-
-    def _apply(self) -> None:
-        """Follow XGBoost to the nodes that it splits next; tell and ask the passive parties all that can be by now."""
-        self.applied = self._driver.pop()
-        for split in self.applied:
-            node = self._nodes[split.entry.node]
-            if node.offer is None:
-                node.goes_left = self._own_side(split.entry, node.rows)
-        owners = set()
+        columns = [self._columns_of(node) for node in nodes]
+        if self._own_sums is not None:
+            own = [columns[i][: self._own.n_columns] for i in range(len(nodes))]
+            facts = [self._facts(node, allowed) for node, allowed in zip(nodes, own, strict=True)]
+            self._take_better(nodes, self._own_sums.best_splits(nodes, facts), None)
         for sums in self.parties:
-            won = [s.entry.node for s in self.applied if self._offer_of(s.entry.node, sums) is not None]
-            if won:
-                self._told.append((sums, won, sums.split([self._owned_split(node) for node in won])))
-                owners.add(sums)
-        if any(split.evaluates_children for split in self.applied):
-            self._unasked = [sums for sums in self.parties if owners - {sums}]
-        self._ask([sums for sums in self.parties if sums not in self._unasked])
+            facts = [self._facts(node, sums.allowed(c)) for node, c in zip(nodes, columns, strict=True)]
+            totals = dict(enumerate(self._totals))
+            self._take_better(nodes, sums.evaluate(list(nodes), totals, facts), sums)
+        self._driver.push([self._entry(node, best) for node in nodes if (best := self._nodes[node].best) is not None])
 
-    def _own_side(self, entry: ExpandEntry, rows: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Divide rows at a split of the active party's own, as XGBoost will."""
-        values = self._own_columns[rows, entry.feature]
-        below = values < np.float32(entry.threshold)
-        is_left = below if entry.categories is None else are_others(values, entry.categories)
-        result: NDArray[np.bool_] = np.where(np.isnan(values), entry.default_left, is_left)
-        return result
+    def _take_better(
+        self, nodes: Sequence[int], candidates: Sequence[Candidate | None], owner: PartySums | None
+    ) -> None:
+        for number, candidate in zip(nodes, candidates, strict=True):
+            node = self._nodes[number]
+            if candidate is not None and (node.best is None or candidate.loss_change > node.best.loss_change):
+                node.best, node.owner = candidate, owner
 
-    def _ask(self, parties: Sequence[PartySums]) -> None:
-        """Ask parties for the sums of a child of each divided node whose children XGBoost evaluates."""
-        evaluated = [split for split in self.applied if split.evaluates_children]
-        for sums in parties if evaluated else ():
-            own = [s for s in evaluated if self._offer_of(s.entry.node, sums) is not None]
-            partitions = [
-                NodePartition(s.entry.node, s.left, s.right, Bits.of(goes_left))
-                for s in evaluated
-                if s not in own and (goes_left := self._nodes[s.entry.node].goes_left) is not None
-            ]
-            divisions = [OwnDivision(s.entry.node, s.left, s.right) for s in own]
-            sums.ask(partitions, divisions, sum(self._nodes[s.entry.node].rows.size for s in own))
-        for sums in parties:
-            sums.party.link.flush()
+    def _entry(self, number: int, best: Candidate) -> _Entry:
+        node, decode = self._nodes[number], self._gradients.unit.decode_total
+        sides = decode(best.left), decode(best.right)
+        return _Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
 
-    def structure(self) -> TreeStructure:
-        """Return the finished tree, without its leaves' values."""
-        n = self._driver.n_nodes
-        left, right = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
-        feature, threshold = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.float32)
-        default_left = np.zeros(n, dtype=bool)
-        categories = {}
-        for split in self._splits:
-            node = split.entry.node
-            left[node], right[node], feature[node] = split.left, split.right, split.entry.feature
-            threshold[node], default_left[node] = split.entry.threshold, split.entry.default_left
-            if split.entry.categories is not None:
-                threshold[node], categories[node] = NO_THRESHOLD, split.entry.categories
-        return TreeStructure(left, right, feature, threshold, default_left, categories)
+    def _columns_of(self, node: int) -> NDArray[np.bool_]:
+        state = self._nodes[node]
+        return self._node_columns(state.depth) & state.constraints.allowed_columns(self._params, self._n_columns)
 
-    def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
-        offered, rows = self._offered(node), self._nodes[node].rows
-        g, h = (exact_sum(values[rows[goes_left]]) for values in (self._gradients.g, self._gradients.h))
-        most_g, most_h = sums.most_noise(offered.feature)
-        if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
-            raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
-
-    def _add_children(self, split: AppliedSplit[ExpandEntry], node: _Node, goes_left: NDArray[np.bool_]) -> None:
-        entry = split.entry
-        left_rows, right_rows = node.rows[goes_left], node.rows[~goes_left]
-        total = self._totals.pop(entry.node)
-        left_is_smaller = left_rows.size <= right_rows.size
-        rows = left_rows if left_is_smaller else right_rows
-        smaller = NodeTotal.of_rows(self._gradients.g[rows], self._gradients.h[rows])
-        totals = (smaller, total.minus(smaller)) if left_is_smaller else (total.minus(smaller), smaller)
-        constraints = node.constraints.of_children(entry, self._params, self._formula)
-        for child, child_rows, child_total, child_constraints in zip(
-            (split.left, split.right), (left_rows, right_rows), totals, constraints, strict=True
-        ):
-            self._totals[child] = child_total
-            # XGBoost takes the gain of a new node under the bounds of its parent.
-            gain = self._gain(child_total, node.constraints)
-            self._nodes[child] = _Node(node.depth + 1, child_rows, child_constraints, gain)
+    def _facts(self, node: int, allowed: NDArray[np.bool_]) -> NodeToSplit:
+        state = self._nodes[node]
+        return NodeToSplit(self._totals[node], state.root_gain, state.constraints.bounds, allowed)
 
     def _gain(self, total: NodeTotal, constraints: NodeConstraints) -> np.float32:
         g, h = self._gradients.unit.decode_total(total)
         result: np.float32 = self._formula.gain(np.array([g]), np.array([h]), constraints.bounds)[0]
         return result
 
-    def _columns_of(self, node: int) -> NDArray[np.bool_]:
-        sampled = self._node_columns(self._nodes[node].depth)
-        return sampled & self._nodes[node].constraints.allowed_columns(self._params, self._n_columns)
+    # -- how rows are divided -----------------------------------------------------------------------------------------
 
-    def _facts(self, node: int, allowed: NDArray[np.bool_]) -> NodeToSplit:
-        state = self._nodes[node]
-        return NodeToSplit(self._totals[node], state.root_gain, state.constraints.bounds, allowed)
+    def _announce(self, batch: Sequence[AppliedSplit[_Entry]]) -> None:
+        """Tell parties which splits they won, and ask for sums of children where all that takes is known by now."""
+        for split in batch:
+            node, best = self._state_of(split)
+            if node.owner is None:
+                node.goes_left = self._rows.goes_left(self._as_split(split, best))
+        owners = set()
+        for sums in self.parties:
+            won = [split.entry.node for split in batch if self._state_of(split)[0].owner is sums]
+            if won:
+                self._told.append((sums, won, sums.split([self._owned_split(node) for node in won])))
+                owners.add(sums)
+        if any(split.evaluates_children for split in batch):
+            self._unasked = [sums for sums in self.parties if owners - {sums}]
+        self._ask([sums for sums in self.parties if sums not in self._unasked], batch)
 
-    def _entry(self, node: int, sums: PartySums, candidate: Candidate) -> ExpandEntry:
-        decode = self._gradients.unit.decode_total
-        feature = sums.party.first_column + candidate.feature
-        return ExpandEntry(
-            node,
-            self._nodes[node].depth,
-            float(candidate.loss_change),
-            feature,
-            candidate.default_left,
-            0.0,
-            decode(candidate.left),
-            decode(candidate.right),
+    def _take_decisions(self) -> None:
+        """Wait for the owners of the splits just told. Raises: ProtocolError: one divides otherwise than it said."""
+        for sums, won, future in self._told:
+            answers = sums.split_answer(future, [self._rows.rows_of(node).size for node in won])
+            for number, goes_left in zip(won, answers, strict=True):
+                self._check_division(number, goes_left, sums)
+                self._nodes[number].goes_left = goes_left
+        self._told = []
+
+    def _divide(self, batch: Sequence[AppliedSplit[_Entry]]) -> list[int]:
+        """Divide the rows, and ask the parties that could not be asked yet; return the children to evaluate."""
+        pending: list[int] = []
+        for split in batch:
+            (node, best), entry = self._state_of(split), split.entry
+            if node.goes_left is None:
+                raise ProtocolError("nobody has said how a split divides its rows")
+            self._rows.divide(entry.node, split.left, split.right, node.goes_left)
+            self._add_children(split, node)
+            pending += [split.left, split.right] if split.evaluates_children else []
+            self._splits.append(self._as_split(split, best))
+            self._thresholds.append(self._threshold(node, best))
+            self._changes.append(entry.loss_change)
+            self._bounds.append(node.constraints.bounds)
+        self._ask(self._unasked, batch)
+        self._unasked = []
+        for split in batch:
+            del self._nodes[split.entry.node]
+        return pending
+
+    def _ask(self, parties: Sequence[PartySums], batch: Sequence[AppliedSplit[_Entry]]) -> None:
+        """Ask parties for the sums of a child of each divided node whose children may be divided in turn."""
+        evaluated = [split for split in batch if split.evaluates_children]
+        states = [(split, self._nodes[split.entry.node]) for split in evaluated]
+        for sums in parties if evaluated else ():
+            partitions = [
+                NodePartition(s.entry.node, s.left, s.right, Bits.of(node.goes_left))
+                for s, node in states
+                if node.owner is not sums and node.goes_left is not None
+            ]
+            own = [(s, node) for s, node in states if node.owner is sums]
+            divisions = [OwnDivision(s.entry.node, s.left, s.right) for s, _ in own]
+            sums.ask(partitions, divisions, sum(self._totals[s.entry.node].n_rows for s, _ in own))
+        for sums in parties:
+            sums.party.link.flush()
+
+    def _check_division(self, node: int, goes_left: NDArray[np.bool_], sums: PartySums) -> None:
+        offered, rows = self._best(node), self._rows.rows_of(node)
+        g, h = (exact_sum(values[rows[goes_left]]) for values in (self._gradients.g, self._gradients.h))
+        most_g, most_h = sums.most_noise(offered.feature)
+        if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
+            raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
+
+    def _add_children(self, split: AppliedSplit[_Entry], node: _Node) -> None:
+        """Take note of the children's sums, which are of their rows, exact also where candidates were noised."""
+        total, rows = self._totals[split.entry.node], [self._rows.rows_of(child) for child in (split.left, split.right)]
+        smaller = int(rows[0].size > rows[1].size)
+        added = NodeTotal.of_rows(*(values[rows[smaller]] for values in (self._gradients.g, self._gradients.h)))
+        totals = [added, total.minus(added)] if smaller == 0 else [total.minus(added), added]
+        self._totals += totals
+        if not split.evaluates_children:
+            return
+        decode, numbers = self._gradients.unit.decode_total, (split.left, split.right)
+        sums = [decode(one) for one in totals]
+        division = _Entry(split.entry.node, node.depth, split.entry.loss_change, split.entry.feature, sums[0], sums[1])
+        constraints = node.constraints.of_children(division, self._params, self._formula)
+        for child, child_total, child_constraints in zip(numbers, totals, constraints, strict=True):
+            # XGBoost takes the gain of a new node under the bounds of its parent.
+            self._nodes[child] = _Node(node.depth + 1, child_constraints, self._gain(child_total, node.constraints))
+        if self._own_sums is not None:
+            built = child_to_build(split.left, totals[0].n_rows, split.right, totals[1].n_rows)
+            self._own_sums.add_children(split.entry.node, built, sum(numbers) - built, self._totals[built])
+
+    # -- splits in other forms ----------------------------------------------------------------------------------------
+
+    def _best(self, node: int) -> Candidate:
+        best = self._nodes[node].best
+        if best is None:
+            raise ProtocolError("a node is divided that has no split")
+        return best
+
+    def _state_of(self, split: AppliedSplit[_Entry]) -> tuple[_Node, Candidate]:
+        return self._nodes[split.entry.node], self._best(split.entry.node)
+
+    @staticmethod
+    def _column(node: _Node, best: Candidate) -> int:
+        return best.feature + (0 if node.owner is None else node.owner.party.first_column)
+
+    def _as_split(self, split: AppliedSplit[_Entry], best: Candidate) -> NodeSplit:
+        """Return a split as the model has it: without the sets of categories of other parties."""
+        is_own = self._nodes[split.entry.node].owner is None
+        right = best.right_bins if is_own else None
+        return NodeSplit(
+            split.entry.node, split.left, split.right, split.entry.feature, best.bin, best.default_left, right
         )
 
-    def _offer_of(self, node: int, sums: PartySums) -> Candidate | None:
-        offer = self._nodes[node].offer
-        return offer[1] if offer is not None and offer[0] is sums else None
-
-    def _offered(self, node: int) -> Candidate:
-        offer = self._nodes[node].offer
-        if offer is None:
-            raise ProtocolError(DISAGREE.format("the owner of a split"))
-        return offer[1]
+    def _threshold(self, node: _Node, best: Candidate) -> np.float32:
+        if node.owner is not None:
+            return _MASKED
+        return NO_THRESHOLD if best.right_bins is not None else self._own.layout.threshold(best.feature, best.bin)
 
     def _owned_split(self, node: int) -> OwnedSplit:
-        candidate = self._offered(node)
-        right = candidate.right_bins or ()
-        return OwnedSplit(node, candidate.feature, candidate.bin, candidate.default_left, right)
+        best = self._best(node)
+        return OwnedSplit(node, best.feature, best.bin, best.default_left, best.right_bins or ())

@@ -29,7 +29,7 @@ NO_CATEGORIES: Lists = {}
 
 def structures(model: bytes) -> list[TreeStructure]:
     """Read the trees of a model in XGBoost's JSON form."""
-    return [_structure(tree) for tree in _trees(json.loads(model))]
+    return [structure_of(tree) for tree in _trees(json.loads(model))]
 
 
 def mask_columns(
@@ -49,7 +49,7 @@ def mask_columns(
         ProtocolError: a threshold of another party is not masked.
     """
     document = json.loads(model)
-    for structure in map(_structure, _trees(document)):
+    for structure in map(structure_of, _trees(document)):
         foreign = (structure.left >= 0) & (structure.feature >= n_own_columns)
         if (structure.threshold[foreign] != _MASKED).any():
             raise ProtocolError("the model holds a threshold of another party")
@@ -77,7 +77,7 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
     categorical = {feature for feature, kind in enumerate(types) if kind == "c"}
     left = {
         (t, int(node)): int(s.feature[node])
-        for t, s in enumerate(map(_structure, trees))
+        for t, s in enumerate(map(structure_of, trees))
         for node in np.flatnonzero((s.left >= 0) & (s.feature >= n_own_columns))
     }
     for first_column, table in tables:
@@ -196,7 +196,8 @@ def _trees(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ConfigurationError("not a model of tree boosting in XGBoost's JSON form") from None
 
 
-def _structure(tree: Mapping[str, Any]) -> TreeStructure:
+def structure_of(tree: Mapping[str, Any]) -> TreeStructure:
+    """Read one tree of a model document."""
     left = np.array(tree["left_children"], dtype=np.int32)
     threshold = np.array(tree["split_conditions"], dtype=np.float32)
     is_leaf = left < 0

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.bins import BinCodes, BinLayout
+from nvflare_plugins.growth.arithmetic import Arithmetic
+
+_MARGIN = 1e-5
 
 
 @dataclass(frozen=True)
@@ -75,31 +78,56 @@ class CutPoints:
         return np.unique(np.append(self.upper[feature], self.lowest[feature]))
 
 
-def find_cut_points(columns: Columns, max_bin: int, categorical: Collection[int] = ()) -> CutPoints:
+def find_cut_points(
+    columns: Columns,
+    max_bin: int,
+    categorical: Collection[int] = (),
+    weight: NDArray[np.float32] | None = None,
+    arithmetic: Arithmetic | None = None,
+) -> CutPoints:
     """Find a party's cut points, one column after the other: what XGBoost would find in all together.
 
     Call it outside a communicator: inside, XGBoost would send the sketch.
 
-    Shapes: columns: float32[n_features, n_rows]; NaN is missing, categorical columns hold places in public lists.
+    Shapes: columns: float32[n_features, n_rows]; NaN is missing, categorical columns hold places in public lists;
+        weight: float32[n_rows], which the sketch counts; None for 1 each.
 
     Args:
         categorical: which features are categorical. A category has a bin of its own, whatever ``max_bin`` says.
+        arithmetic: of the job's trees; None is this site's XGBoost's.
 
     Raises:
         ConfigurationError: XGBoost refuses the values (an infinity, for example).
     """
-    parts = [_cuts_of(column, max_bin, feature in categorical) for feature, column in enumerate(columns)]
+    parts = [_cuts_of(column, max_bin, feature in categorical, weight) for feature, column in enumerate(columns)]
     # XGBoost lists a value below all others before the bounds of each feature of numbers.
     upper = tuple(part if feature in categorical else part[1:] for feature, part in enumerate(parts))
-    lowest = np.array([part[0] for part in parts], dtype=np.float32)
-    return CutPoints(upper, lowest, {feature: np.arange(upper[feature].size) for feature in categorical})
+    lowest = [
+        part[0] if arithmetic is None else _lowest(column, arithmetic)
+        for part, column in zip(parts, columns, strict=True)
+    ]
+    return CutPoints(
+        upper, np.array(lowest, dtype=np.float32), {feature: np.arange(upper[feature].size) for feature in categorical}
+    )
 
 
-def _cuts_of(column: NDArray[np.float32], max_bin: int, is_categorical: bool) -> NDArray[np.float32]:
+def _lowest(column: NDArray[np.float32], arithmetic: Arithmetic) -> np.float32:
+    """Return the threshold of a split that sends no value left, whichever XGBoost this site has."""
+    if arithmetic.lowest_is_infinite:
+        return np.float32(-np.inf)
+    smallest = float(np.nanmin(column, initial=np.inf))
+    return np.float32(smallest - (abs(smallest) + _MARGIN) if smallest < np.inf else _MARGIN)
+
+
+def _cuts_of(
+    column: NDArray[np.float32], max_bin: int, is_categorical: bool, weight: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
     types = ["c" if is_categorical else "float"]
     rows = np.ascontiguousarray(column)[:, None]
     try:
-        matrix = xgb.QuantileDMatrix(rows, max_bin=max_bin, nthread=1, feature_types=types, enable_categorical=True)
+        matrix = xgb.QuantileDMatrix(
+            rows, weight=weight, max_bin=max_bin, nthread=1, feature_types=types, enable_categorical=True
+        )
         return matrix.get_quantile_cut()[1].astype(np.float32)
     except (xgb.core.XGBoostError, ValueError):
         # The reason could quote values.

@@ -18,6 +18,7 @@ from he_processors.errors import ProtocolError
 from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.planner import child_to_build
 from nvflare_plugins.data_sets.compared_column import ComparedColumn
+from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.vertical.guards.guards import Guard, SplitBits
 from nvflare_plugins.vertical.guards.tree_limits import NO_LIMITS, GrownNodes, TreeLimits
 from nvflare_plugins.vertical.model.private_table import NO_THRESHOLD, NOTHING_ABOVE, PrivateSplit, PrivateTable
@@ -79,8 +80,9 @@ class PassiveParty:
         categories: Sequence[Sequence[str]] = (),
         cuts: CutPoints | None = None,
         noise: NoiseSource | None = None,
+        arithmetic: Arithmetic | None = None,
     ):
-        """Prepare the party's tables; call it outside a communicator.
+        """Prepare the party's tables; find its cut points.
 
         Args:
             sets: the training set and further sets, rows aligned with the active party's.
@@ -93,6 +95,7 @@ class PassiveParty:
             categories: of each feature its public list, nothing for one of numbers; empty if all are of numbers.
             cuts: bins found elsewhere; None has XGBoost find them here.
             noise: of the preset noised; None for exact sums.
+            arithmetic: of the job's trees; None is this site's XGBoost's.
 
         Raises:
             PolicyRefusal: the guard does not allow so many bins.
@@ -105,7 +108,7 @@ class PassiveParty:
             guard.check_bins(max_bin)
         self._categories = tuple(tuple(words) for words in categories) or ((),) * len(self._aliases)
         categorical = [feature for feature, words in enumerate(self._categories) if words]
-        self._cuts = find_cut_points(self._sets[0], max_bin, categorical) if cuts is None else cuts
+        self._cuts = cuts or find_cut_points(self._sets[0], max_bin, categorical, arithmetic=arithmetic)
         self._noise = noise
         if guard is not None:
             self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])

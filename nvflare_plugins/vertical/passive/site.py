@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from he_processors.additive.scheme import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
 from nvflare_plugins.site.memory.sent_rows import SentRows
@@ -182,6 +183,7 @@ class PassiveSite:
             categories=start.data.categories,
             cuts=None if payment is None else payment.cut_points(start.data.train),
             noise=None if payment is None else NoiseSource(payment.noise, payment.pay_tree),
+            arithmetic=ARITHMETICS[start.arithmetic],
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt.agreement import compare_documents, compare_versions
+from nvflare_plugins.attempt.agreement import ARITHMETIC, compare_documents, compare_versions, lower_arithmetic
 
 _MAX_DOCUMENT = 1 << 24
 
@@ -120,7 +120,9 @@ class RowsProof:
         ]
 
 
-def agree(mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], rank: int, proof: RowsProof) -> int:
+def agree(
+    mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], rank: int, proof: RowsProof
+) -> tuple[int, str]:
     """Compare the terms of all parties.
 
     Args:
@@ -128,20 +130,22 @@ def agree(mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], 
         proof: of this site's rows; ``mine.rows`` is this site's own.
 
     Returns:
-        The number of finished rounds of the latest checkpoint that all parties hold of the same attempt; 0 without.
+        The number of finished rounds of the latest checkpoint that all parties hold of the same attempt, 0 without; and
+        the lowest arithmetic that any party named, "" where none grows trees.
 
     Raises:
         ConfigurationError: a difference, named.
     """
     own = VerticalTerms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
-    common = dict(own.checkpoints)
+    common, arithmetic = dict(own.checkpoints), own.versions.get(ARITHMETIC, "")
     for other, data in enumerate(received):
         if other == rank:
             continue
         theirs = VerticalTerms.from_bytes(data)
         own.compare(theirs, sites[other], proof.of(other))
         common = {n: tag for n, tag in common.items() if theirs.checkpoints.get(n) == tag}
-    return max((int(n) for n in common if n.isdigit()), default=0)
+        arithmetic = lower_arithmetic(arithmetic, theirs.versions.get(ARITHMETIC, ""))
+    return max((int(n) for n in common if n.isdigit()), default=0), arithmetic
 
 
 def rows_content(ids: Sequence[bytes] | None) -> bytes:

@@ -88,8 +88,8 @@ def test_a_passive_partys_memory_is_that_of_its_bins_in_the_making_or_of_trainin
     assert "data_sets.<name>.memory" in said and said.count("passive party 2  ") == 2
 
 
-@pytest.mark.parametrize(("foreign", "held", "in_passes"), [(1, 23.1, 19.1), (1200, 30.9, 26.9)])
-def test_the_label_owners_memory_is_that_of_its_table_and_xgboosts_matrix(foreign, held, in_passes):
+@pytest.mark.parametrize(("foreign", "held", "in_passes"), [(1, 10.0, 9.0), (1200, 10.0, 9.0)])
+def test_the_label_owners_memory_is_that_of_its_table_and_its_bins(foreign, held, in_passes):
     """Bytes that one value more takes, as bench_tables measures them, for 128 columns; and 64 bytes a row."""
     one, two = (
         estimate_vertical(replace(BASE, rows=n, own=128, foreign=(foreign,), bins=256), RATES, 1e6, 7)
@@ -150,14 +150,6 @@ def test_command_measures_real_rates(capsys, monkeypatch):
     assert arguments.func(arguments) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["estimate"]["core_s"] > 0 and document["rates"]["pairs_per_ciphertext"] >= 7
-
-
-def test_rows_whose_gradients_no_message_holds_are_refused_before_anything_is_measured(monkeypatch):
-    monkeypatch.delattr(vertical_module, "measure_ciphers")
-    given = ["plan", "--rows", "300000000", "--features", "2", "--foreign-features", "3"]
-    arguments = make_parser().parse_args(given)
-    with pytest.raises(ConfigurationError, match="2 GiB"):
-        vertical_module.plan(arguments, None)
 
 
 def test_workers_divide_what_can_be_divided_and_say_what_limits_them() -> None:

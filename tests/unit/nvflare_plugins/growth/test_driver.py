@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from nvflare_plugins.growth.driver import MAX_BATCH, TreeDriver
-from nvflare_plugins.wire.expand_entries import ExpandEntry
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 
-def entry(node: int, depth: int, change: float, right_hessian: float = 1.0) -> ExpandEntry:
-    return ExpandEntry(node, depth, change, 0, False, 0.0, (1.0, 1.0), (1.0, right_hessian))
+class Entry(NamedTuple):
+    node: int
+    depth: int
+    loss_change: float
+    left_sum: tuple[float, float]
+    right_sum: tuple[float, float]
+
+
+def entry(node: int, depth: int, change: float, right_hessian: float = 1.0) -> Entry:
+    return Entry(node, depth, change, (1.0, 1.0), (1.0, right_hessian))
 
 
 def driver(**changes) -> TreeDriver:

@@ -11,7 +11,7 @@ from he_processors.curve.registry import available_backends
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
-from nvflare_plugins.vertical.active import engine as active
+from nvflare_plugins.vertical.active import training as active
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol import elgamal_scheme, gradient_scheme
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.driver import MAX_BATCH
 from nvflare_plugins.vertical import message_sizes
 from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
@@ -80,20 +79,3 @@ def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
     assert short.ciphertext_bytes == 192
     endless = MessageSizes.of(job(), (10**7,), 1, TreeLimits(0, 0))
     assert endless._level_nodes() == MAX_BATCH and endless.longest_question(5, 0) == message_sizes.CEILING_BYTES
-
-
-@pytest.mark.parametrize("n_outputs", [1, 7])
-def test_gradients_that_no_message_holds_are_refused(n_outputs):
-    most = ((1 << 31) - 1 - 1024) // (8 * n_outputs)
-    message_sizes.check_gradients(most, n_outputs)
-    with pytest.raises(ConfigurationError, match=rf"at most {most:,} rows with {n_outputs} outputs.*2 GiB"):
-        message_sizes.check_gradients(most + 1, n_outputs)
-
-
-@pytest.mark.parametrize("n_nodes", [1, 63, 12_600])
-def test_predictions_that_no_message_holds_are_refused(n_nodes):
-    most = ((1 << 31) - 1 - 1024) // n_nodes * 8
-    message_sizes.check_predictions(most, n_nodes)
-    message_sizes.check_predictions(1 << 40, 0)
-    with pytest.raises(ConfigurationError, match=rf"{n_nodes:,} nodes together take at most {most:,} rows.*2 GiB"):
-        message_sizes.check_predictions(most + 1, n_nodes)

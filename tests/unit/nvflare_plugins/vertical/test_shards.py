@@ -51,7 +51,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows so small that shards begin and end within them."""
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.vertical.active.engine.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
     monkeypatch.setattr(spread_opening, "LEAST_SLOTS", 5)

@@ -34,7 +34,27 @@ SITES = ("site-1", "site-2")
 
 
 def meet(other: VerticalTerms) -> int:
-    return agree(MINE, [MINE.to_bytes(), other.to_bytes()], SITES, 0, PROOF)
+    return agree(MINE, [MINE.to_bytes(), other.to_bytes()], SITES, 0, PROOF)[0]
+
+
+def named(mine: str, theirs: str) -> tuple[int, str]:
+    """Meet a party that has another XGBoost and names an arithmetic of its own."""
+    ours, other = (
+        dataclasses.replace(terms, versions={"xgboost": f"{name}.0", "veilboost": "1", "arithmetic": name})
+        for terms, name in ((MINE, mine), (THEIRS, theirs))
+    )
+    return agree(ours, [ours.to_bytes(), other.to_bytes()], SITES, 0, PROOF)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [("3.4", "3.2"), ("3.2", "3.4"), ("3.10", "3.2"), ("3.2", "3.2")])
+def test_parties_of_unlike_wheels_agree_on_the_lowest_arithmetic(mine, theirs):
+    assert named(mine, theirs) == (4, "3.2")
+
+
+@pytest.mark.parametrize("theirs", ["", "3", "latest", "3.4; rm"])
+def test_a_party_that_names_no_arithmetic_is_refused(theirs):
+    with pytest.raises(ConfigurationError, match="does not say in which arithmetic"):
+        named("3.2", theirs)
 
 
 def test_a_proof_that_another_party_gave_does_not_count():

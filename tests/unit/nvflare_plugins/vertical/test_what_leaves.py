@@ -7,7 +7,7 @@ import pytest
 
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.digits import DigitFormat
-from nvflare_plugins.vertical.active import engine as active
+from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.protocol import gradient_scheme
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, elgamal_owner
@@ -56,14 +56,15 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
 
         monkeypatch.setattr(cls, "encrypt", encrypt)
 
-    honest = active.ActiveEngine._take_gradients
+    honest = Objective.gradients
 
-    def take(self, buffer):
-        secrets.extend(buffer[start : start + 8] for start in range(0, 320, 8))
-        return honest(self, buffer)
+    def take(*args):
+        found = honest(*args)
+        secrets.extend(pair.tobytes() for pair in found[0, :40])
+        return found
 
     monkeypatch.setattr(in_process_link, "to_bytes", note)
-    monkeypatch.setattr(active.ActiveEngine, "_take_gradients", take)
+    monkeypatch.setattr(Objective, "gradients", take)
     listen(EncryptedGradientOwner)
     listen(ElGamalGradientOwner)
     listen(gradient_scheme.ClearGradientOwner)

@@ -14,7 +14,7 @@ from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.versions import known_release
 from tests.support import recorder
 
-TRACES = recorder.traces("horizontal")
+TRACES = recorder.traces()
 PHASES = {"update": Phase.UPDATE, "evaluate": Phase.EVALUATE}
 
 
