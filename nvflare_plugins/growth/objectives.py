@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.row_blocks import default_threads, row_blocks, run_blocks
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.float32 import Floats
@@ -36,6 +37,7 @@ _LOGISTIC = ("binary:logistic", "reg:logistic", "binary:logitraw")
 _SOFTMAX = ("multi:softprob", "multi:softmax")
 _ADAPTIVE = ("reg:absoluteerror", "reg:quantileerror")
 _LOG_LINK = ("count:poisson", "reg:gamma", "reg:tweedie")
+_ROWS_PER_THREAD = 1 << 14
 _SMOOTHING = _F(0.04)
 _LEAST_CURVATURE = _F(3.0e-4)
 
@@ -141,7 +143,7 @@ class Objective:
         out = np.empty((n_outputs, n_rows, 2), np.float32)
         given = np.empty(0, np.float32) if weights is None else weights
         if float32.native is not None and self.name in _LOGISTIC:
-            float32.native.logistic_pairs(margins.data, labels.data, given.data, self.scale_pos_weight, out.data)
+            self._logistic_in_c(margins.reshape(-1), labels, given, out[0])
         elif float32.native is not None and self.name in _SOFTMAX:
             float32.native.softmax_pairs(margins.data, labels.data, given.data, out.data)
         else:
@@ -149,6 +151,12 @@ class Objective:
         if not np.isfinite(out).all():
             raise ConfigurationError(NOT_FINITE)
         return out
+
+    def _logistic_in_c(self, margins: Floats, labels: Floats, weights: Floats, out: Floats) -> None:
+        def run(rows: slice) -> None:
+            float32.native.logistic_pairs(margins[rows], labels[rows], weights[rows], self.scale_pos_weight, out[rows])
+
+        run_blocks(run, row_blocks(labels.size, default_threads(), _ROWS_PER_THREAD), default_threads())
 
     def gradients_in_numpy(
         self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32, out: Floats
@@ -221,12 +229,12 @@ class Objective:
         return margins
 
 
-def largest_pairs(gradients: Floats) -> tuple[float, float]:
-    """Return the largest |gradient| and hessian of this site's rows. Shapes: float32[n_outputs, n_rows, 2]."""
-    if not gradients.size:
-        return 0.0, 0.0
-    g, h = gradients[..., 0], gradients[..., 1]
-    return float(max(g.max(), -g.min())), float(h.max())
+def largest_pairs(gradients: Floats) -> Floats:
+    """Return the largest |gradient| and hessian of this site's rows.
+
+    Shapes: gradients: float32[n_outputs, n_rows, 2]; result: float32[n_outputs, 2].
+    """
+    return np.array([[np.abs(side).max(initial=0) for side in pairs.T] for pairs in gradients], np.float32)
 
 
 def _contiguous(values: Floats) -> Floats:

@@ -269,6 +269,26 @@ class BinnedRows:
         return found
 
 
+def on_grid(pairs: NDArray[np.float32], g_exponent: int, h_exponent: int, variant: str = BEST) -> NDArray[np.int64]:
+    """Return pairs in steps of 2^exponent, rounded half to even.
+
+    Shapes: pairs: float32[n_rows, 2], contiguous; result: int64[n_rows, 2].
+
+    Args:
+        variant: of ``_native.variants``; results are the same.
+    """
+    scales = np.ldexp(1.0, [-g_exponent, -h_exponent])
+    if variant == NUMPY:
+        return np.rint(pairs.astype(np.float64) * scales).astype(np.int64)
+    found = np.empty(pairs.shape, dtype=np.int64)
+
+    def run(rows: slice) -> None:
+        growth.on_grid(pairs[rows], *scales.tolist(), found[rows])
+
+    run_blocks(run, row_blocks(len(pairs), default_threads(), _LEAST_WORK), default_threads())
+    return found
+
+
 def _by_feature(codes: Codes) -> Codes:
     """Return codes feature by feature, in a file beside their own where they are in one."""
     if not isinstance(codes, np.memmap):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable
 from nvflare_plugins.growth.metrics import Metric
-from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.growth.rows import BinnedRows, NodeSplit
+from nvflare_plugins.growth.objectives import Objective, largest_pairs
+from nvflare_plugins.growth.rows import BinnedRows, NodeSplit, on_grid
 from nvflare_plugins.growth.site_sums import Parts, is_of_all_rows
 
 Floats = NDArray[np.float32]
@@ -81,13 +81,11 @@ class HeldRows:
         self._gradients = self._objective.gradients(rows.margins, rows.label, rows.weight, scale)
         if drawn is not None:
             self._gradients[:, ~drawn] = 0
-        largest: NDArray[np.float32] = np.abs(self._gradients).max(axis=1, initial=0)
-        return largest
+        return largest_pairs(self._gradients)
 
     def begin_tree(self, output: int, g_exponent: int, h_exponent: int) -> None:
         """Put all rows into the root, their pairs of an output rounded to steps of 2^exponent, half to even."""
-        steps = np.ldexp(1.0, [-g_exponent, -h_exponent])
-        self._rows.begin_tree(np.rint(self._gradients[output].astype(np.float64) * steps).astype(np.int64))
+        self._rows.begin_tree(on_grid(self._gradients[output], g_exponent, h_exponent))
 
     def total(self) -> NDArray[np.int64]:
         """Return the sum of all rows' pairs. Shapes: int64[2]."""

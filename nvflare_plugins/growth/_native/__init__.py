@@ -9,7 +9,7 @@ from he_processors._native import extension
 
 _log = logging.getLogger(__name__)
 
-INTERFACE = 1
+INTERFACE = 2
 """What is asked of the extensions; raised together with growth.h's and interface.h's when a C source changes."""
 
 NUMPY = "numpy"

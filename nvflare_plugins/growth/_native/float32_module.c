@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* What float32.py asks for: raise both with every change here. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 static inline uint32_t bits_of(float x)
 {

@@ -5,6 +5,7 @@
 
 #include "growth.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -230,6 +231,28 @@ static PyObject *py_total(PyObject *self, PyObject *args)
     return finish((Py_buffer *[]){&pairs, &out}, 2, "total", fits, 1);
 }
 
+/* on_grid(pairs float32[n, 2], g_scale, h_scale, out int64[n, 2] out): times the scale, rounded half to even */
+static PyObject *py_on_grid(PyObject *self, PyObject *args)
+{
+    Py_buffer pairs, out;
+    double g_scale, h_scale;
+    if (!PyArg_ParseTuple(args, "y*ddw*", &pairs, &g_scale, &h_scale, &out))
+        return NULL;
+    Py_ssize_t n = pairs.len / 8;
+    int fits = holds(&pairs, 2 * n, 4) && holds(&out, 2 * n, 8);
+    if (fits) {
+        const float *pair = pairs.buf;
+        int64_t *found = out.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < 2 * n; i += 2) {
+            found[i] = llrint((double)pair[i] * g_scale);
+            found[i + 1] = llrint((double)pair[i + 1] * h_scale);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    return finish((Py_buffer *[]){&pairs, &out}, 2, "on_grid", fits, 1);
+}
+
 /* place(order int32[n], spans int64[k, 2], nodes int64[k], out int32[n] out): out of each row is its span's node */
 static PyObject *py_place(PyObject *self, PyObject *args)
 {
@@ -389,6 +412,7 @@ static PyMethodDef methods[] = {
     {"bin", py_bin, METH_VARARGS, NULL},
     {"add", py_add, METH_VARARGS, NULL},
     {"total", py_total, METH_VARARGS, NULL},
+    {"on_grid", py_on_grid, METH_VARARGS, NULL},
     {"place", py_place, METH_VARARGS, NULL},
     {"divide", py_divide, METH_VARARGS, NULL},
     {"descend", py_descend, METH_VARARGS, NULL},

@@ -62,11 +62,24 @@ def test_rows_stay_within_the_public_bounds(name: str, arithmetic: str) -> None:
     assert pairs.shape == (objective.n_outputs, labels.size, 2) and pairs.dtype == np.float32
     for bound, found in zip(objective.row_bounds(parameters.objective), np.abs(pairs).max(axis=(0, 1)), strict=True):
         assert bound is None or found <= bound * weights.max() * (1 + 1e-6)
-    assert largest_pairs(pairs) == (np.abs(pairs[..., 0]).max(), pairs[..., 1].max())
+    assert np.array_equal(largest_pairs(pairs), np.abs(pairs).max(axis=1))
 
 
 def test_no_row_has_no_largest_pair() -> None:
-    assert largest_pairs(np.empty((1, 0, 2), np.float32)) == (0.0, 0.0)
+    assert largest_pairs(np.empty((1, 0, 2), np.float32)).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_threads_share_the_rows_of_log_loss(is_weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = Objective.of_job(_job("binary:logistic"), "3.3")
+    margins, labels, weights = _rows(objective)
+    given = weights if is_weighted else None
+    expected = np.empty((1, labels.size, 2), np.float32)
+    objective.gradients_in_numpy(margins, labels, given, np.float32(0), expected)
+    monkeypatch.setattr("nvflare_plugins.growth.objectives._ROWS_PER_THREAD", 7)
+    for threads in ("1", "3"):
+        monkeypatch.setenv("VEILBOOST_THREADS", threads)
+        assert np.array_equal(objective.gradients(margins, labels, given), expected)
 
 
 @pytest.mark.parametrize("name", ["count:poisson", "reg:squarederror", "reg:gamma", "binary:logistic"])

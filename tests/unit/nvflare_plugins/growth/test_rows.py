@@ -11,7 +11,7 @@ from nvflare_plugins.growth import _native
 from nvflare_plugins.growth._native import NUMPY, growth, variants
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
-from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit
+from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit, on_grid
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.support.examples import examples
 
@@ -164,3 +164,23 @@ def test_an_installation_without_c_says_so_once(monkeypatch, caplog):
     for _ in range(2):
         BinnedRows(layout, bin_rows(layout, [], 0, NUMPY), NUMPY)
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["trees are grown in numpy"]
+
+
+@pytest.mark.parametrize("exponents", [(0, 0), (-40, -7), (3, -50)])
+def test_pairs_are_rounded_half_to_even_in_every_way(exponents: tuple[int, int], monkeypatch) -> None:
+    steps = np.ldexp(1.0, exponents)
+    drawn = np.random.default_rng(0).normal(size=(500, 2)) * steps * 100
+    halves = (np.arange(-10, 10)[:, None] + 0.5) * steps
+    pairs = np.concatenate([drawn, halves, np.zeros((1, 2))]).astype(F)
+    expected = [[round(float(x) / step) for x, step in zip(pair, steps, strict=True)] for pair in pairs]
+    monkeypatch.setattr("nvflare_plugins.growth.rows._LEAST_WORK", 1)
+    for threads in ("1", "3"):
+        monkeypatch.setenv("VEILBOOST_THREADS", threads)
+        assert all(on_grid(pairs, *exponents, variant).tolist() == expected for variant in BOTH)
+
+
+@needs_c
+def test_pairs_without_room_are_refused() -> None:
+    for shapes in (((3, 2), (2, 2)), ((3,), (3, 2))):
+        with pytest.raises(ValueError, match="wrong size"):
+            growth.on_grid(np.zeros(shapes[0], F), 1.0, 1.0, np.zeros(shapes[1], np.int64))
