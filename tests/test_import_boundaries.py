@@ -72,14 +72,15 @@ BETWEEN_KINDS = {
         "horizontal.grown_training",
         "horizontal.job",
         "horizontal.matrices",
+        "horizontal.mediated.grammar",
+        "horizontal.mediated.shard",
+        "horizontal.mediated.training",
         "horizontal.preparation",
         "horizontal.processors",
         "horizontal.row_floors",
         "horizontal.row_sampling",
-        "horizontal.shard",
         "horizontal.shard_task",
         "horizontal.sharded",
-        "horizontal.training",
         "horizontal.value_bounds",
     ),
     # It runs many vertical trainings over the same rows; search, folds and results are those of a tuning.
@@ -100,8 +101,8 @@ _OF_COMMUNICATORS = {
 }
 COMMUNICATE = {
     "horizontal/preparation.py": {"installed_release"},
-    "horizontal/training.py": {"installed_release", "Federated"},
-    "xgb/communicator.py": {"installed_release", "collective"},
+    "horizontal/mediated/communicator.py": {"installed_release", "collective"},
+    "horizontal/mediated/training.py": {"installed_release", "Federated"},
 }
 """Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""
 

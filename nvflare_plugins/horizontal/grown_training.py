@@ -45,7 +45,6 @@ from nvflare_plugins.horizontal.growing import Beginning, Grown, Scales, first_m
 from nvflare_plugins.horizontal.row_floors import check_leaves
 from nvflare_plugins.horizontal.shard_task import DRAW, LEAVES, MODEL, ROUND, digest_of, table_of
 from nvflare_plugins.horizontal.sharded import ShardDraws, ShardedRows
-from nvflare_plugins.horizontal.training import TrainingResult
 from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
 from nvflare_plugins.shards.lockstep import Answer, lead
 from nvflare_plugins.shards.place import ShardPlace, one_model, runs_of, said_of_model
@@ -55,7 +54,7 @@ from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.parameters import check_parameters
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 PAIRS, WIDER, ROWS, QUANTILES, METRICS = "pairs", "wider", "rows", "quantiles", "metrics"
 _PATH = "nvflare_plugins.horizontal.grown_training:GrownShard"

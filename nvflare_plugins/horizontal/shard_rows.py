@@ -10,8 +10,9 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from nvflare_plugins.horizontal.mediated.grammar import Message
 from nvflare_plugins.horizontal.shard_task import ShardTask
-from nvflare_plugins.wire.catalogue import CURVE_METRICS, BaseScoreSource, Kind, Message
+from nvflare_plugins.wire.catalogue import CURVE_METRICS, BaseScoreSource, Kind
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _ESTIMATES = (BaseScoreSource.MEDIAN, BaseScoreSource.QUANTILE)

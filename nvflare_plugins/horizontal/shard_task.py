@@ -9,20 +9,12 @@ from typing import Any
 from nvflare_plugins.data_sets.shard_reader import passes_of, plain_reading, values_digest
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.wire.catalogue import (
-    KIND_BY_CODE,
-    PHASE_BY_CODE,
-    Answer,
-    BaseScoreSource,
-    Dtype,
-    Message,
-    TrainingShape,
-    TrainingStep,
-)
+from nvflare_plugins.horizontal.mediated.grammar import Answer, Dtype, Message, TrainingShape
+from nvflare_plugins.wire.catalogue import KIND_BY_CODE, PHASE_BY_CODE, BaseScoreSource, TrainingStep
 from nvflare_plugins.xgb.cuts import Cuts
 
 MESSAGE, DRAW, LEAVES, TREE, ROUND, MODEL = "message", "draw", "leaves", "tree", "round", "model"
-PATH = "nvflare_plugins.horizontal.shard:HorizontalShard"
+PATH = "nvflare_plugins.horizontal.mediated.shard:HorizontalShard"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

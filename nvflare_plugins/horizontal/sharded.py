@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cluster.workers import Workers, note_rows
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.horizontal.mediated.site_level import SiteMessages, TreesAhead, is_beside_trees
+from nvflare_plugins.horizontal.mediated.training import TrainingHandler
 from nvflare_plugins.horizontal.row_floors import check_leaves
 from nvflare_plugins.horizontal.row_sampling import Draws
 from nvflare_plugins.horizontal.shard_task import (
@@ -37,15 +39,13 @@ from nvflare_plugins.horizontal.shard_task import (
     plain_rows,
     table_of,
 )
-from nvflare_plugins.horizontal.site_level import SiteMessages, TreesAhead, is_beside_trees
-from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult
 from nvflare_plugins.shards.lockstep import Answer, lead
 from nvflare_plugins.shards.place import one_model, runs_of
 from nvflare_plugins.shards.reading import comparing
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 _PlainRows = tuple[dict[str, Any], list[dict[str, Any] | None]]
 """Of one shard: its rows, and those of its evaluation sets; see ``plain_rows``."""

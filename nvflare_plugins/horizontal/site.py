@@ -47,7 +47,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.matrices import (
     as_weighed,
 )
-from nvflare_plugins.horizontal.mediated import Mediated
+from nvflare_plugins.horizontal.mediated.engine import Mediated
 from nvflare_plugins.horizontal.page_files import bins_below, page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
 from nvflare_plugins.horizontal.processors import open_sums
@@ -61,7 +61,6 @@ from nvflare_plugins.horizontal.row_floors import (
 from nvflare_plugins.horizontal.row_sampling import RowDraws, row_fraction
 from nvflare_plugins.horizontal.score_histogram import pooled_section
 from nvflare_plugins.horizontal.shard_rows import why_in_one_process
-from nvflare_plugins.horizontal.training import TrainingResult
 from nvflare_plugins.horizontal.value_bounds import check_weights, coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
 from nvflare_plugins.report.run_record import ReportSection, RoundRow
@@ -74,7 +73,7 @@ from nvflare_plugins.xgb.continuation import keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, finished, with_attribute
 from nvflare_plugins.xgb.node_floor import with_floor
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 TITLE = "Horizontal federated XGBoost"
 

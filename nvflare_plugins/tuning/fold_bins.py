@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal.matrices import evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.mediated.grammar import TrainingShape
+from nvflare_plugins.horizontal.mediated.training import TrainingHandler, train
 from nvflare_plugins.horizontal.row_floors import check_leaves, leaf_counts
 from nvflare_plugins.horizontal.row_sampling import SampledWeights
-from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, train
 from nvflare_plugins.tuning.folds import FoldDraws
-from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.rounds import TrainingResult
 
 EVALUATED = "eval"
 

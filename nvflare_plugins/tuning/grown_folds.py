@@ -5,12 +5,12 @@ from __future__ import annotations
 from nvflare_plugins.growth.training import LoopSettings, Training
 from nvflare_plugins.horizontal.growing import Beginning, Grown, Scales, first_model
 from nvflare_plugins.horizontal.grown_training import shard_task, site_sums, training_result
-from nvflare_plugins.horizontal.training import TrainingResult
 from nvflare_plugins.tuning.fold_rows import FoldRows
 from nvflare_plugins.tuning.folds import FoldDraws
 from nvflare_plugins.tuning.sharded import FoldsOnWorkers
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.rounds import TrainingResult
 
 
 def train_on_folds(

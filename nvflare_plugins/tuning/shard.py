@@ -4,7 +4,7 @@ While it makes the bins it asks, where it reads files itself,
 
     read      digest                                            reply: nothing (shards/reading.py)
 
-and in each training what any shard of a horizontal training asks (horizontal/shard.py).
+and in each training what any shard of a horizontal training asks (horizontal/mediated/shard.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.shard_reader import reading_as_told
 from nvflare_plugins.horizontal.grown_training import grow_shard, plan_of
-from nvflare_plugins.horizontal.shard import train_shard
+from nvflare_plugins.horizontal.mediated.shard import train_shard
 from nvflare_plugins.horizontal.shard_task import ShardTask, digest_of, table_of
 from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
 from nvflare_plugins.shards.reading import READ, telling

@@ -20,7 +20,6 @@ from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.horizontal.grown_training import lead_grown
 from nvflare_plugins.horizontal.shard_task import ShardTask
 from nvflare_plugins.horizontal.sharded import ShardDraws, ShardedRows, train_led
-from nvflare_plugins.horizontal.training import TrainingResult
 from nvflare_plugins.shards.lockstep import lead, lead_on
 from nvflare_plugins.shards.place import runs_of
 from nvflare_plugins.shards.reading import comparing
@@ -30,6 +29,7 @@ from nvflare_plugins.tuning.shard import PATH
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.rounds import TrainingResult
 
 
 class FoldsOnWorkers:

@@ -31,6 +31,7 @@ from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_document, is_grown
 from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
+from nvflare_plugins.horizontal.mediated.training import TrainingHandler, training_shape
 from nvflare_plugins.horizontal.processors import open_sums
 from nvflare_plugins.horizontal.row_floors import (
     TOO_FEW,
@@ -39,7 +40,6 @@ from nvflare_plugins.horizontal.row_floors import (
     row_weights,
 )
 from nvflare_plugins.horizontal.row_sampling import RowDraws, check_sampling, row_fraction
-from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
 from nvflare_plugins.report.data_facts import DataFacts
 from nvflare_plugins.report.run_record import ReportSection
@@ -62,6 +62,7 @@ from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import CutMode, Cuts
 from nvflare_plugins.xgb.node_floor import with_floor
 from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import TrainingResult
 
 TITLE = "Tuning and cross validation"
 _NOT_RELEASED = ("deadline_s",)

@@ -1,8 +1,10 @@
-"""One round of XGBoost: its record and its metrics."""
+"""Rounds of a training: their records and metrics, and the model that they end with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import xgboost as xgb
 
 MAX_LEVEL_BATCH = 256  # XGBoost handles at most so many nodes of a level at once
 
@@ -25,6 +27,27 @@ class RoundRecord:
     xgboost_s: float
     protect_s: float
     network_s: float
+
+
+@dataclass(slots=True)
+class TrainingResult:
+    """A trained model and how it came about.
+
+    Attributes:
+        grown: the model as the sites have written it themselves, the same bytes under any XGBoost; None where XGBoost
+            has grown it.
+    """
+
+    booster: xgb.Booster
+    rounds: list[RoundRecord] = field(default_factory=list)
+    best_round: int | None = None
+    best_score: float | None = None
+    grown: bytes | None = None
+
+    @property
+    def model(self) -> bytes:
+        """Return the model in XGBoost's JSON form."""
+        return bytes(self.booster.save_raw("json")) if self.grown is None else self.grown
 
 
 def parse_metrics(text: str) -> dict[str, float]:

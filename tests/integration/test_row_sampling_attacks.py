@@ -15,8 +15,8 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.growth.site_sums import SiteSums
-from nvflare_plugins.horizontal import mediated
 from nvflare_plugins.horizontal import site as site_module
+from nvflare_plugins.horizontal.mediated import engine as mediated
 from nvflare_plugins.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from he_processors.elgamal.padding import STEP_S, draw_out
+from nvflare_plugins.horizontal.mediated import mediator
 from nvflare_plugins.vertical.protocol.requester import PendingAnswer
-from nvflare_plugins.wire import mediator
 from tests.simulation.scheduler import Scheduler, Task
 
 
@@ -176,7 +176,7 @@ class _Module(ModuleType):
         return getattr(self._original, name)
 
 
-NOT_SIMULATED = ("nvflare_plugins.xgb.communicator", "nvflare_plugins.wire.mediator")
+NOT_SIMULATED = ("nvflare_plugins.horizontal.mediated.communicator", "nvflare_plugins.horizontal.mediated.mediator")
 """They wait for XGBoost, not for another site."""
 
 

@@ -13,6 +13,7 @@ from nvflare_plugins.alignment.lists import pack_block
 from nvflare_plugins.alignment.proofs import Proofs
 from nvflare_plugins.bagging.trees import SharedTree, message_bytes
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock
+from nvflare_plugins.horizontal.mediated.federated_proto import request_class
 from nvflare_plugins.vertical.protocol.fragmentation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
 from nvflare_plugins.vertical.protocol.messages import (
     Bits,
@@ -35,7 +36,6 @@ from nvflare_plugins.vertical.protocol.messages import (
     to_bytes,
 )
 from nvflare_plugins.vertical_inference.explanations import RowPositions
-from nvflare_plugins.wire.federated_proto import request_class
 from tests.vectors import product_parties
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
 

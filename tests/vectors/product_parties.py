@@ -31,12 +31,12 @@ from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.evidence.format import SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.federboost_vertical.buckets import BucketBlock
+from nvflare_plugins.horizontal.mediated.federated_proto import request_class
 from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
 from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
 from nvflare_plugins.vertical_inference.explanations import RowPositions
 from nvflare_plugins.vertical_inference.serving import messages as serving
 from nvflare_plugins.vertical_inference.serving import scorer
-from nvflare_plugins.wire.federated_proto import request_class
 from tests.vectors.form import Given, blob
 
 Gives = dict[str, Any]

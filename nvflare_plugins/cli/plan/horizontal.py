@@ -39,8 +39,8 @@ from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.horizontal.growing import arithmetic_of_job, is_grown
 from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.mediated.training import check_histograms
 from nvflare_plugins.horizontal.row_floors import counts_leaves
-from nvflare_plugins.horizontal.training import check_histograms
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters

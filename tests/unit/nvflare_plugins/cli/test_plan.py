@@ -35,7 +35,7 @@ from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.training import training_shape
+from nvflare_plugins.horizontal.mediated.training import training_shape
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator

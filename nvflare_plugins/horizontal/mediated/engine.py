@@ -21,6 +21,8 @@ from nvflare_plugins.horizontal.matrices import (
     reference_matrix,
     training_matrix,
 )
+from nvflare_plugins.horizontal.mediated.grammar import TrainingShape
+from nvflare_plugins.horizontal.mediated.training import TrainingHandler, train, training_shape
 from nvflare_plugins.horizontal.page_files import bins_below
 from nvflare_plugins.horizontal.preparation import Prepared
 from nvflare_plugins.horizontal.row_floors import check_leaves, counts_leaves, leaf_counts
@@ -28,13 +30,12 @@ from nvflare_plugins.horizontal.row_sampling import RowDraws, SampledWeights, ro
 from nvflare_plugins.horizontal.shard_rows import quantile_of
 from nvflare_plugins.horizontal.shard_task import ShardTask
 from nvflare_plugins.horizontal.sharded import ShardedRows, train_sharded
-from nvflare_plugins.horizontal.training import TrainingHandler, TrainingResult, train, training_shape
 from nvflare_plugins.horizontal.value_bounds import label_sum
-from nvflare_plugins.wire.catalogue import BaseScoreSource, TrainingShape
+from nvflare_plugins.wire.catalogue import BaseScoreSource
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 _log = logging.getLogger(__name__)
 

@@ -10,13 +10,15 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.wire.mediator import Mediator
 from nvflare_plugins.xgb.versions import installed_release
+
+if TYPE_CHECKING:  # it needs gRPC
+    from nvflare_plugins.horizontal.mediated.mediator import Mediator
 
 _OPENING = "XGBoost could not join the federation"
 _CLOSING = "XGBoost had finished"

@@ -28,12 +28,10 @@ from google.protobuf.message import DecodeError
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
 from nvflare_plugins.failures import machine_failure
+from nvflare_plugins.horizontal.mediated.federated_proto import CALLS, SERVICE, reply_class, request_class
+from nvflare_plugins.horizontal.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES
 from nvflare_plugins.wire.catalogue import TrainingStep
-from nvflare_plugins.wire.federated_proto import CALLS, SERVICE, reply_class, request_class
 
-MAX_MESSAGE_BYTES = (1 << 31) - 1  # of protobuf
-_FRAME_BYTES = 1 << 10  # the fields of a call beside its buffer
-LARGEST_BUFFER_BYTES = MAX_MESSAGE_BYTES - _FRAME_BYTES
 _WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry
 _LOOPBACK = "127.0.0.1"
 _NO_PROXY = "no_grpc_proxy"  # gRPC reads it in this spelling
@@ -90,7 +88,7 @@ class Mediator:
         self.error: VeilBoostError | None = None
 
     def __enter__(self) -> Mediator:
-        largest = min(self._grammar.largest_message_bytes + _FRAME_BYTES, MAX_MESSAGE_BYTES)
+        largest = min(self._grammar.largest_message_bytes + FRAME_BYTES, MAX_MESSAGE_BYTES)
         options = [("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", -1)]
         self._server: grpc.Server = grpc.server(futures.ThreadPoolExecutor(_WORKERS, "mediator"), options=options)
         # As a stream of one message, so that the caller is known before its message is taken. The wire is the same.

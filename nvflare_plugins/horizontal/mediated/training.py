@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import xgboost as xgb
@@ -13,26 +14,26 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.wire.catalogue import (
+from nvflare_plugins.horizontal.mediated.communicator import Federated
+from nvflare_plugins.horizontal.mediated.grammar import (
+    LARGEST_BUFFER_BYTES,
     Answer,
-    BaseScoreSource,
     Dtype,
     HorizontalGrammar,
-    Kind,
     Message,
-    Phase,
     TrainingShape,
-    TrainingStep,
 )
+from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place
-from nvflare_plugins.wire.mediator import LARGEST_BUFFER_BYTES, Mediator
 from nvflare_plugins.wire.sums import Family, ProtectedSums
-from nvflare_plugins.xgb.communicator import Federated
 from nvflare_plugins.xgb.curves import without_empty_curves
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.rounds import RoundRecord, parse_metrics, widest_batch
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult, parse_metrics, widest_batch
 from nvflare_plugins.xgb.versions import installed_release
+
+if TYPE_CHECKING:  # it needs gRPC
+    from nvflare_plugins.horizontal.mediated.mediator import Mediator
 
 _BIN_BYTES = 16  # a gradient pair of XGBoost's histograms, float64 each
 
@@ -50,27 +51,6 @@ class Answers(Protocol):
 
     def answer(self, message: Message, buffer: bytes) -> bytes:
         """Return the reply to one message."""
-
-
-@dataclass(slots=True)
-class TrainingResult:
-    """A trained model and how it came about.
-
-    Attributes:
-        grown: the model as the sites have written it themselves, the same bytes under any XGBoost; None where XGBoost
-            has grown it.
-    """
-
-    booster: xgb.Booster
-    rounds: list[RoundRecord] = field(default_factory=list)
-    best_round: int | None = None
-    best_score: float | None = None
-    grown: bytes | None = None
-
-    @property
-    def model(self) -> bytes:
-        """Return the model in XGBoost's JSON form."""
-        return bytes(self.booster.save_raw("json")) if self.grown is None else self.grown
 
 
 def check_histograms(n_bins: int, n_nodes: int) -> None:
@@ -285,7 +265,7 @@ def train(
     Raises:
         VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
     """
-    mediator = Mediator(HorizontalGrammar(shape), channel.rank, handler)
+    mediator: Mediator = _with_grpc().Mediator(HorizontalGrammar(shape), channel.rank, handler)
     with mediator:
         try:
             with Federated(mediator, channel.world, channel.rank):
@@ -296,6 +276,16 @@ def train(
         except VeilBoostError as error:
             mediator.abort(error)
             raise
+
+
+def _with_grpc() -> ModuleType:
+    """Load the mediator, the one part that needs gRPC. Raises: ConfigurationError: it is not installed."""
+    try:
+        return import_module("nvflare_plugins.horizontal.mediated.mediator")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"engine='xgboost' needs {error.name}: pip install 'veilboost[mediated]', or let the sites grow the trees"
+        ) from None
 
 
 class _Loop:

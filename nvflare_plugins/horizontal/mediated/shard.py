@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.data_sets.shard_reader import reading_as_told
 from nvflare_plugins.horizontal.matrices import as_weighed, evaluation_matrix, training_matrix
+from nvflare_plugins.horizontal.mediated.grammar import Message
+from nvflare_plugins.horizontal.mediated.training import train
 from nvflare_plugins.horizontal.row_floors import leaf_counts
 from nvflare_plugins.horizontal.row_sampling import SampledWeights
 from nvflare_plugins.horizontal.shard_rows import ShardRows
@@ -44,11 +46,10 @@ from nvflare_plugins.horizontal.shard_task import (
     plain_message,
     table_of,
 )
-from nvflare_plugins.horizontal.training import train
 from nvflare_plugins.shards.conversation import BINS, TELLS, Ask, Conversation
 from nvflare_plugins.shards.place import ShardPlace, said_of_model
 from nvflare_plugins.shards.reading import READ, telling
-from nvflare_plugins.wire.catalogue import Kind, Message
+from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.xgb.rounds import RoundRecord
 
 _OF_LEAVES = (Kind.LEAF_VALID, Kind.LEAF_QUANTILE)

@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal.shard import HorizontalShard
+from nvflare_plugins.horizontal.mediated.grammar import Message
+from nvflare_plugins.horizontal.mediated.shard import HorizontalShard
 from nvflare_plugins.horizontal.shard_rows import MEDIAN, is_of_all_rows
 from nvflare_plugins.horizontal.shard_task import DRAW, MESSAGE, ROUND, TREE, ShardTask, message_of, plain_rows
 from nvflare_plugins.shards.conversation import TELLS
-from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Message, Phase
+from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase
 from nvflare_plugins.xgb.curves import curve_parts
 from nvflare_plugins.xgb.quantiles import leaf_quantiles, quantile
 
