@@ -199,6 +199,29 @@ def test_a_job_goes_on_from_its_checkpoint(
     assert federation.model("again") == whole.model()
     assert [row.round for row in federation.record("site-1", "again").rounds] == [2]
     in_shards(monkeypatch, {"site-1": 3})
+    succeed(federation.run(again, "other"))  # where the sites grow the trees, models do not depend on the workers
+    assert federation.model("other") == whole.model()
+
+
+def test_xgboost_goes_on_with_as_many_shards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation(tmp_path)
+    federation.give_data("train", table()[[f"x{i}" for i in range(5)] + ["y"]])
+    federation.set_registry_keys()
+    params = {**LOGISTIC, "max_bin": MAX_BIN}
+    fields = {"profile": "masks", "checkpoint_every": 1, "engine": "xgboost"}
+
+    def dies(site: str):
+        def progress(record, total):
+            if site == "site-1" and record.round == 1:
+                raise SiteDied
+
+        return progress
+
+    with monkeypatch.context() as patch:
+        in_shards(patch, {"site-1": 2})
+        federation.run(HorizontalJob("train", "y", params, ROUNDS, **fields), on_progress=dies, notices_death=True)
+    in_shards(monkeypatch, {"site-1": 3})
+    again = HorizontalJob("train", "y", params, ROUNDS, resume_from="job", **fields)
     other = federation.run(again, "other")["site-1"]
     assert isinstance(other, ConfigurationError) and "3 workers, and job job had 2" in str(other)
 

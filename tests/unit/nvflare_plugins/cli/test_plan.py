@@ -157,7 +157,8 @@ def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narro
 
 
 def test_a_larger_gradient_makes_histograms_wide_earlier():
-    job = HorizontalJob.from_dict({**JOB, "params": {"objective": "binary:logistic", "scale_pos_weight": 8.0}})
+    params = {"objective": "binary:logistic", "scale_pos_weight": 8.0}
+    job = HorizontalJob.from_dict({**JOB, "params": params, "engine": "xgboost"})
     workload = workload_of_job(job, 3 * 40_000, 6, 3, False)
     assert workload.pair_bound == 8.0 and pairs_are_wide(workload, "ckks")
     assert not pairs_are_wide(workload_of_job(job, 3 * 32_000, 6, 3, False), "ckks")
@@ -313,6 +314,7 @@ def test_shape_is_taken_from_a_job_folder(tmp_path):
         metrics=2,
         cuts="uniform",
         row_sets=2,
+        grown=True,
     )
 
 
