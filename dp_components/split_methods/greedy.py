@@ -37,6 +37,10 @@ class Split:
     right: Totals
 
 
+Histograms = Callable[[Sequence[NDArray[np.intp]]], NDArray[np.int64]]
+"""Rows of nodes -> sums of the rows' coordinates in bins. Shapes: intp[n_node_rows] for each node ->
+int64[n_nodes, n_features used, n_bins, n_coordinates]. Units: grid steps."""
+
 Ranges = NDArray[np.intp]
 """Which candidates can still divide a node: those from ``low`` up to, without, ``high``; its rows lie in the bins from
 ``low`` to ``high``. Follows from the splits above, which are public. Shapes: intp[n_features, 2] of (low, high)."""
@@ -112,6 +116,11 @@ def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
         level = below
     tree = builder.build()
     return GrownTree(tree, np.array([sums[int(n)] for n in tree.leaves]))
+
+
+def in_numpy(bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int], n_bins: int) -> Histograms:
+    """Return what sums the nodes of a tree; see ``histograms``."""
+    return lambda nodes: np.stack([histograms(bins, pairs, rows, features, n_bins) for rows in nodes])
 
 
 def histograms(

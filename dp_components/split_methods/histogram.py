@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs, histograms, may_be_split
+from dp_components.split_methods.greedy import Expand, Histograms, OpenNode, Split, as_pairs, in_numpy, may_be_split
 from dp_components.split_methods.split_score import Totals, split_scores
 
 AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -40,11 +40,12 @@ class HistogramQuery:
         clip: float,
         add_noise: AddNoise,
         expand: Expand = as_pairs,
+        histograms: Histograms | None = None,
     ):
-        self._bins, self._pairs = bins, pairs
         self._features, self.candidate_counts = list(features), candidate_counts
         self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
         self._width = max(candidate_counts[f] for f in features) + 1
+        self._histograms = histograms or in_numpy(bins, pairs, self._features, self._width)
         self.root_histograms: NDArray[np.float64] | None = None
 
     def root(self, rows: NDArray[np.intp]) -> Totals | None:
@@ -57,8 +58,7 @@ class HistogramQuery:
         Bins outside a node hold no rows, only noise: they are left out. Both sides of a split are summed over the
         feature's own bins, so that neither carries the noise of the node's sums, which grows from level to level.
         """
-        exact = [histograms(self._bins, self._pairs, node.rows, self._features, self._width) for node in nodes]
-        noisy = self._add_noise(np.stack(exact)) / UNIT
+        noisy = self._add_noise(self._histograms([node.rows for node in nodes])) / UNIT
         if self.root_histograms is None:
             self.root_histograms = noisy[0]
         return [self._best_of_node(of_node, node) for of_node, node in zip(noisy, nodes, strict=True)]

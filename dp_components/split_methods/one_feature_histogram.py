@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs
+from dp_components.split_methods.greedy import Expand, Histograms, OpenNode, Split, as_pairs
 from dp_components.split_methods.histogram import AddNoise, HistogramQuery
 from dp_components.split_methods.split_score import Totals
 
@@ -37,10 +37,11 @@ class OneFeatureHistogramQuery(HistogramQuery):
         clip: float,
         add_noise: AddNoise,
         expand: Expand = as_pairs,
+        histograms: Histograms | None = None,
     ):
         if len(features) != 1:
             raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
-        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise, expand)
+        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise, expand, histograms)
 
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights.query import UNIT
-from dp_components.split_methods.greedy import Expand, OpenNode, Split, as_pairs, may_be_split
+from dp_components.split_methods.greedy import Expand, Histograms, OpenNode, Split, as_pairs, in_numpy, may_be_split
 from dp_components.split_methods.histogram import AddNoise
 from dp_components.split_methods.split_score import Totals, split_scores
 
@@ -36,10 +36,13 @@ class PartiallyRandomQuery:
         add_noise: AddNoise,
         draws: random.Random,
         expand: Expand = as_pairs,
+        histograms: Histograms | None = None,
     ):
-        self._bins, self._pairs, self._features = bins, pairs, list(features)
+        self._pairs, self._features = pairs, list(features)
         self.candidate_counts, self._draws = candidate_counts, draws
         self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
+        width = max(candidate_counts[f] for f in features) + 1
+        self._histograms = histograms or in_numpy(bins, pairs, self._features, width)
 
     def root(self, rows: NDArray[np.intp]) -> Totals:
         """Release the sums over all rows."""
@@ -49,8 +52,12 @@ class PartiallyRandomQuery:
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release one left sum per node and feature that can still divide it, and return each node's best split."""
         drawn = [self._draw(node) for node in nodes]
-        exact = [self._left_sums(node.rows, cuts) for node, cuts in zip(nodes, drawn, strict=True) if cuts]
-        noisy = self._add_noise(np.concatenate(exact)) / UNIT if exact else np.empty((0, self._pairs.shape[1]))
+        noisy = np.empty((0, self._pairs.shape[1]))
+        if any(drawn):
+            asked = [(node.rows, cuts) for node, cuts in zip(nodes, drawn, strict=True) if cuts]
+            sums = self._histograms([rows for rows, _ in asked])
+            exact = [self._left_sums(of_node, cuts) for of_node, (_, cuts) in zip(sums, asked, strict=True)]
+            noisy = self._add_noise(np.concatenate(exact)) / UNIT
         of_node = np.split(noisy, np.cumsum([len(cuts) for cuts in drawn])[:-1])
         return [self._best_of_node(*parts) for parts in zip(nodes, drawn, of_node, strict=True)]
 
@@ -63,11 +70,10 @@ class PartiallyRandomQuery:
             if ranges[f, 0] < ranges[f, 1]
         ]
 
-    def _left_sums(self, rows: NDArray[np.intp], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
-        features, candidates = map(list, zip(*cuts, strict=True))
-        goes_left = self._bins[np.ix_(features, rows)] <= np.array(candidates)[:, None]
-        result: NDArray[np.int64] = (goes_left @ self._pairs[rows].astype(np.float64)).astype(np.int64)
-        return result
+    def _left_sums(self, sums: NDArray[np.int64], cuts: list[tuple[int, int]]) -> NDArray[np.int64]:
+        places = [self._features.index(feature) for feature, _ in cuts]
+        reached: NDArray[np.int64] = np.cumsum(sums, axis=1)[places, [candidate for _, candidate in cuts]]
+        return reached
 
     def _best_of_node(
         self, node: OpenNode, cuts: list[tuple[int, int]], left: NDArray[np.float64]

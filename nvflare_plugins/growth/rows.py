@@ -5,6 +5,7 @@ Reference: XGBoost 3.2, src/tree/common_row_partitioner.h, src/tree/hist/histogr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -90,9 +91,13 @@ class BinnedRows:
         self._pairs = np.ascontiguousarray(pairs, dtype=np.int64)
         self._order, self._scratch = np.empty((2, self.n_rows), dtype=np.int32)
         self._order[:] = np.arange(self.n_rows, dtype=np.int32)
-        if self._is_native and not self._columns.size:
-            self._columns = _by_feature(self._table.codes)
         self._span_of = {ROOT: (0, self.n_rows)}
+
+    def put(self, rows: Sequence[NDArray[np.intp]]) -> None:
+        """Let nodes 1, 2, ... hold these rows, and no other node any. Shapes: intp[n_node_rows] for each node."""
+        ends = np.cumsum([0, *map(len, rows)]).tolist()
+        self._order[: ends[-1]] = np.concatenate(rows)
+        self._span_of = dict(enumerate(itertools.pairwise(ends), start=ROOT + 1))
 
     def total(self) -> NDArray[np.int64]:
         """See ``Rows``."""
@@ -195,6 +200,8 @@ class BinnedRows:
 
     def _divide(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
         """Put the rows of each node that go left before the others; return how many do."""
+        if not self._columns.size:
+            self._columns = _by_feature(self._table.codes)
         masks, rules = self._rules(splits)
         parts = _parts(spans, 1)
         n_left = [np.empty(len(part), dtype=np.int64) for part in parts]

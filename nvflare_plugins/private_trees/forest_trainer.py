@@ -1,4 +1,4 @@
-"""The trainer of all methods: every site grows the same trees with numpy, from the same noisy sums.
+"""The trainer of all methods: every site grows the same trees, from the same noisy sums.
 
 It follows the float32 arithmetic of XGBoost 3.2: random trees are those that its refresh would set, to the byte.
 """
@@ -28,6 +28,7 @@ from nvflare_plugins.private_trees.candidates import agree_candidates
 from nvflare_plugins.private_trees.features import tree_features
 from nvflare_plugins.private_trees.forest import GrownTree, finished_model
 from nvflare_plugins.private_trees.methods import Interactions, SplitMethod
+from nvflare_plugins.private_trees.node_histograms import node_histograms
 from nvflare_plugins.private_trees.releases import ROOT_LEVEL, n_refining_trees
 from nvflare_plugins.private_trees.training import AfterRound, OwnRows, PrivateTreesPlan, SumsOverSites, ignore_round
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
@@ -137,12 +138,13 @@ class ForestGrower:
         is_histogram = method.split_method is SplitMethod.HISTOGRAM
         noise = LevelNoise(self._sums, number, position, is_histogram)
         common = (self._bins, pairs, features, counts, self._plan.ridge, method.clip, noise)
+        sums = node_histograms(self._bins, pairs, features, max(counts[f] for f in features) + 1)
         if not is_histogram:
-            query = PartiallyRandomQuery(*common, self._draws, self._weights.expanded)
+            query = PartiallyRandomQuery(*common, self._draws, self._weights.expanded, sums)
             grown = grow(self._bins, query, method.depth)
             return grown.tree, grown.leaf_sums
         kind = OneFeatureHistogramQuery if len(features) == 1 else HistogramQuery
-        histogram = kind(*common, self._weights.expanded)
+        histogram = kind(*common, self._weights.expanded, sums)
         grown = grow(self._bins, histogram, method.depth)
         if position < self._n_refined and histogram.root_histograms is not None:
             expanded = self._weights.expanded(histogram.root_histograms)
