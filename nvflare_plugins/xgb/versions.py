@@ -77,8 +77,8 @@ def known_release(version: str) -> Release:
         if version.startswith(release.version + "."):
             return release
     raise ConfigurationError(
-        f"this site runs xgboost {version}, which has no federated communicator: horizontal training "
-        f"by engine='xgboost', its tuning and private trees grown by XGBoost need one: {_TAKES}"
+        f"this site runs xgboost {version}, which has no federated communicator: horizontal training and its tuning "
+        f"need one where XGBoost grows the trees. Leave engine at 'auto', or {_TAKES}"
     )
 
 
