@@ -1,6 +1,6 @@
 """XGBoost's random numbers: which rows and columns it samples.
 
-XGBoost draws them from its own generators, so the engine draws the same ones: a Mersenne twister seeded with ``seed``
+XGBoost draws them from its own generators, and these draw the same: a Mersenne twister seeded with ``seed``
 for each training, another one for columns (3.2: one for the training; 3.3: a fresh one for each sample), and a linear
 congruential sequence for the rows of a tree. The shuffle is
 that of the standard library that the wheel is built with (libstdc++ of GCC 10).

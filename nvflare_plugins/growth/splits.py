@@ -9,6 +9,7 @@ Reference: XGBoost 3.2, src/tree/hist/evaluate_splits.h (EnumerateSplit), src/tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +62,14 @@ class Question:
     lower: NDArray[np.float32]
     upper: NDArray[np.float32]
     allowed: NDArray[np.bool_]
+
+    @classmethod
+    def of_nodes(cls, nodes: Sequence[NodeToSplit]) -> Question:
+        """Put nodes together, one at least, whose sums fit 64 bits."""
+        totals = np.array([(node.total.g, node.total.h) for node in nodes], dtype=np.int64)
+        limits = [(node.root_gain, node.bounds.lower, node.bounds.upper) for node in nodes]
+        gains, lower, upper = np.array(limits, dtype=np.float32).T
+        return cls(totals, gains, lower, upper, np.stack([node.allowed for node in nodes]))
 
     def nodes(self) -> list[NodeToSplit]:
         """Return the nodes one by one."""

@@ -203,7 +203,9 @@ class VerticalRun:
         )
         received = self._attempt.gather_sealed("terms of vertical training", terms.to_bytes())
         n_done, arithmetic = agree(terms, received, channel.sites, channel.rank, proof)
-        self._attempt.progress.say("agreed on job, parameters and rows with all parties")
+        self._attempt.progress.say(
+            f"agreed on job, parameters and rows with all parties; trees are those of XGBoost {arithmetic}"
+        )
         if not all(proof.contents):
             self._attempt.progress.say(_NO_IDS)
         resume = prepared.earlier.point(n_done)

@@ -1,4 +1,4 @@
-"""Vertical training with each party in a process of its own, over pipes: engine, cryptography and messages, no FLARE.
+"""Vertical training with each party in a process of its own, over pipes: trees, cryptography and messages, no FLARE.
 
 A party's process measures what it does by stage, in CPU seconds, and its largest memory. The stages are measured by
 wrapping functions of the program from here; the program itself is not changed.

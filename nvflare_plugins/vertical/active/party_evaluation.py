@@ -9,7 +9,7 @@ Reference: XGBoost 3.2, src/tree/hist/evaluate_splits.h (EnumerateSplit).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from he_processors.exact_sums import as_words, is_zero, join, split
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
 from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, loss_changes
+from nvflare_plugins.growth.bins import BinLayout as GrowthLayout
 from nvflare_plugins.growth.categories import CategoryBlock, CategoryEvaluator, CategorySplit
+from nvflare_plugins.growth.splits import Question, Split, SplitFinder
 from nvflare_plugins.vertical.active.noised_evaluation import NoisedBins
 
 _MAX_BLOCK_CELLS = 1 << 21
@@ -73,6 +75,8 @@ class PartyEvaluator:
         self._missing_slot = layout.starts[1:] - 1
         self._is_bin = np.ones(layout.n_slots, dtype=bool)
         self._is_bin[self._missing_slot] = False
+        self._slots_of_bins = np.flatnonzero(self._is_bin)
+        self._finder = None if noise is not None else _finder(layout, formula, unit, monotone, categorical)
         self._categorical = {
             feature: CategoryEvaluator(formula, unit, int(monotone[feature])) for feature in categorical
         }
@@ -92,10 +96,31 @@ class PartyEvaluator:
         Shapes: sums: for each node int64[n_slots].
         """
         n_block = max(1, _MAX_BLOCK_CELLS // self._layout.n_slots)
+        if self._finder is not None and all(one.g.ndim == 1 or len(one.g) == 1 for one in sums):
+            return self._in_one_word(self._finder, sums, nodes)
         found: list[Candidate | None] = []
         for start in range(0, len(nodes), n_block):
             found += self._block(sums[start : start + n_block], nodes[start : start + n_block])
         return found
+
+    def _in_one_word(
+        self, finder: SplitFinder, sums: list[BinSums], nodes: list[NodeToSplit]
+    ) -> list[Candidate | None]:
+        """Let the kernel find the splits, which takes exact sums of 64 bits."""
+        if not nodes:
+            return []
+        bins = [np.stack([as_words(s.g)[0], as_words(s.h)[0]], axis=1)[self._slots_of_bins] for s in sums]
+        return [
+            None if split is None else self._from_split(split, node)
+            for split, node in zip(finder.best(bins, Question.of_nodes(nodes)), nodes, strict=True)
+        ]
+
+    @staticmethod
+    def _from_split(split: Split, node: NodeToSplit) -> Candidate:
+        left = NodeTotal(0, *split.left)
+        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
+        change = np.float32(split.loss_change)
+        return Candidate(change, split.feature, split.bin, split.default_left, left, right, split.right_categories)
 
     def _block(self, sums: list[BinSums], nodes: list[NodeToSplit]) -> list[Candidate | None]:
         # From here on int64[n_words, n_nodes, n_slots].
@@ -192,6 +217,22 @@ class PartyEvaluator:
         right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
         last_left_bin = slot - int(self._layout.starts[feature]) - default_left
         return Candidate(changes[slot], feature, last_left_bin, default_left, left, right)
+
+
+def _finder(
+    layout: BinLayout,
+    formula: SplitFormula,
+    unit: GradientUnit,
+    monotone: NDArray[np.int8],
+    categorical: Sequence[int],
+) -> SplitFinder:
+    """Return the search over the party's features as if they were all."""
+    params = replace(formula.params, monotone=tuple(monotone.tolist()) if formula.is_constrained else ())
+    starts = np.cumsum([0, *layout.n_bins]).astype(np.int64)
+    is_categorical = np.isin(np.arange(layout.n_features), list(categorical))
+    no_values = np.empty(0, dtype=np.float32)  # thresholds belong to the party
+    bins = GrowthLayout(no_values, starts, is_categorical, no_values)
+    return SplitFinder(bins, SplitFormula(params, formula.arithmetic), unit)
 
 
 def _totals(nodes: list[NodeToSplit], n_words: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -87,8 +87,6 @@ def find_cut_points(
 ) -> CutPoints:
     """Find a party's cut points, one column after the other: what XGBoost would find in all together.
 
-    Call it outside a communicator: inside, XGBoost would send the sketch.
-
     Shapes: columns: float32[n_features, n_rows]; NaN is missing, categorical columns hold places in public lists;
         weight: float32[n_rows], which the sketch counts; None for 1 each.
 
