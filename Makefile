@@ -14,6 +14,8 @@ SEEDS ?= 0-99
 KIND ?=
 MINUTES ?= 5
 TARGET ?=
+QUICK ?=
+ONLY ?=
 JOBS ?= 2
 # pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
@@ -78,7 +80,7 @@ bench-load: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_load
 
 bench-horizontal: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_horizontal
+	$(BIN)/python -m tests.bench.bench_horizontal $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 bench-tables: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_tables

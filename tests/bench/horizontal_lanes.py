@@ -1,18 +1,21 @@
 """One training after another, round by round: every way to train stands ready, and each takes its turn.
 
-A lane is one way to train: centralized XGBoost, XGBoost's own federated tracker, or one of our profiles. All lanes'
-processes are started once, do their first round, which is part of starting up, and wait; the benchmark then lets each
-lane do its round k before any does round k + 1. What else the machine does hits all lanes alike, and a difference
-between two lanes is the median over rounds of differences between neighbours in time.
+A lane is one way to train: centralized XGBoost, XGBoost's own federated tracker, one site that grows trees by itself
+(growth_lanes.py), or one of our profiles with either engine. All lanes' processes are started once, do their first
+round, which is part of starting up, and wait; the benchmark then lets each lane do its round k before any does round
+k + 1. What else the machine does hits all lanes alike, and a comparison of two lanes is the median over rounds of
+comparisons between neighbours in time.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -22,7 +25,7 @@ import xgboost as xgb
 
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.job import Engine, HorizontalJob
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy.policy import SitePolicy
@@ -36,7 +39,8 @@ from tests.bench.loopback import (
     connected_pair,
 )
 
-_SPAWN = multiprocessing.get_context("spawn")
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([__name__, "tests.bench.growth_lanes"])  # modules are loaded once, before any thread
 JOB_ID = "bench"
 
 
@@ -62,12 +66,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one lane. Units: seconds; CPU of all the lane's processes, the server's part, and each process's."""
+    """One round of one lane. Units: seconds; CPU, user and system, of all processes, and the server's part of it."""
 
     wall_s: float
     cpu_s: float
     server_cpu_s: float
-    of_processes: tuple[float, ...]
 
 
 class Lane:
@@ -80,13 +83,14 @@ class Lane:
     def __init__(self, name: str):
         self.name = name
         self.turns: list[Turn] = []
+        self.peak_bytes = 0
         self._pipes: list[Connection] = []
         self._processes: list = []
 
     def start(self, target: Callable[..., None], *arguments: object) -> None:
         """Start one process; ``target`` gets a ``Baton`` and the arguments."""
-        mine, theirs = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=_child, args=(target, theirs, *arguments), daemon=True)
+        mine, theirs = _PROCESSES.Pipe()
+        process = _PROCESSES.Process(target=_child, args=(target, theirs, *arguments), daemon=True)
         process.start()
         theirs.close()
         self._pipes.append(mine)
@@ -116,16 +120,17 @@ class Lane:
             pipe.send("go")
         used = self.wait_ready()
         wall_s, server_cpu_s = time.perf_counter() - started, time.process_time() - server_before
-        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s, tuple(used)))
+        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s))
 
     def finish(self) -> list[bytes]:
-        """Let every process end; return the models."""
+        """Let every process end; return the models, and keep how much memory all processes took, each at its peak."""
         for pipe in self._pipes:
             pipe.send("go")
-        models = self.wait_ready()
+        models, peaks = zip(*self.wait_ready(), strict=True)
+        self.peak_bytes = sum(peaks)
         for process in self._processes:
             process.join(timeout=60)
-        return models
+        return list(models)
 
     def kill(self) -> None:
         """End whatever still runs."""
@@ -140,6 +145,7 @@ class Baton:
     def __init__(self, pipe: Connection):
         self._pipe = pipe
         self._cpu_before = 0.0
+        self._bytes_before = _memory("VmRSS")
 
     def ready(self) -> None:
         """Say what the last round took (CPU seconds of this process) and wait for the next one's turn."""
@@ -148,12 +154,21 @@ class Baton:
         self._cpu_before = time.process_time()
 
     def finished(self, model: bytes) -> None:
-        """Hand in the model."""
-        self._pipe.send(("finished", model))
+        """Hand in the model, and how much memory this process took at its peak beside loaded modules."""
+        self._pipe.send(("finished", (model, _memory("VmHWM") - self._bytes_before)))
 
     def failed(self, reason: str) -> None:
         """Say why this process ends."""
         self._pipe.send(("failed", reason))
+
+
+def _memory(name: str) -> int:
+    """Return what the system says of this process's memory: VmRSS now, VmHWM at most (``ru_maxrss`` is of parents too).
+
+    Units: bytes.
+    """
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def _child(target: Callable[..., None], pipe: Connection, *arguments: object) -> None:
@@ -167,9 +182,10 @@ def _child(target: Callable[..., None], pipe: Connection, *arguments: object) ->
 # -- centralized, and XGBoost's own federation --------------------------------------------------------------------
 
 
-def start_central(task: Task) -> Lane:
-    """One process with all rows and one thread."""
-    lane = Lane("central")
+def start_central(task: Task, threads: int = 1) -> Lane:
+    """One process with all rows."""
+    lane = Lane("central" if threads == 1 else f"central_{threads}")
+    task = replace(task, params={**task.params, "nthread": threads})
     lane.start(_train_stock, task, task.sites, None)
     return lane
 
@@ -219,16 +235,22 @@ def _boost(baton: Baton, task: Task, matrix: xgb.QuantileDMatrix) -> None:
 
 UNTAGGED = "untagged"
 """A lane: `masks` without the tags of sums, to see what these cost."""
+OWN = "own_"
+"""Lanes in which the sites grow the trees: this and a profile. In all others XGBoost does, beside a mediator."""
 
 
-def start_ours(task: Task, profile: str) -> tuple[Lane, LoopbackServer]:
-    """One process per site under a profile, sessions signed, evidence kept at the sites and at the server."""
-    lane = Lane(profile)
+def start_ours(task: Task, name: str) -> tuple[Lane, LoopbackServer]:
+    """One process per site, sessions signed, evidence kept at the sites and at the server.
+
+    Args:
+        name: a profile, ``UNTAGGED``, or a profile behind ``OWN``.
+    """
+    lane = Lane(name)
     pairs = [connected_pair() for _ in task.sites]
-    server_folder = task.folder / profile / "server"
-    server = LoopbackServer(task.sites, [pair[0] for pair in pairs], JOB_ID, profile, server_folder)
+    ends, folder = [pair[0] for pair in pairs], task.folder / name / "server"
+    server = LoopbackServer(task.sites, ends, JOB_ID, name.removeprefix(OWN), folder)
     for site, (_, end) in zip(task.sites, pairs, strict=True):
-        lane.start(_take_part, task, profile, site, end, server.attempt)
+        lane.start(_take_part, task, name, site, end, server.attempt)
         end.close()
     return lane, server
 
@@ -254,12 +276,14 @@ class _Passing(Silent):
         self._baton.ready()
 
 
-def _take_part(baton: Baton, task: Task, profile: str, site: str, end: socket.socket, attempt: bytes) -> None:
-    workspace = task.folder / profile / site
+def _take_part(baton: Baton, task: Task, name: str, site: str, end: socket.socket, attempt: bytes) -> None:
+    os.environ["VEILBOOST_THREADS"] = str(task.params["nthread"])
+    workspace, profile = task.folder / name / site, name.removeprefix(OWN)
     if profile == UNTAGGED:
         profile = "masks"
         _leave_tags_out()
-    job = HorizontalJob(TRAINING, LABEL, task.params, task.num_rounds, profile)
+    engine = Engine.OWN if name.startswith(OWN) else Engine.XGBOOST
+    job = HorizontalJob(TRAINING, LABEL, task.params, task.num_rounds, profile, engine=engine.value)
     policy = SitePolicy.load(workspace, site)
     identity = Identity.load(task.folder / "kits" / site)
     context = SiteContext(site, task.sites, JOB_ID, attempt, workspace / "runs", policy, identity)
