@@ -26,7 +26,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all oracle simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
+.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -48,15 +48,26 @@ test-all: $(STAMP)
 # for Python 3.12. `make test` compares with trees that these programs wrote before.
 ORACLES ?= 3.2.0 3.3.0 3.4.1
 ORACLE_PYTHON ?= python3.12
+# What grows in an environment of its own: its name, what is installed there, the file for the trees.
+define grow_trees
+{ [ -x $(VENV)/oracle/$(1)/bin/python ] || $(ORACLE_PYTHON) -m venv $(VENV)/oracle/$(1); } && \
+$(VENV)/oracle/$(1)/bin/python -m pip install --quiet --disable-pip-version-check numpy scipy && \
+$(VENV)/oracle/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps $(2) && \
+$(VENV)/oracle/$(1)/bin/python tests/oracle/growth_trees.py $(3)
+endef
+
 oracle: $(STAMP)
-	@for release in $(ORACLES); do \
-	    place=$(VENV)/oracle/$$release; echo "XGBoost $$release ..."; \
-	    { [ -x $$place/bin/python ] || $(ORACLE_PYTHON) -m venv $$place; } && \
-	    $$place/bin/python -m pip install --quiet --disable-pip-version-check numpy scipy && \
-	    $$place/bin/python -m pip install --quiet --disable-pip-version-check --no-deps xgboost==$$release && \
-	    $$place/bin/python tests/oracle/growth_trees.py $(VENV)/oracle/growth_trees_$${release%.*}.json.gz || exit 1; \
+	@for release in $(ORACLES); do echo "XGBoost $$release ..."; \
+	    $(call grow_trees,$$release,xgboost==$$release,$(VENV)/oracle/growth_trees_$${release%.*}.json.gz) || exit 1; \
 	done
 	VEILBOOST_ORACLE=$(abspath $(VENV))/oracle $(BIN)/python -m pytest tests/oracle/test_growth_equals_central.py
+	$(BIN)/python -m tests.oracle.equality $(foreach one,$(ORACLES),$(VENV)/oracle/growth_trees_$(basename $(one)).json.gz) \
+	    --write nvflare_plugins/growth/EQUALITY.md
+
+# The newest XGBoost that pip finds, beside the newest arithmetic that we have: 0 where every field of every tree is equal.
+canary: $(STAMP)
+	@$(call grow_trees,newest,xgboost,$(VENV)/oracle/growth_trees_newest.json.gz)
+	@$(BIN)/python -m tests.oracle.equality $(VENV)/oracle/growth_trees_newest.json.gz
 
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
 simulate: $(STAMP)

@@ -171,11 +171,18 @@ def grow(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write all trees."""
-    found = {name: list(grow(setting)) for name, setting in SETTINGS.items()}
-    document = json.dumps({"xgboost": xgb.__version__, "trees": found}, separators=(",", ":"))
+    """Write all trees, and of settings that this XGBoost refuses why."""
+    found, refused = {}, {}
+    for name, setting in SETTINGS.items():
+        try:
+            found[name] = list(grow(setting))
+        except (xgb.core.XGBoostError, TypeError, ValueError, KeyError) as error:
+            lines = str(error).strip().splitlines() or [""]
+            refused[name] = f"{type(error).__name__}: {lines[0][:200]}"
+    document = {"xgboost": xgb.__version__, "trees": found} | ({"refused": refused} if refused else {})
+    written = json.dumps(document, separators=(",", ":"))
     with open(sys.argv[1], "wb") as file, gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed:
-        packed.write(document.encode())
+        packed.write(written.encode())
     return 0
 
 
