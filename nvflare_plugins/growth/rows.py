@@ -187,7 +187,7 @@ class BinnedRows:
     def goes_left(self, split: NodeSplit) -> NDArray[np.bool_]:
         """Tell which rows of a node its split sends left. Shapes: result: bool[n_node_rows], of ``rows_of``."""
         rows = self.rows_of(split.node)
-        codes = self._columns[split.feature][rows] if self._is_native else self._table.codes[rows, split.feature]
+        codes = self._by_feature()[split.feature][rows] if self._is_native else self._table.codes[rows, split.feature]
         return self._are_left(split, codes)
 
     def divide(self, node: int, left: int, right: int, goes_left: NDArray[np.bool_]) -> None:
@@ -198,10 +198,15 @@ class BinnedRows:
         self._order[begin:end] = np.concatenate([rows[goes_left], rows[~goes_left]])
         self._span_of[left], self._span_of[right] = (begin, middle), (middle, end)
 
-    def _divide(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
-        """Put the rows of each node that go left before the others; return how many do."""
+    def _by_feature(self) -> NDArray[Any]:
+        """Return the codes feature by feature; only dividing needs them. Shapes: [n_features, n_rows]."""
         if not self._columns.size:
             self._columns = _by_feature(self._table.codes)
+        return self._columns
+
+    def _divide(self, splits: Sequence[NodeSplit], spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Put the rows of each node that go left before the others; return how many do."""
+        columns, missing = self._by_feature(), self._table.missing
         masks, rules = self._rules(splits)
         parts = _parts(spans, 1)
         n_left = [np.empty(len(part), dtype=np.int64) for part in parts]
@@ -209,7 +214,6 @@ class BinnedRows:
         def run(number: int) -> None:
             part = parts[number]
             divisions = np.array([(*piece[1:], *rules[piece[0]]) for piece in part], dtype=np.int64)
-            columns, missing = self._columns, self._table.missing
             growth.divide(
                 columns.itemsize, columns, missing, masks, divisions, self._order, self._scratch, n_left[number]
             )

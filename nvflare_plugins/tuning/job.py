@@ -137,8 +137,8 @@ class TuningJob(JobDocument):
     """Public list of label values; None means that labels are numbers (classes 0 .. k-1)."""
     min_rows_per_cut: Annotated[Whole, Ge(2)] = 10
     """The one cut search stops where fewer pooled rows would be singled out."""
-    engine: Annotated[str, OneOf(Engine)] = Engine.XGBOOST.value
-    """Who grows the trees of the trials, as in horizontal jobs: ``xgboost``, ``own``, or ``auto``."""
+    engine: Annotated[str, OneOf(Engine)] = Engine.AUTO.value
+    """Who grows the trees of the trials, as in horizontal jobs: ``own``, ``xgboost``, or ``auto``."""
     arithmetic: Annotated[str, OneOf("auto", *ARITHMETICS)] = "auto"
     """Whose arithmetic ``own`` follows, as in horizontal jobs."""
     deadline_s: Seconds = 0.0
@@ -167,7 +167,8 @@ class TuningJob(JobDocument):
         found |= {"features": list(features)} if self.features is not None or self.group is not None else {}
         found |= {"categories": self.categories} if self.categories else {}
         found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
-        found |= {} if self.engine == Engine.XGBOOST.value else {"engine": self.engine, "arithmetic": self.arithmetic}
+        found |= {} if self.engine == Engine.AUTO.value else {"engine": self.engine}
+        found |= {} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic}
         return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
 
     @property

@@ -78,7 +78,8 @@ def known_release(version: str) -> Release:
             return release
     raise ConfigurationError(
         f"this site runs xgboost {version}, which has no federated communicator: horizontal training and its tuning "
-        f"need one where XGBoost grows the trees. Leave engine at 'auto', or {_TAKES}"
+        "need one where XGBoost grows the trees (engine='xgboost', booster='dart', "
+        f"multi_strategy='multi_output_tree', seed_per_iteration): {_TAKES}"
     )
 
 

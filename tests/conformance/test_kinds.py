@@ -40,8 +40,6 @@ _NEEDED = {
         "site-3": ("exact_bins", "plain_profile"),
     },
 }
-COMMUNICATE = ("tuning", "vertical", "vertical_tuning")
-"""Kinds that train through XGBoost's communicator, which releases from 3.4 lack."""
 HUGE, DEEP = 10**400, [[[[[[[[[[1]]]]]]]]]]
 
 
@@ -197,17 +195,28 @@ def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[st
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_wheel_without_a_communicator_stops_those_alone_that_need_one(
+def test_every_kind_runs_on_a_wheel_without_a_communicator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xgb, "__version__", "3.4.1")
     monkeypatch.setattr(xgb, "build_info", lambda: {"USE_FEDERATED": False})
     run = run_flare_job(recipe_of(name), CASES[name].give(tmp_path))
-    if name not in COMMUNICATE:
-        assert run.reason is None, run.reason
-        return
-    assert re.search(r"site-\d: this site runs xgboost 3\.4\.1, which has no federated .* pip install", str(run.reason))
-    assert not [site for site in SITES if (run.folder(site) / "run.json").exists()]
+    assert run.reason is None, run.reason
+
+
+def test_xgboost_is_refused_by_name_where_its_wheel_has_no_communicator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgb, "__version__", "3.4.1")
+    for engine in ({"engine": "xgboost"}, {"params": {"objective": "binary:logistic", "booster": "dart"}}):
+        folder = tmp_path / next(iter(engine))
+        folder.mkdir()
+        case = CASES["horizontal"]
+        recipe = case.recipe("job", **{**case.fields, **engine}, sites=list(SITES))
+        run = run_flare_job(recipe, case.give(folder))
+        words = r"site-\d: this site runs xgboost 3\.4\.1, which has no federated .* pip install"
+        assert re.search(words, str(run.reason)), run.reason
+        assert not [site for site in SITES if (run.folder(site) / "run.json").exists()]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -81,6 +81,7 @@ def job(**changes: Any) -> TuningJob:
         "trials": [{"max_depth": 2, "eta": 0.5}, {"max_depth": 3, "colsample_bytree": 0.7}],
         "folds": 2,
         "num_rounds": 3,
+        "engine": "xgboost",
         **changes,
     }
     return TuningJob.from_dict(fields)

@@ -158,7 +158,7 @@ def test_only_what_xgboost_grows_needs_its_communicator(tmp_path: Path, monkeypa
         raise ConfigurationError("this XGBoost has no communicator")
 
     monkeypatch.setattr(preparation, "installed_release", is_missing)
-    for number, changes in enumerate(({}, {"params": DART, "engine": "auto"})):
+    for number, changes in enumerate(({"engine": "xgboost"}, {"params": DART, "engine": "auto"})):
         outcomes = sites(tmp_path / f"{number}").run(run_tuning_site, job(num_rounds=1, **changes))
         assert all("no communicator" in str(error) for error in outcomes.values())
     succeed(sites(tmp_path / "own").run(run_tuning_site, job(num_rounds=1, engine="own", arithmetic="3.4")))

@@ -53,7 +53,7 @@ def test_parties_of_unlike_wheels_agree_on_the_lowest_arithmetic(mine, theirs):
 
 @pytest.mark.parametrize("theirs", ["", "3", "latest", "3.4; rm"])
 def test_a_party_that_names_no_arithmetic_is_refused(theirs):
-    with pytest.raises(ConfigurationError, match="does not say in which arithmetic"):
+    with pytest.raises(ConfigurationError, match="no arithmetic that is known here"):
         named("3.2", theirs)
 
 
