@@ -74,6 +74,12 @@ def arithmetic_here(job: HorizontalJob) -> str:
     return chosen
 
 
+def grown_by(arithmetic: str) -> str:
+    """Say who grew the trees of a job. Args: arithmetic: in which the sites did; "" where XGBoost did."""
+    by_sites = f"the sites themselves, in the arithmetic of XGBoost {arithmetic}"
+    return f"The trees were grown by {by_sites if arithmetic else 'XGBoost, beside a mediator'}."
+
+
 def grown_document(parameters: TrainingParameters) -> dict[str, object]:
     """Return what sites compare of the parameters: without what only some releases of XGBoost report."""
     document = parameters.document()

@@ -39,6 +39,7 @@ from nvflare_plugins.horizontal.growing import (
     Beginning,
     Grown,
     arithmetic_here,
+    grown_by,
     grown_document,
     is_grown,
 )
@@ -438,10 +439,7 @@ class _Run:
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the sites' policies and their sampling have made of the job, for the report."""
-        k, by = self._floors.rows_per_node, "XGBoost, beside a mediator"
-        if self._arithmetic:
-            by = f"the sites themselves, in the arithmetic of XGBoost {self._arithmetic}"
-        notes = [f"The trees were grown by {by}."]
+        k, notes = self._floors.rows_per_node, [grown_by(self._arithmetic)]
         if self._parameters is not self._prepared.parameters:
             weight = f"min_child_weight is {self._parameters.agreed['min_child_weight']:g}"
             notes.append(f"{weight}: the sites' policies ask for at least {k} rows in every node.")

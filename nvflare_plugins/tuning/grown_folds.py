@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
 from nvflare_plugins.growth.training import LoopSettings, Training
 from nvflare_plugins.horizontal.growing import Beginning, Grown, Scales, first_model
 from nvflare_plugins.horizontal.grown_training import shard_task, site_sums, training_result
@@ -32,7 +37,7 @@ def train_on_folds(
     model, start = first_model(grown, plan, Beginning(None, is_own=False), sums, channel.world)
     site = site_sums(grown, plan, sums)
     if isinstance(rows, FoldRows):
-        held = rows.without(fold, plan, start)
+        held = rows.without(fold, plan, cast("NDArray[np.float32]", start))  # no model is continued
         return training_result(Training(plan, held, site, channel, settings, draws).run(model))
     task = shard_task(grown, scales, model, start, settings, channel, draws is not None, reads=False)
     return rows.grow(fold, task, channel, site, draws)

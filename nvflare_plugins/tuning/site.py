@@ -29,7 +29,7 @@ from nvflare_plugins.files import write_atomically
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_document, is_grown
+from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_by, grown_document, is_grown
 from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
 from nvflare_plugins.horizontal.mediated.training import TrainingHandler, training_shape
 from nvflare_plugins.horizontal.processors import open_sums
@@ -175,11 +175,12 @@ class _Run:
 
     def _terms(self) -> Terms:
         releases = {**versions(), PLUGIN: self._base.chosen.release}
-        document_of = TrainingParameters.document
-        if self._prepared.is_grown:
-            releases[ARITHMETIC], document_of = arithmetic_here(self._training), grown_document
-        documents = {
-            f"trial {number}": document_of(one) for number, one in enumerate(self._prepared.parameters, start=1)
+        grown = self._prepared.is_grown
+        if grown:
+            releases[ARITHMETIC] = arithmetic_here(self._training)
+        documents: dict[str, object] = {
+            f"trial {number}": grown_document(one) if grown else one.document()
+            for number, one in enumerate(self._prepared.parameters, start=1)
         }
         return Terms(releases, self._job.to_dict(), documents, Schema.of(self._base.table), {}, {}, self._floors)
 
@@ -317,7 +318,7 @@ class _Run:
             TITLE,
             self._parameters[best.number - 1].agreed,
             None,
-            (section_of(facts), _notes(), *of_workers),
+            (section_of(facts), _notes(self._arithmetic), *of_workers),
             registry=reservations.message,
             cuts={
                 "mode": CutMode.QUANTILE.value,
@@ -362,12 +363,13 @@ def score_of(result: TrainingResult) -> FoldScore:
     return FoldScore(list(result.rounds[-1].metrics.values())[-1], trained, trained)
 
 
-def _notes() -> ReportSection:
+def _notes(arithmetic: str) -> ReportSection:
     return ReportSection(
         "What was trained",
         (
             "Each trial was trained once for each fold on all other rows, and scored on the fold's by XGBoost's own "
             "metric over all sites. Folds were drawn by each site from a secret of its own.",
+            grown_by(arithmetic),
             "No model was kept. The file train_best.py writes the job that trains the best parameters on all rows.",
         ),
     )

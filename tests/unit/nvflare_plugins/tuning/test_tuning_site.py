@@ -164,9 +164,11 @@ def test_only_what_xgboost_grows_needs_its_communicator(tmp_path: Path, monkeypa
     succeed(sites(tmp_path / "own").run(run_tuning_site, job(num_rounds=1, engine="own", arithmetic="3.4")))
 
 
-def test_the_best_is_trained_by_whom_the_trials_were(tmp_path: Path) -> None:
+def test_the_best_is_trained_by_whom_the_trials_were_which_the_report_says(tmp_path: Path) -> None:
     parties = sites(tmp_path)
-    succeed(parties.run(run_tuning_site, job(num_rounds=1, engine="own")))
+    succeed(parties.run(run_tuning_site, job(num_rounds=1, engine="own", arithmetic="3.3")))
+    report = (parties.run_folder("site-1") / "report.html").read_text()
+    assert "grown by the sites themselves, in the arithmetic of XGBoost 3.3" in report
     assert "engine='own'" in (parties.run_folder("site-1") / "train_best.py").read_text()
     assert "engine" not in job().best_settings({}, 1, [])
 
