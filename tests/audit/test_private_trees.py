@@ -169,7 +169,7 @@ class NodesAgain(OneFeatureHistogramQuery):
 
     def best(self, nodes):
         for node in nodes:
-            self._add_noise(self._pairs[node.rows].sum(axis=0).reshape(1, 1, 1, 2))
+            self._add_noise(self._histograms([node.rows]).sum(axis=2, keepdims=True))
         return super().best(nodes)
 
 
