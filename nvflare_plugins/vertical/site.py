@@ -29,6 +29,7 @@ from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.growth.arithmetic import arithmetic_here
 from nvflare_plugins.growth.model import check_predictor
+from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.growth.support import grown_document
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
@@ -341,7 +342,8 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
             if one.table.weight is not None and one is data.train:
                 step = (_fraction_bits(job, one.table.n_rows), FINEST)
                 of_noised = None if noised is None else (noised.fraction_bits, NOISED_FINEST)
-                check_weights(one.table.weight, parameters.objective, parameters.effective, *(of_noised or step))
+                bounds = Objective.of_job(parameters, arithmetic_here()).row_bounds(parameters.objective)
+                check_weights(one.table.weight, bounds, parameters.effective, *(of_noised or step))
         for note in one.table.notes:
             _log.info("%s", note)
     if job.alignment is not None and any(one.ids is None for one in data.sets):

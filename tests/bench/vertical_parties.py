@@ -313,7 +313,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
         result = train_vertical(
             params, [own], parties, stocked, OwnColumns(tuple(names[: workload.widths[0]])), settings, on_round=note
         )
-    # XGBoost's matrix and its start stand before the first tree: it counts as much as the others on average.
+    # Bins are made before the first tree: it counts as much as the others on average.
     n = len(ends)
     others = (ends[-1] - ends[0]) * n / (n - 1) if n > 1 else ends[0]
     # Randomisers are made a tree ahead, all those of the first tree within it: what encryption takes is counted whole.

@@ -144,11 +144,12 @@ def test_columns_of_few_values_have_the_cut_points_of_weighted_training_too():
 def test_weights_that_the_format_cannot_hold_are_refused_with_the_remedy(weight, params, bits, is_refused):
     weights = weight(np.random.default_rng(0), 2_000).astype(np.float32)
     checked = check_vertical_parameters({"objective": "binary:logistic", **params}, ["a"])
+    bounds = checked.objective.gradient_bound, checked.objective.hessian_bound
     if not is_refused:
-        check_weights(weights, checked.objective, checked.effective, bits)
+        check_weights(weights, bounds, checked.effective, bits)
         return
     with pytest.raises(DataRefusal) as refused:
-        check_weights(weights, checked.objective, checked.effective, bits)
+        check_weights(weights, bounds, checked.effective, bits)
     assert refused.value.reason.startswith("weight: ") and "clip" in refused.value.reason
     assert "weight" not in str(refused.value)  # others read the fixed text
 

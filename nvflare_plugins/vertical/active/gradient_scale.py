@@ -23,7 +23,6 @@ from he_processors.fixed_pairs import MOST_SUM_BITS, PairFormat
 from he_processors.fixed_point import exponent_of
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import GradientUnit
-from nvflare_plugins.xgb.objectives import ObjectiveFacts
 
 MIN_FRACTION_BITS = 40
 """Of tables of 2^22 rows and more, whose sums take two words; smaller ones have as many as fit one word."""
@@ -54,7 +53,7 @@ def pair_format(n_rows: int, weighted: bool = False) -> PairFormat:
 
 def check_weights(
     weight: NDArray[np.float32],
-    facts: ObjectiveFacts,
+    bounds: tuple[float | None, float | None],
     effective: Mapping[str, str],
     fraction_bits: int,
     finest: float = FINEST,
@@ -66,14 +65,15 @@ def check_weights(
     Shapes: weight: float32[n_rows].
 
     Args:
+        bounds: of |gradient| and hessian of a row of weight 1; None where labels drive them.
         finest: largest step beside a leaf's denominator.
 
     Raises:
         DataRefusal: they do.
     """
-    bounds = [_HEADROOM if bound is None else bound for bound in (facts.gradient_bound, facts.hessian_bound)]
+    known = [_HEADROOM if bound is None else bound for bound in bounds]
     largest, positive = float(weight.max(initial=0.0)), weight[weight > 0]
-    step = 2.0 ** (exponent_of(max(bounds) * (largest or 1.0)) - fraction_bits)
+    step = 2.0 ** (exponent_of(max(known) * (largest or 1.0)) - fraction_bits)
     least = float(effective["min_child_weight"]) + float(effective["reg_lambda"])
     if step > finest * max(least, float(positive.min(initial=largest))):
         raise DataRefusal(

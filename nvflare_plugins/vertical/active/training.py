@@ -244,9 +244,7 @@ class _Margins:
         trees, outputs = (grown[name][self._n_trees :] for name in ("trees", "tree_info"))
         if not trees:
             return
-        leaves, _ = walker.walk(
-            [structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features
-        )
+        leaves = walker.walk([structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features)
         for tree, output, leaf in zip(trees, outputs, leaves, strict=True):
             self.add(output, np.array(tree["split_conditions"], dtype=np.float32)[leaf])
 

@@ -144,7 +144,7 @@ class FederatedModel:
         """Add the leaves that rows reach, as ``predict`` with ``output_margin``."""
         n_trees = len(self._trees) if n_rounds is None else min(n_rounds * self._per_round, len(self._trees))
         used = slice(first_round * self._per_round, n_trees)
-        leaves, _ = self._walker.walk(self._trees[used], used.start, data_set, own)
+        leaves = self._walker.walk(self._trees[used], used.start, data_set, own)
         start = self._empty.predict(xgb.DMatrix(_blank(own.shape[0])), output_margin=True)
         margin = start.reshape(own.shape[0], -1).copy()
         for leaf, values, group in zip(leaves, self._leaves[used], self._groups[used], strict=True):

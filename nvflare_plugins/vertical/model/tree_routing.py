@@ -51,7 +51,7 @@ class TreeStructure:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class _Decision:
     """Where the rows that reach a node go. Shapes: rows: int64[n], ascending; goes_left: bool[n]."""
 
     tree: int
@@ -78,38 +78,34 @@ class PathWalker:
 
     def walk(
         self, trees: Sequence[TreeStructure], first_tree: int, data_set: int, own: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int32], list[Decision]]:
+    ) -> NDArray[np.int32]:
         """Find the leaf of every row in every tree.
 
-        Shapes: own: float32[n_rows, n_own_columns]; result: leaves int32[n_trees, n_rows], and what passive
-            parties decided on the way (``tree`` counts from the first of ``trees``).
+        Shapes: own: float32[n_rows, n_own_columns]; result: int32[n_trees, n_rows].
 
         Args:
             first_tree: number of the first of ``trees`` in the model.
             data_set: number of the data set at the passive parties.
         """
         position = np.zeros((len(trees), own.shape[0]), dtype=np.int32)
-        passive: list[Decision] = []
         moving = [np.arange(own.shape[0])] * len(trees)
         while True:
-            decided: list[Decision] = []
+            decided: list[_Decision] = []
             questions: list[_OpenQuestion] = []
             for t, tree in enumerate(trees):
                 moving[t] = moving[t][tree.left[position[t, moving[t]]] >= 0]
                 for node, rows in _rows_by_node(moving[t], position[t]):
                     if tree.feature[node] < self._n_own:
-                        decided.append(Decision(t, node, rows, tree.decide(node, own[rows, tree.feature[node]])))
+                        decided.append(_Decision(t, node, rows, tree.decide(node, own[rows, tree.feature[node]])))
                     else:
                         questions.append(_OpenQuestion(t, node, int(tree.feature[node]), rows))
             if not decided and not questions:
-                return position, passive
-            answers = self._ask(questions, first_tree, data_set, own.shape[0])
-            passive += answers
-            for d in decided + answers:
+                return position
+            for d in decided + self._ask(questions, first_tree, data_set, own.shape[0]):
                 tree = trees[d.tree]
                 position[d.tree, d.rows] = np.where(d.goes_left, tree.left[d.node], tree.right[d.node])
 
-    def _ask(self, questions: list[_OpenQuestion], first_tree: int, data_set: int, n_rows: int) -> list[Decision]:
+    def _ask(self, questions: list[_OpenQuestion], first_tree: int, data_set: int, n_rows: int) -> list[_Decision]:
         asked = []
         for party in self._parties:
             columns = party.columns
@@ -123,7 +119,7 @@ class PathWalker:
             if [bits.n for bits in answer.goes_left] != [q.rows.size for q in own]:
                 raise ProtocolError(f"{party.name} decided other rows than it was asked about")
             answers += [
-                Decision(q.tree, q.node, q.rows, bits.unpack()) for q, bits in zip(own, answer.goes_left, strict=True)
+                _Decision(q.tree, q.node, q.rows, bits.unpack()) for q, bits in zip(own, answer.goes_left, strict=True)
             ]
         return answers
 

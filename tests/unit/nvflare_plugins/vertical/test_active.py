@@ -301,9 +301,13 @@ def test_rounds_of_another_arithmetic_are_not_gone_on_with():
         resumed(first, first.result.model, arithmetic=other)
 
 
+@pytest.mark.parametrize(
+    "params", [{"objective": "reg:absoluteerror"}, {"objective": "reg:quantileerror", "quantile_alpha": 0.4}]
+)
 @pytest.mark.parametrize("arithmetic", ["3.2", "3.3", "3.4"])
-def test_every_arithmetic_grows_trees_on_every_wheel(arithmetic):
-    params = {"objective": "reg:absoluteerror", "max_depth": 3}
+def test_every_arithmetic_grows_trees_on_every_wheel(arithmetic, params):
+    """Leaves that are quantiles up to 3.3, gradients of smooth losses from 3.4 on, whose hessians are larger."""
+    params = {**params, "max_depth": 3}
     joined = data()
     label = joined.features[:, 0] * 3 + joined.features[:, 4]
     outcome = federate(Joined(joined.features, label, joined.widths), params, 4, arithmetic=arithmetic)
