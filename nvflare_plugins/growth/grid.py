@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.errors import CapacityExceeded
+
 WIDE_BITS = 59
 """Sums of at most 2^59 in magnitude are exact under every profile (he_processors/sum_tags.py)."""
 NARROW_BITS = 50
@@ -104,6 +106,19 @@ def pair_grid(
     if 2.0 ** (max(wide.g_exponent, wide.h_exponent) + shift) > coarsest:
         return wide
     return PairGrid(g_bound, h_bound, wide.g_exponent, wide.h_exponent, False, shift)
+
+
+def rows_on_grid(quantity: str, rows: NDArray[np.float64], exponent: int, n_rows: int) -> NDArray[np.int64]:
+    """Return rows in steps of 2^exponent, rounded half to even.
+
+    Shapes: rows: float64[any]; result: int64[any].
+
+    Raises:
+        CapacityExceeded: a row is so large, or no number, that the sum of ``n_rows`` like it does not fit a word.
+    """
+    if not np.abs(rows).max(initial=0.0) <= 2.0 ** (exponent + WIDE_BITS - max(n_rows, 1).bit_length()):
+        raise CapacityExceeded(f"{quantity}: a row is larger than the sites have agreed on; check labels and weights")
+    return np.rint(np.ldexp(rows, -exponent)).astype(np.int64)
 
 
 def _grid(g_bound: int, h_bound: int, row_bits: int, word_bits: int, wide: bool, finest: int | None) -> PairGrid:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit
 from nvflare_plugins.growth.bins import BinLayout
-from nvflare_plugins.growth.first_estimate import adaptive_leaves
-from nvflare_plugins.growth.grid import PairGrid, pair_grid
+from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS, adaptive_leaves
+from nvflare_plugins.growth.grid import PairGrid, pair_grid, rows_on_grid
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import add_round, n_rounds_of
 from nvflare_plugins.growth.objectives import Objective
@@ -29,6 +29,7 @@ from nvflare_plugins.growth.tree import Tree, TreeGrower
 from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place, RescaleRequested
+from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.rounds import RoundRecord
@@ -231,16 +232,18 @@ class Training:
         return grown
 
     def _scale(self) -> np.float32:
-        """Return the scale of a smooth loss, from one more sum over all rows."""
+        """Return the scale of a smooth loss, from one more sum over all rows.
+
+        Raises:
+            CapacityExceeded: a row is larger than was agreed, so that the sum of all might not fit.
+        """
         plan = self._plan
         if not plan.objective.needs_scale:
             return np.float32(0)
-        steps = [np.ldexp(1.0, exponent) for exponent in plan.scale_exponents]
-        own = [
-            np.rint(v / step).astype(np.int64).sum() for v, step in zip(self._rows.scale_parts(), steps, strict=True)
-        ]
-        pooled = self._sums.rows(np.array(own, dtype=np.int64))
-        return plan.objective.scale(*(float(total) * step for total, step in zip(pooled, steps, strict=True)))
+        parts = zip((RESIDUAL_ROOTS, str(Family.WEIGHTS)), self._rows.scale_parts(), plan.scale_exponents, strict=True)
+        own = [rows_on_grid(name, rows, exponent, plan.n_rows).sum() for name, rows, exponent in parts]
+        pooled = self._sums.rows(np.array(own, dtype=np.int64)).astype(np.float64)
+        return plan.objective.scale(*np.ldexp(pooled, plan.scale_exponents).tolist())
 
     def _tree(self, output: int, largest: NDArray[np.float32]) -> Tree:
         sampler = self._random.columns

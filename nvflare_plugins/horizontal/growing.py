@@ -10,12 +10,12 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import CapacityExceeded, ConfigurationError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, arithmetic_of
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS, FirstEstimate
-from nvflare_plugins.growth.grid import WIDE_BITS
+from nvflare_plugins.growth.grid import WIDE_BITS, rows_on_grid
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import check_predictor, continued_model, new_model
 from nvflare_plugins.growth.objectives import Objective
@@ -195,9 +195,7 @@ def first_margins(
 
 
 def _on_grid(sums: ProtectedSums, grown: Grown, quantity: str, rows: NDArray[np.float64]) -> NDArray[np.int64]:
-    if np.abs(rows).max(initial=0.0) > 2.0 ** sums.scale_of(_ROW_QUANTITIES.get(quantity, quantity)).bound_exponent:
-        raise CapacityExceeded(f"{quantity}: a row is larger than the sites have agreed on; check labels and weights")
-    return np.rint(np.ldexp(rows, -row_exponent(sums, quantity, grown.n_rows))).astype(np.int64)
+    return rows_on_grid(quantity, rows, row_exponent(sums, quantity, grown.n_rows), grown.n_rows)
 
 
 def margins_of_model(model: bytes, table: Table, n_outputs: int) -> NDArray[np.float32]:
