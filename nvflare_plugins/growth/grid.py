@@ -70,7 +70,7 @@ class PairGrid:
 
     def fine(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return sums in steps of the grid. Shapes: any."""
-        return sums << self.shift
+        return sums << self.shift if self.shift else np.require(sums, requirements="A")
 
 
 def pair_grid(

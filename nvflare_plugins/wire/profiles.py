@@ -93,7 +93,7 @@ class PlainSums:
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Return the integers as 64-bit words."""
-        return integers.astype("<i8").tobytes()
+        return integers.astype("<i8", copy=False).tobytes()
 
     def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Read the words of the sum."""
