@@ -51,6 +51,7 @@ class HeldRows:
         self._evaluated = [training if one is None else one for one in evaluated]
         self._others = [(one, BinnedRows(layout, one.table)) for one in evaluated if one is not None]
         self._gradients: Floats = np.empty((1, 0, 2), dtype=np.float32)
+        self._residuals: Floats = np.empty(0, dtype=np.float32)  # before the round
         self._drawn: NDArray[np.bool_] | None = None
 
     @property
@@ -81,6 +82,8 @@ class HeldRows:
         self._gradients = self._objective.gradients(rows.margins, rows.label, rows.weight, scale)
         if drawn is not None:
             self._gradients[:, ~drawn] = 0
+        if self._objective.adaptive_leaf:
+            self._residuals = rows.label - rows.margins[:, 0]
         return largest_pairs(self._gradients)
 
     def begin_tree(self, output: int, g_exponent: int, h_exponent: int) -> None:
@@ -110,7 +113,7 @@ class HeldRows:
         if weight is None and self._drawn is not None:  # XGBoost takes weighted quantiles of rows that are drawn
             weight = np.ones(rows.n_rows, dtype=np.float32)
         of_each = None if weight is None else weight[chosen]
-        return self._rows.node_of_rows()[chosen], (rows.label - rows.margins[:, 0])[chosen], of_each
+        return self._rows.node_of_rows()[chosen], self._residuals[chosen], of_each
 
     def end_tree(self, output: int, values: Floats, splits: Sequence[NodeSplit]) -> None:
         """Add a tree's leaves to the margins. Shapes: values: float32[n_nodes]. Args: splits: of the tree, in order."""

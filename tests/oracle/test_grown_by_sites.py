@@ -74,6 +74,14 @@ def test_both_engines_grow_the_same_trees(tmp_path, name):
     assert leaf_difference(own, xgb.Booster(model_file=bytearray(theirs))) <= 2e-7
 
 
+def test_leaves_of_parallel_trees_are_quantiles_of_what_was_before_the_round(tmp_path):
+    params = {"objective": "reg:absoluteerror", "num_parallel_tree": 3, "colsample_bynode": 0.5}
+    own, theirs = (
+        grown(tmp_path / engine, regression(breast()), params, "plain", engine=engine) for engine in ("own", "xgboost")
+    )
+    assert leaf_difference(own, xgb.Booster(model_file=bytearray(theirs))) <= 2e-7
+
+
 @pytest.mark.parametrize("arithmetic", ["3.3", "3.4"])
 def test_a_job_may_name_the_arithmetic_of_another_release(tmp_path, arithmetic):
     model = json.loads(grown(tmp_path, breast(), LOGISTIC, arithmetic=arithmetic))
