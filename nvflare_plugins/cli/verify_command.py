@@ -24,7 +24,7 @@ from nvflare_plugins.cli.verify import MAX_SENTENCE, Verdict, Verification, cont
 from nvflare_plugins.evidence.audit import Audit
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import SERVER, time_text
-from nvflare_plugins.evidence.plugin_claims import is_claim, plugin_protection, release_of, threat_model
+from nvflare_plugins.evidence.plugin_claims import RELEASE_FACTS, is_claim, plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.threat_model import protection_text
 from nvflare_plugins.formatting import counted, human_bytes, printable
 from nvflare_plugins.site.certificates import UNREADABLE
@@ -243,7 +243,7 @@ def _plugin(attempt: Audit) -> dict[str, Any] | None:
     if facts is None:
         return None
     claims = {name: value for name, value in facts.items() if is_claim(name)}
-    return {"release": {name: value for name, value in facts.items() if name not in claims}, "claims": claims}
+    return {"release": {name: facts[name] for name in RELEASE_FACTS if name in facts}, "claims": claims}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -52,7 +52,14 @@ class CertificateAuthority(Protocol):
 
 
 _AGREED = ("sites", "signed", "public_keys", "certificates", "parameters_hash")
-_AGREED_VERSIONS = ("xgboost", "veilboost")
+_AGREED_VERSIONS = ("veilboost", "xgboost")
+_GROWN_BY = "trees grown by"
+_SITES = "the sites"
+
+
+def grown_fact(by_sites: bool) -> dict[str, str]:
+    """Return what evidence says of who grew the trees; where the sites did, their XGBoosts may differ."""
+    return {_GROWN_BY: _SITES if by_sites else "XGBoost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,8 @@ def _agreement(sites: Sequence[Log]) -> Iterator[str]:
         for name in _AGREED:
             if session[name] != first[name]:
                 yield f"{site} and {first_site} recorded different {name.replace('_', ' ')}"
-        for name in _AGREED_VERSIONS:
+        by_sites = session["protection"].get(_GROWN_BY) == _SITES
+        for name in _AGREED_VERSIONS[:1] if by_sites else _AGREED_VERSIONS:
             if session["versions"].get(name) != first["versions"].get(name):
                 yield f"{site} and {first_site} ran different versions of {name}"
     yield from _same_protection(with_session)

@@ -14,6 +14,7 @@ from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.profiles import plugin_of
 
 _CLAIM = "claims "
+RELEASE_FACTS = ("plugin", "distribution", "version")
 _TEXTS = ("summary", "server_alone", "one_site", "server_and_one_site", "all_but_one")
 _UNSAID = "(the evidence does not say)"
 _MOST_CHARS = 2000
@@ -40,7 +41,7 @@ def names_plugin(profile: str, protection: Mapping[str, object]) -> bool:
 
 def release_of(protection: Mapping[str, object]) -> str:
     """Return name, distribution and version of a plugin for people."""
-    return " ".join(printable(str(protection.get(fact, "?")), 100) for fact in ("plugin", "distribution", "version"))
+    return " ".join(printable(str(protection.get(fact, "?")), 100) for fact in RELEASE_FACTS)
 
 
 def plugin_protection(logs: Iterable[Log]) -> Mapping[str, object] | None:

@@ -35,7 +35,6 @@ POOLED_ROWS = "pooled rows"
 """Among the scales that a site keeps of a job: bits of the pooled number of training rows."""
 ARITHMETIC_ATTRIBUTE = "veilboost_arithmetic"
 """In a model that the sites have grown themselves: whose arithmetic they followed."""
-_TREE_SETTINGS = tuple(TreeParameters.__dataclass_fields__)
 _ROW_QUANTITIES = {str(Family.LABELS): ROW_LABELS, str(Family.WEIGHTS): ROW_WEIGHTS}
 
 
@@ -78,14 +77,6 @@ def grown_by(arithmetic: str) -> str:
     """Say who grew the trees of a job. Args: arithmetic: in which the sites did; "" where XGBoost did."""
     by_sites = f"the sites themselves, in the arithmetic of XGBoost {arithmetic}"
     return f"The trees were grown by {by_sites if arithmetic else 'XGBoost, beside a mediator'}."
-
-
-def grown_document(parameters: TrainingParameters) -> dict[str, object]:
-    """Return what sites compare of the parameters: without what only some releases of XGBoost report."""
-    document = parameters.document()
-    decisive = {*_TREE_SETTINGS, "learning_rate", "num_parallel_tree"} - {"lossguide", "monotone", "interactions"}
-    effective = {name: value for name, value in parameters.effective.items() if name in decisive}
-    return {**document, "effective": effective}
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -27,8 +27,10 @@ from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.growth.support import grown_document
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal.added_rows import N_COUNTS, AddedRows, are_enough, may_grow
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
@@ -40,7 +42,6 @@ from nvflare_plugins.horizontal.growing import (
     Grown,
     arithmetic_here,
     grown_by,
-    grown_document,
     is_grown,
 )
 from nvflare_plugins.horizontal.grown_training import train_grown
@@ -480,7 +481,11 @@ run_site = SitePart(
     lambda job, context: prepare(job, context, on_cluster=True),
     _take_part,
     lambda job: (job.data_set, job.eval_data_set),
-    lambda job, prepared: {**prepared.chosen.facts, **named(prepared.lost)},
+    lambda job, prepared: {
+        **prepared.chosen.facts,
+        **named(prepared.lost),
+        **grown_fact(is_grown(job, prepared.parameters)),
+    },
     on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.

@@ -24,12 +24,14 @@ from nvflare_plugins.cluster.use import OnCluster, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table, column_names
+from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.growth.support import grown_document
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.horizontal import preparation
 from nvflare_plugins.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_by, grown_document, is_grown
+from nvflare_plugins.horizontal.growing import Grown, arithmetic_here, grown_by, is_grown
 from nvflare_plugins.horizontal.matrices import bin_starts, reference_matrix
 from nvflare_plugins.horizontal.mediated.training import TrainingHandler, training_shape
 from nvflare_plugins.horizontal.processors import open_sums
@@ -386,7 +388,7 @@ def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
 run_tuning_site = SitePart(
     prepare,
     _take_part,
-    protection=lambda job, prepared: prepared.base.chosen.facts,
+    protection=lambda job, prepared: {**prepared.base.chosen.facts, **grown_fact(prepared.is_grown)},
     on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.

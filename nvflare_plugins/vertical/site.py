@@ -26,6 +26,7 @@ from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.cluster.dask_workers import open_workers
 from nvflare_plugins.cluster.use import OnCluster, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.cluster.workers import Workers
+from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.growth.arithmetic import arithmetic_here
 from nvflare_plugins.growth.model import check_predictor
@@ -407,7 +408,7 @@ def connected(job: VerticalJob, context: SiteContext) -> AbstractContextManager[
 
 def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
-    facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds}
+    facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds, **grown_fact(True)}
     noised = plan_of(job, prepared.parameters)
     if noised is not None:
         facts |= {

@@ -14,7 +14,7 @@ from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.verify import Verdict, traffic
 from nvflare_plugins.cli.verify_command import render
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.evidence.audit import Audit
+from nvflare_plugins.evidence.audit import Audit, grown_fact
 from nvflare_plugins.evidence.format import SERVER, export_name
 from tests.support.evidence_attempts import SITES, Attempt, complete_attempt, rewrite
 from tests.support.verified import check, cli, only_failures
@@ -255,6 +255,18 @@ def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
     attempt.open_session(**{"site-2": changes})
     attempt.round(0)
     assert expected in only_failures(attempt.finish())
+
+
+@pytest.mark.parametrize("by_sites", [True, False])
+def test_xgboosts_may_differ_where_the_sites_grew_the_trees_and_nowhere_else(tmp_path, by_sites):
+    attempt, facts = Attempt(tmp_path), grown_fact(by_sites)
+    unlike = {"protection": facts, "versions": {"xgboost": "3.4.1"}}
+    attempt.open_session(**{"site-1": {"protection": facts}, "site-2": unlike, "site-3": unlike})
+    attempt.round(0)
+    if by_sites:
+        assert not check(attempt.finish()).failures
+    else:
+        assert "versions of xgboost" in only_failures(attempt.finish())
 
 
 @pytest.mark.parametrize("odd", [{"key_bits": 2048}, {"epsilon": "9"}, {"preset": "exact"}])
