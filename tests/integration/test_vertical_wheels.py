@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import xgboost as xgb
-from nvflare_plugins.wire.mediator import Mediator
 
 from nvflare_plugins.growth.arithmetic import arithmetic_here
+from nvflare_plugins.horizontal.mediated.mediator import Mediator
 from nvflare_plugins.vertical import site as vertical_site
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, ActivePart, read_part
 from tests.support import vertical_jobs

@@ -63,8 +63,6 @@ def own_and_xgboost(what: str) -> tuple[bool, bool]:
     if what.startswith("arithmetic"):
         return tuple(is_job(engine=engine, arithmetic="3.2") for engine in ("own", "xgboost"))
     name, _, value = what.partition("=")
-    if name == "on_lost_site":
-        return tuple(is_job(engine=engine, on_lost_site=value) for engine in ("own", "xgboost"))
     objective = CLASSES if name == "multi_strategy" else {"objective": "binary:logistic"}
     try:
         checked = check_parameters({**objective, name: {"true": True}.get(value, value)}, FEATURES, [])
