@@ -105,16 +105,23 @@ def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[
 class TreeRandom:
     """What one training of XGBoost draws: the columns of trees, levels and nodes, and the seeds of its trees' rows."""
 
-    def __init__(self, params: TreeParameters, n_columns: int, arithmetic: Arithmetic, seed: int) -> None:
+    def __init__(
+        self, params: TreeParameters, n_columns: int, arithmetic: Arithmetic, seed: int, per_iteration: bool = False
+    ) -> None:
+        """Prepare for one training. Args: per_iteration: ``seed_per_iteration``: each round begins anew."""
+        self._seed, self._per_iteration = seed, per_iteration
         self._shared = XGBoostRandom(seed)
-        own = XGBoostRandom(self._shared.draw()) if arithmetic.one_column_generator else None
-        self.columns = ColumnSampler(params, n_columns, lambda: own or XGBoostRandom(self._shared.draw()))
-        if own is not None:
-            self.columns.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
+        self._one_generator = arithmetic.one_column_generator
+        self._own: XGBoostRandom | None = None
+        self.columns = ColumnSampler(params, n_columns, lambda: self._own or XGBoostRandom(self._shared.draw()))
 
-    def reseed(self, seed: int, number: int) -> None:
-        """Begin anew for a round, as XGBoost does with ``seed_per_iteration``."""
-        self._shared = XGBoostRandom(seed * _SEED_OF_ROUND + number)
+    def begin_round(self, number: int) -> None:
+        """Begin a round; call before anything of it is drawn."""
+        if self._per_iteration:
+            self._shared = XGBoostRandom(self._seed * _SEED_OF_ROUND + number)
+        if self._one_generator and self._own is None:
+            self._own = XGBoostRandom(self._shared.draw())
+            self.columns.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
 
     def row_seed(self) -> int:
         """Draw the seed of a tree's ``sampled_rows``: before the tree's columns are drawn, and only below 1."""

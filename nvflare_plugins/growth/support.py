@@ -17,10 +17,10 @@ _TAKEN: dict[str, tuple[object, ...]] = {
 _ANY = frozenset(
     {
         *("base_score", "huber_slope", "num_class", "objective", "quantile_alpha", "scale_pos_weight"),
-        *("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample", "seed", "tweedie_variance_power"),
+        *("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample", "seed", "seed_per_iteration"),
         *("interaction_constraints", "monotone_constraints", "max_bin", "max_cat_threshold", "max_cat_to_onehot"),
         *("learning_rate", "max_delta_step", "max_depth", "max_leaves", "min_child_weight", "min_split_loss"),
-        *("num_parallel_tree", "reg_alpha", "reg_lambda"),
+        *("num_parallel_tree", "reg_alpha", "reg_lambda", "tweedie_variance_power"),
     }
 )
 """Parameters that it takes with whatever value was checked before."""
@@ -36,10 +36,7 @@ def why_not_own(parameters: TrainingParameters) -> str | None:
 
     Objectives and metrics are those of xgb/objectives.py, all of which it has.
     """
-    agreed = dict(parameters.agreed)
-    if agreed.get("seed_per_iteration") is False:
-        del agreed["seed_per_iteration"]  # XGBoost's default
-    for name, value in sorted(agreed.items()):
+    for name, value in sorted(parameters.agreed.items()):
         if name in _ANY or value in _TAKEN.get(name, ()):
             continue
         return _REASONS.get(str(value), f"the parameter {name}={value}")

@@ -167,7 +167,9 @@ class Training:
         self._plan, self._rows, self._sums, self._channel, self._settings = plan, rows, sums, channel, settings
         self._draws, self._on_round = draws, on_round
         self._grower = TreeGrower(plan.layout, plan.tree, plan.arithmetic, plan.eta)
-        self._random = TreeRandom(plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed)
+        self._random = TreeRandom(
+            plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed, plan.seed_per_iteration
+        )
         self._grid = self._made(plan.bounds)
 
     def run(self, model: GrownModel) -> GrownResult:
@@ -196,8 +198,7 @@ class Training:
     def _round(self, model: GrownModel, number: int) -> RoundRecord:
         started, summed, waited = time.perf_counter(), self._sums.seconds, self._channel.network_seconds
         self._enter(Phase.UPDATE, number)
-        if self._plan.seed_per_iteration:
-            self._random.reseed(self._plan.seed, number)
+        self._random.begin_round(number)
         model.append_round(self._trees(number))
         metrics = {}
         if self._plan.metrics and self._plan.sets:

@@ -119,7 +119,7 @@ class HorizontalJob(JobDocument):
     engine: Annotated[str, OneOf(Engine)] = Engine.AUTO.value
     """Who grows the trees. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on.
     ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all sites. ``auto``: ``own``, but
-    ``xgboost`` for dart, vector leaves and seed_per_iteration, which the sites do not grow.
+    ``xgboost`` for dart and vector leaves, which the sites do not grow.
     """
     arithmetic: Annotated[str, OneOf("auto", *ARITHMETICS)] = "auto"
     """Whose arithmetic ``own`` follows, to the bit: that of XGBoost 3.2, 3.3 or 3.4; ``auto`` takes that of the lowest

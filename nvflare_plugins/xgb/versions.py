@@ -79,7 +79,7 @@ def known_release(version: str) -> Release:
     raise ConfigurationError(
         f"this site runs xgboost {version}, which has no federated communicator: horizontal training and its tuning "
         "need one where XGBoost grows the trees (engine='xgboost', booster='dart', "
-        f"multi_strategy='multi_output_tree', seed_per_iteration): {_TAKES}"
+        f"multi_strategy='multi_output_tree'): {_TAKES}"
     )
 
 

@@ -101,6 +101,9 @@ SETTINGS: dict[str, Setting] = {
     "columns_of_trees": Setting({"colsample_bytree": 0.5}, n_trees=3),
     "columns_of_levels": Setting({"colsample_bylevel": 0.5}, n_trees=3),
     "columns_of_nodes": Setting({"colsample_bynode": 0.5, "colsample_bytree": 0.75}, n_trees=3),
+    "seeds_of_rounds": Setting(
+        {"seed_per_iteration": True, "colsample_bytree": 0.5, "colsample_bynode": 0.5}, n_trees=4
+    ),
     "rows_and_columns": Setting({"subsample": 0.6, "colsample_bynode": 0.5}, n_trees=3),
 }
 

@@ -110,10 +110,12 @@ def grow(
     sites = [BinnedRows(layout, bin_rows(layout, [table[p]], p.size, variant), variant) for p in parts]
     rows = SeveralSites(sites, parts)
     grower = TreeGrower(layout, params, arithmetic, F(xgb_params["eta"]), variant)
-    random = TreeRandom(params, setting.n_features, arithmetic, growth_trees.SEED)
+    per_iteration = bool(xgb_params.get("seed_per_iteration", False))
+    random = TreeRandom(params, setting.n_features, arithmetic, growth_trees.SEED, per_iteration)
     margins: NDArray[np.float32] = np.zeros(setting.n_rows, dtype=np.float32)
     unit = GradientUnit(-growth_trees.GRID_BITS, -growth_trees.GRID_BITS)
     for number in range(setting.n_trees):
+        random.begin_round(number)
         pairs = growth_trees.pairs(setting, number, table, margins)
         if params.subsample < 1:
             pairs = pairs * sampled_rows(setting.n_rows, params.subsample, random.row_seed())[:, None]

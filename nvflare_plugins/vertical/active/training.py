@@ -321,6 +321,7 @@ class _Training:
     # -- one round ----------------------------------------------------------------------------------------------------
 
     def _grow_round(self, number: int) -> None:
+        self._random.begin_round(number)
         gradients = self._gradients()
         n_before = len(trees_model(self._model.document["learner"])["trees"])
         grown: list[list[Tree]] = []

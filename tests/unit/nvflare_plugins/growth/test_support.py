@@ -17,12 +17,11 @@ from nvflare_plugins.xgb.parameters import _ALLOWED, _DART_ONLY, check_parameter
         ({"objective": "binary:logistic", "booster": "gbtree", "multi_strategy": "one_output_per_tree"}, None),
         ({"objective": "multi:softprob", "num_class": 3, "base_score": [0.1, 0.2, 0.7], "max_leaves": 5}, None),
         (
-            {"monotone_constraints": {"a": 1}, "interaction_constraints": [["a", "b"]], "seed_per_iteration": False},
+            {"monotone_constraints": {"a": 1}, "interaction_constraints": [["a", "b"]], "seed_per_iteration": True},
             None,
         ),
         ({"booster": "dart", "rate_drop": 0.1}, "booster=dart"),
         ({"objective": "multi:softprob", "num_class": 3, "multi_strategy": "multi_output_tree"}, "multi_strategy"),
-        ({"seed_per_iteration": True}, "the parameter seed_per_iteration=True"),
     ],
 )
 def test_what_the_grower_does_not_do_is_named(params: dict[str, object], reason: str | None) -> None:
@@ -35,7 +34,7 @@ def test_every_parameter_that_a_job_may_have_is_decided() -> None:
     from nvflare_plugins.growth.support import _ANY, _TAKEN
 
     elsewhere = {"nthread", "verbosity", "validate_parameters", "disable_default_eval_metric", "process_type"}
-    refused = {*_DART_ONLY, "seed_per_iteration", "sampling_method"}
+    refused = {*_DART_ONLY, "sampling_method"}
     constraints = {"monotone_constraints", "interaction_constraints"}
     assert {*_ANY, *_TAKEN} - constraints == set(_ALLOWED) - elsewhere - refused
 
