@@ -81,8 +81,8 @@ EVALUATION_SEED = 1  # other rows than those of training
 QUICK_PART = 10
 ALONE = (TableShape(100_000, 28, 0.5), TableShape(1_000_000, 28, 0.5))
 GROUPS = (
-    ("central", "native", "own_plain", "plain", "own_masks", "masks", UNTAGGED),
-    ("central", "own_bfv", "bfv", "own_ckks", "ckks"),
+    ("native", "own_plain", "plain", "own_masks", "masks", UNTAGGED),
+    ("own_bfv", "bfv", "own_ckks", "ckks"),
 )
 """Lanes that take turns with one another; all at once need too much memory."""
 AIMS: dict[str, dict[str, float]] = {

@@ -8,9 +8,11 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.growth._native import NUMPY
+from nvflare_plugins.wire.profiles import Profile
 from tests.bench import bench_horizontal
-from tests.bench.bench_horizontal import AIMS, bench_alone, bench_sites
+from tests.bench.bench_horizontal import AIMS, GROUPS, bench_alone, bench_sites
 from tests.bench.horizontal_data import TableShape
+from tests.bench.horizontal_lanes import OWN, UNTAGGED
 
 TINY = TableShape(3_000, 4, 0.3)
 is_federated = bool(xgb.build_info().get("USE_FEDERATED"))
@@ -35,6 +37,12 @@ def test_the_last_line_has_the_figures_of_each_lane(
     assert 1 <= own["exchanges"] <= 5 and own["bytes"] > 2 * 2 * 8 * TINY.n_features
     assert all(name.split(",")[0] in AIMS for part in (alone, sites) for name in part["missed"])
     assert "medians over rounds" in said
+
+
+def test_every_lane_is_a_way_to_train() -> None:
+    profiles = {one.value for one in Profile}
+    for name in (name for group in GROUPS for name in group):
+        assert name in ("native", UNTAGGED) or name.removeprefix(OWN) in profiles
 
 
 def test_an_aim_that_is_missed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
