@@ -88,7 +88,9 @@ class Prepared:
         Args:
             rows_per_node: the floor that the sites have agreed on, which decides min_child_weight.
         """
-        fields = {name: value for name, value in job.to_dict().items() if name not in _NOT_RELEASED}
+        # Registries of before know jobs by XGBoost without the two fields.
+        without = _NOT_RELEASED if is_grown(job, self.parameters) else (*_NOT_RELEASED, "engine", "arithmetic")
+        fields = {name: value for name, value in job.to_dict().items() if name not in without}
         document = {"job": fields, "parameters": self.parameters.document(), "rows_per_node": rows_per_node}
         return json.dumps(document, sort_keys=True).encode()
 

@@ -12,6 +12,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.grid import NARROW_BITS, WIDE_BITS, pair_grid
+from nvflare_plugins.horizontal import site as horizontal_site
 from nvflare_plugins.horizontal.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.horizontal.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import (
@@ -163,6 +164,17 @@ def test_gradients_that_no_float_holds_end_the_job_with_one_text(tmp_path, label
         "CapacityExceeded: a value is larger than 2^192: rescale labels or weights"
     }
     assert not list(tmp_path.glob("*/runs/job/model.json"))
+
+
+def test_what_xgboost_releases_is_what_registries_of_before_know(tmp_path, monkeypatch):
+    """They know jobs without ``engine`` and ``arithmetic``: the same job again stays the same release."""
+    seen, reserve = [], horizontal_site.reserve_together
+    monkeypatch.setattr(
+        horizontal_site, "reserve_together", lambda *args: seen.append(json.loads(args[3])["job"]) or reserve(*args)
+    )
+    for engine in ("xgboost", "own"):
+        grown(tmp_path / engine, breast(), LOGISTIC, engine=engine, num_rounds=1)
+    assert [{"engine", "arithmetic"} & set(job) for job in seen] == [set()] * 3 + [{"engine", "arithmetic"}] * 3
 
 
 def test_the_grid_does_not_follow_the_number_of_sites():
