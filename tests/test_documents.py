@@ -28,7 +28,7 @@ HISTORY = ROOT / "CHANGELOG.md"  # names what earlier versions had
 POLICY = ROOT / "jobs" / "README.md"
 PROTOCOL = ROOT / "nvflare_plugins" / "wire" / "PROTOCOL.md"
 GUIDES = [ROOT / "jobs" / f"{name}.md" for name in ("HOSPITAL", "OPERATOR", "BANK", "PRIVACY")]
-LONGEST_README, LONGEST_GUIDE, MOST_COMMANDS = 150, 100, 15
+MOST_COMMANDS = 15
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _SOURCE_NAME = re.compile(r"[\w./*-]+\.(?:py|md|toml|yml|c|h|cuh|svg)")
@@ -76,10 +76,6 @@ def guide_commands(path: Path) -> Iterator[str]:
 def guide_files(path: Path) -> list[tuple[str, str]]:
     """Return the files that a guide tells to save: where, and what."""
     return re.findall(r"(?ms)^```python\n(?=# (\S+)\n)(.*?)^```$", path.read_text(encoding="utf-8"))
-
-
-def test_the_readme_is_a_front_door() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)
@@ -170,7 +166,6 @@ def test_documents_name_the_known_releases_of_xgboost() -> None:
 
 @pytest.mark.parametrize("path", GUIDES, ids=named)
 def test_a_guide_is_one_page_of_few_commands(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_GUIDE
     assert 8 <= len(list(guide_commands(path))) <= MOST_COMMANDS
     run: list[JobRecipe] = []
     monkeypatch.setattr(JobRecipe, "execute", lambda recipe, env: run.append(recipe), raising=False)
