@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -29,6 +30,9 @@ MAX_MODULUS = 2**63
 _CHUNK_VALUES = 1 << 15  # 256 KiB of keystream: stays in the second-level cache between AES and the addition
 _BLOCK_BYTES = 16
 _ZEROS = bytes(8 * _CHUNK_VALUES)
+_WORD = np.dtype("<u8")
+
+Word = TypeVar("Word", np.uint32, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class PairwiseMasks:
         together with one other site learns the sums, as that site does; only the server together with all other
         sites learns this site's values. A counter encodes once: a second encoding under one counter would reveal
         the difference of the two messages, so it is refused. A retry resends the bytes of the first encoding.
-    Capacity: exact modulo 2^64 or modulo the given modulus; the caller keeps the true sum inside that range.
+    Capacity: exact modulo 2^64, modulo 2^32 for words of 32 bits, or modulo the given modulus; the caller keeps the
+        true sum inside that range.
     """
 
     def __init__(
@@ -106,16 +111,16 @@ class PairwiseMasks:
         }
         self._group_key = extract_key(derive_key(group_secret, session_id, "masks/group"))
 
-    def mask(self, values: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
+    def mask(self, values: NDArray[Word], label: MessageLabel, modulus: int | None = None) -> NDArray[Word]:
         """Return the values plus this site's masks for the message ``label``.
 
-        Shapes: values: uint64[n_values], each below the modulus; result: uint64[n_values], a new array.
+        Shapes: values: uint64[n_values], each below the modulus, or uint32[n_values]; result: as values, a new array.
         Security: the result may be shown to the server.
 
         Args:
             values: two's complement or residues; not changed.
             label: names the message; its counter must exceed that of every message masked before.
-            modulus: None for 2^64, else at most 2^63; masks are then uniform below it.
+            modulus: None for 2^64, or 2^32 of uint32; else at most 2^63, and masks are uniform below it.
 
         Raises:
             ProtocolError: the counter has been used already, or is smaller than one that has.
@@ -126,17 +131,17 @@ class PairwiseMasks:
         if label.counter <= self._last_counter:
             raise ProtocolError(f"counter {label.counter} was passed already: a message is masked only once")
         self._last_counter = label.counter
-        masked, info = values.copy(), _info(label, modulus)
+        masked, info = values.copy(), _info(label, _modulus_in_keys(values, modulus))
         for peer, key in self._pair_keys.items():
             _apply_keystream(masked, key, info, modulus, subtract=peer < self._rank)
         if self._rank == self._blinder:
             _apply_keystream(masked, self._group_key, info, modulus, subtract=False)
         return masked
 
-    def unblind(self, total: NDArray[np.uint64], label: MessageLabel, modulus: int | None = None) -> NDArray[np.uint64]:
+    def unblind(self, total: NDArray[Word], label: MessageLabel, modulus: int | None = None) -> NDArray[Word]:
         """Return the sum over all sites from the total that came back from the server.
 
-        Shapes: total: uint64[n_values]; result: uint64[n_values], a new array.
+        Shapes: total: uint64[n_values], or uint32[n_values]; result: as total, a new array.
 
         Raises:
             ProtocolError: this message has not been masked here.
@@ -148,7 +153,8 @@ class PairwiseMasks:
             raise ProtocolError(f"counter {label.counter} has not been masked by this site yet")
         result = total.copy()
         if self._blinder is not None:
-            _apply_keystream(result, self._group_key, _info(label, modulus), modulus, subtract=True)
+            info = _info(label, _modulus_in_keys(total, modulus))
+            _apply_keystream(result, self._group_key, info, modulus, subtract=True)
         return result
 
     def close(self) -> None:
@@ -162,9 +168,9 @@ class PairwiseMasks:
             raise ProtocolError("the session of these masks is closed: its keys are gone")
 
 
-def _check_values(values: NDArray[np.uint64], label: MessageLabel, modulus: int | None) -> None:
-    if values.dtype != np.uint64 or values.ndim != 1:
-        raise TypeError("values must be a one-dimensional array of uint64")
+def _check_values(values: NDArray[Word], label: MessageLabel, modulus: int | None) -> None:
+    if values.dtype not in ((np.uint32, np.uint64) if modulus is None else (np.uint64,)) or values.ndim != 1:
+        raise TypeError("values must be a one-dimensional array of uint64, or of uint32 without a modulus")
     if values.size != label.n_values:
         raise ValueError(f"the label announces {label.n_values} values, the array holds {values.size}")
     if modulus is None:
@@ -176,28 +182,28 @@ def _check_values(values: NDArray[np.uint64], label: MessageLabel, modulus: int 
 
 
 class _Keystream:
-    """Uniform 64-bit words, or uniform residues, from AES-256-CTR under a key that is used for one message only."""
+    """Uniform words, or uniform residues, from AES-256-CTR under a key that is used for one message only."""
 
-    def __init__(self, key: bytes, modulus: int | None, most: int) -> None:
+    def __init__(self, key: bytes, modulus: int | None, most: int, word: np.dtype[Any] = _WORD) -> None:
         """Take the key of the message; ``most`` numbers, at most, are asked for at once."""
         self._aes: CipherContext = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
-        self._buffer = bytearray(8 * most + 2 * _BLOCK_BYTES)  # whole blocks, and the one that AES wants
-        self._modulus = modulus
+        self._buffer = bytearray(word.itemsize * most + 2 * _BLOCK_BYTES)  # whole blocks, and the one that AES wants
+        self._modulus, self._word = modulus, word
 
-    def next(self, n: int) -> NDArray[np.uint64]:
+    def next(self, n: int) -> NDArray[Any]:
         """Return the next ``n`` numbers; the array is valid until the next call."""
         if self._modulus is None:
             return self._words(n)
         return self._residues(n, self._modulus)
 
-    def _words(self, n: int) -> NDArray[np.uint64]:
+    def _words(self, n: int) -> NDArray[Any]:
         # The key stream is the encryption of zeros. One whole number of 16-byte blocks at a time keeps the position
         # independent of how callers slice their requests.
-        n_bytes = -(-8 * n // _BLOCK_BYTES) * _BLOCK_BYTES
+        n_bytes = -(-self._word.itemsize * n // _BLOCK_BYTES) * _BLOCK_BYTES
         for start in range(0, n_bytes, len(_ZEROS)):
             zeros = memoryview(_ZEROS)[: n_bytes - start]
             self._aes.update_into(zeros, memoryview(self._buffer)[start:])
-        return np.frombuffer(self._buffer, dtype="<u8", count=n)
+        return np.frombuffer(self._buffer, dtype=self._word, count=n)
 
     def _residues(self, n: int, modulus: int) -> NDArray[np.uint64]:
         # Rejection: cut to the modulus's bit length, keep what lies below it. Both sites of a pair read the same
@@ -221,17 +227,21 @@ def uniform_residues(key: bytes, modulus: int, n: int) -> NDArray[np.uint64]:
     return _Keystream(key, modulus, n).next(n)  # a new array: residues are never words as they stand in the buffer
 
 
+def _modulus_in_keys(values: NDArray[Any], modulus: int | None) -> int | None:
+    """Return what stands for the modulus in a message's keys: words of each width have keys of their own."""
+    return modulus if values.itemsize == _WORD.itemsize else 1 << (8 * values.itemsize)
+
+
 def _info(label: MessageLabel, modulus: int | None) -> bytes:
     """Return what the keys of a message are derived for; the same for all pairs."""
     fields = (label.counter, label.kind, label.phase, label.n_values, modulus or 0)
     return encode_fields(f"{DOMAIN}/masks/message", *fields)
 
 
-def _apply_keystream(
-    values: NDArray[np.uint64], key: bytes, info: bytes, modulus: int | None, *, subtract: bool
-) -> None:
-    """Add or subtract the keystream of one message in place, modulo ``modulus`` (None: 2^64)."""
-    stream = _Keystream(expand_key(key, info), modulus, min(values.size, _CHUNK_VALUES))
+def _apply_keystream(values: NDArray[Any], key: bytes, info: bytes, modulus: int | None, *, subtract: bool) -> None:
+    """Add or subtract the keystream of one message in place, modulo ``modulus`` (None: that of the words)."""
+    word = values.dtype.newbyteorder("<")
+    stream = _Keystream(expand_key(key, info), modulus, min(values.size, _CHUNK_VALUES), word)
     for start in range(0, values.size, _CHUNK_VALUES):
         part = values[start : start + _CHUNK_VALUES]
         mask = stream.next(part.size)

@@ -216,3 +216,54 @@ def test_masks_with_and_without_blinding_have_no_key_in_common(rank, modulus):
     if (modulus or 4) > 3:
         both = [site.mask(values, label(64), modulus) for site in (blinded, readable)]
         assert not np.array_equal(*both)
+
+
+# -- words of 32 bits -------------------------------------------------------------------------------------------------
+
+SHORT_ANSWER = "215bd815df30d7bc5d422bcd"
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("n", [1, 257, (1 << 15) + 3])
+def test_masks_of_short_words_cancel_modulo_2_32(world, n):
+    rng = np.random.default_rng(world)
+    values = [rng.integers(0, 1 << 32, n, dtype=np.uint32) for _ in range(world)]
+    sites, message = make_sites(world), label(n)
+    total = np.sum([site.mask(v, message) for site, v in zip(sites, values, strict=True)], axis=0, dtype=np.uint32)
+    for site in sites:
+        opened = site.unblind(total, message)
+        assert opened.dtype == np.uint32 and np.array_equal(opened, np.sum(values, axis=0, dtype=np.uint32))
+    assert n < 257 or np.mean(total == np.sum(values, axis=0, dtype=np.uint32)) < 0.01, "the server sees no sum"
+
+
+def naive_short_keystream(key: bytes, message: MessageLabel) -> list[int]:
+    """The words of four bytes of a key of their own, one behind the other, each once."""
+    fields = (message.counter, message.kind, message.phase, message.n_values, 1 << 32)
+    aes = Cipher(algorithms.AES(derive_key(key, b"", "masks/message", *fields)), modes.CTR(bytes(16))).encryptor()
+    stream = aes.update(bytes(4 * message.n_values))
+    return [int.from_bytes(stream[i : i + 4], "little") for i in range(0, len(stream), 4)]
+
+
+@pytest.mark.parametrize("n", [1, 3, 101, (1 << 15) + 3, 3 * (1 << 15)])
+def test_short_words_take_each_word_of_their_keystream_once(n):
+    message, zeros = label(n), np.zeros(n, dtype=np.uint32)
+    low, high = make_sites(2, blinder=None)
+    expected = naive_short_keystream(derive_key(pair_secret(0, 1), SESSION, "masks/readable/pair", 0, 1), message)
+    assert low.mask(zeros, message).tolist() == expected
+    assert high.mask(zeros, message).tolist() == [-word % (1 << 32) for word in expected]
+
+
+def test_short_and_long_words_of_one_message_have_no_key_in_common():
+    """Two sites of unlike widths would else show the difference of their values."""
+    long_, short = (make_sites(2, blinder=None)[0].mask(np.zeros(512, t), label(512)) for t in (np.uint64, np.uint32))
+    assert not set(long_.view(np.uint32).tolist()) & set(short.tolist())
+
+
+def test_short_words_are_masked_once_and_take_no_modulus():
+    site = make_sites(3)[1]
+    values = np.array([1, 2, 3], dtype=np.uint32)
+    with pytest.raises(TypeError, match="uint32 without a modulus"):
+        site.mask(values, label(3), 1 << 32)
+    assert site.mask(values, label(3)).tobytes().hex() == SHORT_ANSWER
+    with pytest.raises(ProtocolError, match="once"):
+        site.mask(values, label(3))
