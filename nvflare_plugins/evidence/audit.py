@@ -13,12 +13,14 @@ from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 from he_processors.errors import AuthenticationError
+from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.evidence.contents import PAID_IN, Content, Protection
 from nvflare_plugins.evidence.format import SERVER, SignedHead, seal_statement
 from nvflare_plugins.evidence.plugin_claims import is_claim, names_plugin, threat_model
 from nvflare_plugins.evidence.reader import Log, Message
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import plugin_of
 
 MAX_CLOCK_ERROR = timedelta(days=1)
@@ -55,11 +57,17 @@ _AGREED = ("sites", "signed", "public_keys", "certificates", "parameters_hash")
 _AGREED_VERSIONS = ("veilboost", "xgboost")
 _GROWN_BY = "trees grown by"
 _SITES = "the sites"
+_WORD_BITS = "word bits"
 
 
 def grown_fact(by_sites: bool) -> dict[str, str]:
     """Return what evidence says of who grew the trees; where the sites did, their XGBoosts may differ."""
     return {_GROWN_BY: _SITES if by_sites else "XGBoost"}
+
+
+def word_fact(bits: int) -> dict[str, int]:
+    """Return what evidence says of the words of histograms; evidence that says nothing is of 64 bits."""
+    return {_WORD_BITS: bits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +120,8 @@ def audit(
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
     for log in logs:
-        failures += [f"{log.site}: {text}" for check in (_whole, _privacy, _contents) for text in check(log)]
+        checks = (_whole, _privacy, _words, _contents)
+        failures += [f"{log.site}: {text}" for check in checks for text in check(log)]
     for log in sites:
         failures += [f"{log.site}: {text}" for text in (*_counters(log), *_head_rhythm(log))]
         failures += _same_contents(log, {name: other for name, other in by_name.items() if name != log.site})
@@ -273,6 +282,32 @@ def _privacy(log: Log) -> Iterator[str]:
             yield f"LEAK: private message {name} travelled as {codec}, which profile {log.profile} does not allow"
     for name in sorted({kind for kind, _, _ in log.local} - set(Kind.__members__)):
         yield f"locally answered kind {name!r} is not in the catalogue"
+
+
+def _words(log: Log) -> Iterator[str]:
+    """Yield what is wrong with words: histograms alone may have 32 bits, where the session says so, and then all do."""
+    stated = None if log.session is None else log.session["protection"]
+    if stated is not None and stated.get(_WORD_BITS, 64) not in (32, 64):
+        yield f"the session states words of {stated[_WORD_BITS]} bits, which there are not"
+    first = next((f"record {one.n}: {text}" for one in log.messages if (text := _wrong(one, stated))), "")
+    if first:
+        yield first
+
+
+def _wrong(message: Message, stated: Mapping[str, Any] | None) -> str:
+    """Return what is wrong with the words of a message; "" for nothing. Args: stated: None where no session says so."""
+    codec = Codec.__members__.get(message.codec)
+    width = 0 if codec is None else 8 * codec.word_bytes
+    if message.kind != Kind.HISTOGRAM.name:
+        return f"{message.kind} travelled in words of 32 bits, which histograms alone do" if width == 32 else ""
+    bits = width if stated is None else stated.get(_WORD_BITS, 64)
+    if width not in (0, bits):
+        return f"a histogram travelled in words of {width} bits; the session states {bits}"
+    tail = message.size - width // 8 * message.n_values
+    most = 8 * N_TAGS if width == 32 else tail
+    if width and message.size and (tail % 8 or not 0 <= tail <= most):  # a request for another scale holds nothing
+        return f"{message.size} bytes are not the size of {message.n_values} words of {width} bits"
+    return ""
 
 
 def _contents(log: Log) -> Iterator[str]:

@@ -42,7 +42,7 @@ MAX_DEPTH = 32  # of lists and objects in each other; a record has six
 MAX_DIGITS = 19  # no count or size of a log comes near
 
 
-CLEAR_CODECS = frozenset({"PUBLIC", "PLAIN"})
+CLEAR_CODECS = frozenset({"PUBLIC", "PLAIN", "PLAIN_32"})
 """Codecs under which a payload can be read by whoever carries it. A private kind travels so under ``plain`` only."""
 
 _RECORD_DOMAIN = b"veilboost evidence record v1\0"

@@ -67,6 +67,8 @@ CODEC_PROTECTION = {
     "CKKS": "CKKS: server has no key; server + one site can open every contribution",
     "SEALED": "sealed end to end between sites: server sees size and timing",
     "PLUGIN": "a plugin's processor, and what it claims: the server adds words that it knows nothing of",
+    "MASKED_32": "pairwise masks on words of 32 bits, sum blinded: server sees neither contribution nor sum",
+    "PLAIN_32": "NONE: readable by the server",
 }
 
 _MASKED_NOISE = {
@@ -178,7 +180,7 @@ THREAT_MODELS = {
     for model in (
         ThreatModel(
             profile="plain",
-            codecs=_SAFE | {"PLAIN"},
+            codecs=_SAFE | {"PLAIN", "PLAIN_32"},
             changed="Sums: unnoticed, if all sites are told the same. Nothing is protected under this profile.",
             summary="No protection of sums: the server reads every site's contributions.",
             server_alone="Every site's histograms, label means, counts and metric parts, in clear.",
@@ -190,14 +192,14 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="masks",
-            codecs=_SAFE,
+            codecs=_SAFE | {"MASKED_32"},
             changed=TAGGED,
             summary="Pairwise masks on exact integers; the sum itself is blinded from the server.",
             server_alone=_TIMING,
             one_site=_POOLED,
             server_and_one_site="The pooled sums, as that site does; no single contribution if two others are honest.",
             all_but_one=_LAST_SITE,
-            notes=("Exact sums, 8 bytes a value. No key opens a contribution.",),
+            notes=("Exact sums, 8 bytes a value, or 4 in histograms of 32-bit words. No key opens a contribution.",),
         ),
         ThreatModel(
             profile="bfv",

@@ -14,6 +14,9 @@ rows must stay below ``coarsest``; otherwise words are wide, at twice the bytes.
 wherever rows have no common bound. Under `ckks` (44 bits) rows are rounded to the grid of wide words and a site's sums
 to the coarser grid of the scheme, which must not be coarser than ``coarsest``: its models depend on who holds which
 rows.
+
+Words of 32 bits (`word_bits`) hold sums below 2^31: of N < 2^b rows each has 31 - b bits. No sum of rows can wrap,
+whoever holds them. Rows in steps above 2^-12 are refused: up to 524,287 rows fit where a gradient is at most 1.
 """
 
 from __future__ import annotations
@@ -23,12 +26,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import CapacityExceeded
+from he_processors.errors import CapacityExceeded, ConfigurationError
+from nvflare_plugins.wire.profiles import SHORT_BITS
 
 WIDE_BITS = 59
 """Sums of at most 2^59 in magnitude are exact under every profile (he_processors/sum_tags.py)."""
 NARROW_BITS = 50
 """What `bfv` carries in a narrow word with up to five sites; with more, sums on this grid travel wide."""
+
+
+_SHORT_STEP = -12  # exponent of the coarsest step of such rows: 12 bits of a gradient of 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,19 @@ def pair_grid(
         rows_are_exact: sums travel on the grid of the rows under this scheme, at whatever price.
         coarsest: the largest step that will do; 0 for the finest.
         finest: no step below 2^finest, to compare profiles on one grid.
+
+    Raises:
+        ConfigurationError: words have 32 bits, and leave rows of these bounds too few.
     """
     row_bits = max(n_rows, 1).bit_length()
+    if capacity_bits == SHORT_BITS:
+        most = _SHORT_STEP + SHORT_BITS - max(g_bound, h_bound)
+        if row_bits > most:
+            raise ConfigurationError(
+                f"word_bits=32 is for fewer than {1 << max(most, 0):,} pooled rows here: on a grid where no sum can "
+                "wrap, more of them would lose digits that decide splits. Set word_bits to 64"
+            )
+        return _grid(g_bound, h_bound, row_bits, SHORT_BITS, False, finest)
     wide = _grid(g_bound, h_bound, row_bits, WIDE_BITS, True, finest)
     if capacity_bits >= WIDE_BITS:
         return wide

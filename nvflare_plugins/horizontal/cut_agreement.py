@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nvflare_plugins.horizontal.growing import check_words
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.preparation import Prepared
 from nvflare_plugins.site.memory.registry import Registry, Reservation
@@ -49,6 +50,7 @@ class CutAgreement:
         """Prepare to agree; ``kept`` are the cuts of what the job goes on from, the same at all sites."""
         self._job = job
         self._table = prepared.table
+        self._parameters = prepared.parameters
         self._max_bin = prepared.parameters.max_bin
         self._kept = kept
         self._channel = channel
@@ -58,10 +60,15 @@ class CutAgreement:
         self.rows = np.zeros(1, dtype=np.int64)
 
     def run(self, sums: ProtectedSums) -> tuple[Cuts, int | None]:
-        """Return the cuts and a feature that no site lacks values in, if there is one."""
+        """Return the cuts and a feature that no site lacks values in, if there is one.
+
+        Raises:
+            ConfigurationError: there are more pooled rows than the job's words are for.
+        """
         table = self._table
         local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
         self.rows = sums.sum_counts(Kind.CUT_COUNTS, local)
+        check_words(self._job, self._parameters, int(self.rows[0]))
         dense = np.flatnonzero(self.rows[1:] == self.rows[0])
         root_feature = int(dense[0]) if dense.size else None
         if self._kept is not None:

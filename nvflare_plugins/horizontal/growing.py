@@ -11,11 +11,12 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from he_processors.fixed_point import exponent_of
 from nvflare_plugins.data_sets.table import Table
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, arithmetic_of
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS, FirstEstimate
-from nvflare_plugins.growth.grid import WIDE_BITS, rows_on_grid
+from nvflare_plugins.growth.grid import WIDE_BITS, pair_grid, rows_on_grid
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import check_predictor, continued_model, new_model
 from nvflare_plugins.growth.objectives import Objective
@@ -23,10 +24,11 @@ from nvflare_plugins.growth.site_rows import RowSet
 from nvflare_plugins.growth.support import why_not_own
 from nvflare_plugins.growth.training import GrownModel, GrowthPlan
 from nvflare_plugins.growth.tree_parameters import TreeParameters
-from nvflare_plugins.horizontal.job import Engine, HorizontalJob
+from nvflare_plugins.horizontal.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.horizontal.matrices import unlabelled_blocks
 from nvflare_plugins.horizontal.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind
+from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -55,6 +57,35 @@ def is_grown(job: HorizontalJob, parameters: TrainingParameters) -> bool:
             f"arithmetic is read only where the sites grow the trees, and they do not grow {reason}: leave it out"
         )
     return job.engine != Engine.XGBOOST.value and reason is None
+
+
+def check_words(job: HorizontalJob, parameters: TrainingParameters, n_rows: int = 1) -> None:
+    """Refuse words of 32 bits where a row would keep too few of them, before any sum travels so.
+
+    Args:
+        n_rows: pooled training rows, or fewer while these are unknown.
+
+    Privacy: a refusal tells the server that there are more pooled rows than such words are for, and no number.
+
+    Raises:
+        ConfigurationError: they do not do; decided from what all sites know, so at all sites alike.
+    """
+    if job.word_bits != SHORT_WORD_BITS:
+        return
+    if not is_grown(job, parameters):
+        raise ConfigurationError(
+            f"word_bits=32 is for trees that the sites grow, and they do not grow {why_not_own(parameters)}: set "
+            "word_bits to 64"
+        )
+    facts = parameters.objective
+    bounds = facts.gradient_bound, facts.hessian_bound
+    if not coarsest_pairs(parameters, weighted=False) or facts.adaptive_leaf or None in bounds:
+        raise ConfigurationError(
+            f"word_bits=32 is refused for {facts.name} with these parameters, whose rows have no common bound, or one "
+            "far above most of them: they would lose digits that decide splits. Set word_bits to 64"
+        )
+    g, h = (exponent_of(float(bound or 0.0)) for bound in bounds)
+    pair_grid(g, h, n_rows, SHORT_BITS, rows_are_exact=True, coarsest=0.0)
 
 
 def arithmetic_of_job(job: HorizontalJob) -> str:
@@ -144,7 +175,7 @@ class Scales:
         needs_scale = Objective.of_job(grown.parameters, grown.arithmetic).needs_scale
         quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if needs_scale else ()
         of_residuals = tuple(row_exponent(sums, quantity, grown.n_rows) for quantity in quantities)
-        return cls((g, h), of_residuals, sums.capacity_bits, sums.rows_are_exact)
+        return cls((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact)
 
 
 def row_exponent(sums: ProtectedSums, quantity: str, n_rows: int) -> int:

@@ -42,7 +42,9 @@ class Engine(Enum):
     XGBOOST = "xgboost"
 
 
+WORD_BITS, SHORT_WORD_BITS = 64, 32
 _LARGEST_EXPONENT = 192  # as the scales of sums
+_SHORT_PROFILES = (Profile.PLAIN.value, Profile.MASKS.value)
 
 
 def _known_profile(value: str) -> str:
@@ -125,6 +127,11 @@ class HorizontalJob(JobDocument):
     """Whose arithmetic ``own`` follows, to the bit: that of XGBoost 3.2, 3.3 or 3.4; ``auto`` takes that of the lowest
     XGBoost among the sites.
     """
+    word_bits: Annotated[int, OneOf(WORD_BITS, SHORT_WORD_BITS)] = WORD_BITS
+    """Bits of the words of histograms: 64, or 32 for half the bytes, where the sites grow the trees under `masks` or
+    `plain`. With 32 a row's gradient keeps 12 bits or more, so that trees may differ from those of centralized
+    training. For up to 524,287 pooled rows without weights, of two or more classes.
+    """
     tracking: Flag = True
     """Stream the pooled metrics of each round to the server."""
     finest_exponent: Annotated[Whole, Ge(-_LARGEST_EXPONENT), Le(_LARGEST_EXPONENT)] | None = None
@@ -158,6 +165,8 @@ class HorizontalJob(JobDocument):
             "arithmetic is read only where the sites grow the trees: set engine='own', or leave arithmetic out",
             self.arithmetic == "auto" or self.engine != Engine.XGBOOST.value,
         )
+        if self.word_bits == SHORT_WORD_BITS:
+            self._check_words()
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.continue_from is not None:
@@ -167,6 +176,22 @@ class HorizontalJob(JobDocument):
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
         self._check_params()
+
+    def _check_words(self) -> None:
+        """Refuse what has no sums in words of 32 bits; what the parameters decide is checked with these."""
+        expect(
+            "word_bits=32 is for trees that the sites grow: set engine='own', or word_bits to 64",
+            self.engine != Engine.XGBOOST.value,
+        )
+        expect(
+            f"word_bits=32 is for profiles {' and '.join(_SHORT_PROFILES)}, not {self.profile}, whose words are its "
+            "own: choose one of these, or set word_bits to 64",
+            self.profile in _SHORT_PROFILES,
+        )
+        expect(
+            "word_bits=32 is refused with weight: weighted rows have no common bound. Set word_bits to 64",
+            self.weight is None,
+        )
 
     def _check_params(self) -> None:
         """Refuse what XGBoost would refuse in the middle of the job; the rest is checked with the columns at hand."""

@@ -20,8 +20,8 @@ from nvflare_plugins.data_sets.row_ids import usable_ids
 from nvflare_plugins.data_sets.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.horizontal.going_on import Course, check_can_go_on, check_left, course_of
-from nvflare_plugins.horizontal.growing import is_grown
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.growing import check_words, is_grown
+from nvflare_plugins.horizontal.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.horizontal.page_files import remove_left_behind
 from nvflare_plugins.horizontal.processors import ChosenProfile, choose_profile
 from nvflare_plugins.horizontal.row_sampling import check_sampling
@@ -90,6 +90,7 @@ class Prepared:
         """
         # Registries of before know jobs by XGBoost without the two fields.
         without = _NOT_RELEASED if is_grown(job, self.parameters) else (*_NOT_RELEASED, "engine", "arithmetic")
+        without = without if job.word_bits != WORD_BITS else (*without, "word_bits")  # of before, too
         fields = {name: value for name, value in job.to_dict().items() if name not in without}
         document = {"job": fields, "parameters": self.parameters.document(), "rows_per_node": rows_per_node}
         return json.dumps(document, sort_keys=True).encode()
@@ -251,6 +252,7 @@ def check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]
     """Check the parameters, and what the policy says about them. Raises: PolicyRefusal, ConfigurationError."""
     parameters = check_parameters(job.params, features)
     check_sampling(parameters)
+    check_words(job, parameters)
     if parameters.objective.adaptive_leaf:
         policy.check_consent(
             "exact_leaves",

@@ -20,6 +20,7 @@ from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.evidence.plugin_claims import plugin_facts
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS, Statement
+from nvflare_plugins.horizontal.job import SHORT_WORD_BITS, WORD_BITS
 from nvflare_plugins.site.plugins import load_plugin
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.catalogue import Kind
@@ -32,6 +33,8 @@ from nvflare_plugins.wire.profiles import (
     MaskedSums,
     PlainSums,
     Profile,
+    ShortMaskedSums,
+    ShortPlainSums,
     SumProcessor,
     plugin_of,
 )
@@ -155,6 +158,13 @@ BUILT_IN = {
 }
 
 
+_SHORT: dict[Codec, Callable[[Session], SumProcessor]] = {
+    Codec.PLAIN: lambda session: ShortPlainSums(),
+    Codec.MASKED: lambda session: ShortMaskedSums(session.masks),
+}
+"""What protects histograms in words of 32 bits, by the codec of all other sums; there are no others."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
     """The profile of a job at this site.
@@ -252,7 +262,10 @@ def open_processor(profile: SumProfile, channel: Channel, session: Session) -> S
     return CheckedSums(processor, profile.capacity_bits) if profile.codec is Codec.PLUGIN else processor
 
 
-def open_sums(profile: SumProfile, channel: Channel, session: Session, finest_exponent: int | None) -> ProtectedSums:
-    """Return the protected sums of a job under its profile."""
+def open_sums(
+    profile: SumProfile, channel: Channel, session: Session, finest_exponent: int | None, word_bits: int = WORD_BITS
+) -> ProtectedSums:
+    """Return the protected sums of a job under its profile. Args: word_bits: of its histograms."""
     processor = open_processor(profile, channel, session)
-    return ProtectedSums(channel, processor, session.tags, finest_exponent)
+    pairs = _SHORT[profile.codec](session) if word_bits == SHORT_WORD_BITS else None
+    return ProtectedSums(channel, processor, session.tags, finest_exponent, pairs=pairs)

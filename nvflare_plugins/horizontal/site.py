@@ -27,7 +27,7 @@ from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.data_sets.declaration import EXTERNAL
 from nvflare_plugins.data_sets.schema import Schema
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.evidence.audit import grown_fact
+from nvflare_plugins.evidence.audit import grown_fact, word_fact
 from nvflare_plugins.evidence.gone_on import named
 from nvflare_plugins.failures import DataRefusal
 from nvflare_plugins.growth.support import grown_document
@@ -46,9 +46,7 @@ from nvflare_plugins.horizontal.growing import (
 )
 from nvflare_plugins.horizontal.grown_training import train_grown
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.matrices import (
-    as_weighed,
-)
+from nvflare_plugins.horizontal.matrices import as_weighed
 from nvflare_plugins.horizontal.mediated.engine import Mediated
 from nvflare_plugins.horizontal.page_files import bins_below, page_files
 from nvflare_plugins.horizontal.preparation import Prepared, prepare
@@ -108,7 +106,8 @@ class _Run:
         if self._prepared.course is not None:
             self._prepared.course.note_earlier_jobs(self._reservations.entries, self._context.policy.consents)
         with self._reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
-            sums = open_sums(self._prepared.chosen.profile, self._channel, self._session, self._job.finest_exponent)
+            job, chosen = self._job, self._prepared.chosen
+            sums = open_sums(chosen.profile, self._channel, self._session, job.finest_exponent, job.word_bits)
         if self._going_on is None:
             with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
                 self._check_floors(sums)
@@ -485,6 +484,7 @@ run_site = SitePart(
         **prepared.chosen.facts,
         **named(prepared.lost),
         **grown_fact(is_grown(job, prepared.parameters)),
+        **word_fact(job.word_bits),
     },
     on_cluster=OnCluster.USED,
 )

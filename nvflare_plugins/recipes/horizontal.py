@@ -38,8 +38,8 @@ class HorizontalXGBRecipe(JobRecipe):
         settings: Any other field of ``HorizontalJob``: ``eval_data_set``, ``evaluate_training``, ``pooled_metrics``,
             ``weight``, ``features``, ``categories``, ``unknown_category_is_missing``, ``label_classes``,
             ``cut_bounds``, ``min_rows_per_cut``, ``early_stopping_rounds``, ``checkpoint_every``, ``initial_model``,
-            ``continue_from``, ``resume_from``, ``engine``, ``arithmetic``, ``tracking``, ``finest_exponent``,
-            ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
+            ``continue_from``, ``resume_from``, ``engine``, ``arithmetic``, ``word_bits``, ``tracking``,
+            ``finest_exponent``, ``deadline_s``, ``on_lost_site``, ``lost_site_deadline_s``.
 
     Raises:
         ConfigurationError: a setting or parameter that no site would accept.

@@ -19,6 +19,7 @@ import xgboost as xgb
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.format import CLEAR_CODECS
 from nvflare_plugins.evidence.plugin_claims import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
@@ -48,7 +49,7 @@ _STAGES = (
     ("network", "network and waiting", 3),
 )
 _VISIBLE_SHARE = 0.01
-_CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6}
+_CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6, "MASKED_32": 1, "PLAIN_32": 5}
 _LOCAL_MEAN_METRICS = ("auc", "aucpr")
 
 
@@ -250,7 +251,7 @@ def _protection(run: RunRecord, log: Log | None) -> Iterator[str]:
         yield "<tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
         for row in run.traffic:
             protection = protection_text(run.profile, row.kind, row.codec, row.private)
-            mark = " class=bad" if row.private and row.codec in ("PLAIN", "PUBLIC") else ""
+            mark = " class=bad" if row.private and row.codec in CLEAR_CODECS else ""
             yield (
                 f"<tr><td>{markup(row.kind)}<td>{markup(_meaning(row.kind))}<td class=n>{row.messages:,}"
                 f"<td{mark}>{markup(protection)}</tr>"

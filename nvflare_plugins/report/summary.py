@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nvflare_plugins.declared import description_of
 from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.format import CLEAR_CODECS
 from nvflare_plugins.evidence.plugin_claims import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import protection_text
@@ -109,7 +110,7 @@ def _left(run: RunRecord, log: Log | None) -> Pairs:
         peers.setdefault((_meaning(part.what), _reader_sees(part.protection)), set()).add(part.peer)
     for (what, protection), readers in peers.items():
         yield f"Sealed, for {', '.join(sorted(readers))}", markup(f"{what}; {protection}")
-    bare = any(row.private and row.codec in ("PLAIN", "PUBLIC") for row in run.traffic)
+    bare = any(row.private and row.codec in CLEAR_CODECS for row in run.traffic)
     how = "<span class='chip bad'>readable</span> Some private messages were readable by the server." if bare else ""
     yield "Profile", f"<code>{markup(run.profile)}</code> {how}"
 

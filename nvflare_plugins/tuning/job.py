@@ -91,6 +91,7 @@ class TuningJob(JobDocument):
         "continue_from": "every trial begins anew; continue a model in the training that follows",
         "resume_from": "nothing is kept of a trial that was broken off; submit the job again without the trials that "
         "the log shows as done",
+        "word_bits": "trials are compared in words of 64 bits; give it to the training that follows",
         "cuts": "cut points are searched as `quantile`; leave it out",
         "cut_bounds": "cut points are searched as `quantile`; leave it out",
     }

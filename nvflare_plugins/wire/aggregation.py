@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.additions import Summing, WordSum, adds_words, check_size, open_sum
+from nvflare_plugins.wire.additions import Summing, WordSum, adds_words, check_size, open_sum, sum_of_words
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.commitments import SALT_BYTES, Commitment
 from nvflare_plugins.wire.envelope import (
@@ -80,7 +80,7 @@ class Arriving:
         self._owner, self._site, self._head, self._total, self._adding = owner, site, head, total, adding
         self._skip, self._left = payload.start, payload.stop - payload.start
         self._commitment = Commitment(head.salt)
-        self._n_words = 0
+        self._added = 0  # bytes
         self._rest = b""  # of a word that a piece cut in two
         self._attachment = b""
 
@@ -93,11 +93,10 @@ class Arriving:
         self._attachment += bytes(memoryview(piece)[skipped + len(words) :])
         self._commitment.update(words)
         data = self._rest + words
-        whole = len(data) - len(data) % 8
-        self._rest = data[whole:]
         with self._adding:
-            self._total.add_at(self._n_words, memoryview(data)[:whole])
-        self._n_words += whole // 8
+            n_bytes = self._total.add_at(self._added, data)
+        self._rest = data[n_bytes:]
+        self._added += n_bytes
 
     def finish(self, reply: Reply) -> None:
         """The frame is complete: as ``Aggregator.submit`` from here on."""
@@ -199,8 +198,7 @@ class Aggregator:
                 exchange = self._enter(head, size)
                 exchange.arriving[head.rank] = head
             with exchange.adding:
-                fresh = WordSum(head.n_values, head.tail // 8)
-                total = exchange.total if isinstance(exchange.total, WordSum) else fresh
+                total = exchange.total if isinstance(exchange.total, WordSum) else sum_of_words(head)
                 exchange.total = total
         except VeilBoostError as error:
             self.abort(f"{site}: {error}")

@@ -41,6 +41,16 @@ class Codec(IntEnum):
     # Words that a site's own plugin has protected. The server may assume nothing of them but their number, and has
     # nothing of the plugin: it adds 64-bit words modulo 2^64, as under MASKED.
     PLUGIN = 6
+    # As MASKED and PLAIN in 32-bit words, added modulo 2^32: histograms of jobs with word_bits=32.
+    MASKED_32 = 7
+    PLAIN_32 = 8
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a word that the server adds; 0 where a payload is not of words."""
+        if self in (Codec.MASKED_32, Codec.PLAIN_32):
+            return 4
+        return 8 if self in (Codec.PLAIN, Codec.MASKED, Codec.PLUGIN) else 0
 
     @property
     def is_salted(self) -> bool:

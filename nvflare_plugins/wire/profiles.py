@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ def plugin_of(profile: str) -> str | None:
 
 
 WIDE_CAPACITY_BITS = CAPACITY_BITS
+SHORT_BITS = 31
+"""What a word of 32 bits carries: a sum below 2^31 in magnitude, and not one of 2^31 as the other capacities are."""
 _LIMB_BITS = np.uint64(32)
 
 
@@ -78,11 +80,13 @@ def _join(limbs: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return low + (high << _LIMB_BITS)
 
 
-def words(payload: bytes | memoryview, label: MessageLabel) -> NDArray[np.uint64]:
-    """Read 64-bit words. Raises: ProtocolError, if there are not exactly ``label.n_values`` of them."""
-    if len(payload) != 8 * label.n_values:
-        raise ProtocolError(f"{label.kind}: {len(payload)} bytes where {label.n_values} values of 8 bytes are due")
-    return np.frombuffer(payload, dtype="<u8")
+def words(payload: bytes | memoryview, label: MessageLabel, word_bytes: int = 8) -> NDArray[Any]:
+    """Read words. Raises: ProtocolError, if there are not exactly ``label.n_values`` of them."""
+    if len(payload) != word_bytes * label.n_values:
+        raise ProtocolError(
+            f"{label.kind}: {len(payload)} bytes where {label.n_values} values of {word_bytes} bytes are due"
+        )
+    return np.frombuffer(payload, dtype=f"<u{word_bytes}")
 
 
 class PlainSums:
@@ -92,12 +96,19 @@ class PlainSums:
     capacity_bits = WIDE_CAPACITY_BITS
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
-        """Return the integers as 64-bit words."""
-        return integers.astype("<i8", copy=False).tobytes()
+        """Return the integers as words, modulo 2^64, or 2^32 in short ones."""
+        return integers.astype(f"<i{self.codec.word_bytes}", copy=False).tobytes()
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes | memoryview, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Read the words of the sum."""
-        return words(payload, label).view(np.int64)
+        return _signed(words(payload, label, self.codec.word_bytes))
+
+
+class ShortPlainSums(PlainSums):
+    """As ``PlainSums`` in words of 32 bits."""
+
+    codec = Codec.PLAIN_32
+    capacity_bits = SHORT_BITS
 
 
 class MaskedSums:
@@ -115,11 +126,25 @@ class MaskedSums:
 
     def protected(self, integers: NDArray[np.int64], label: MessageLabel) -> memoryview:
         """As ``protect``, without a copy of what may be long."""
-        return self._masks.mask(integers.view(np.uint64), label).astype("<u8", copy=False).data.cast("B")
+        dtype = f"u{self.codec.word_bytes}"
+        unsigned = integers.view(np.uint64).astype(dtype, copy=False)  # modulo 2^32 where words are short
+        return self._masks.mask(unsigned, label).astype(f"<{dtype}", copy=False).data.cast("B")
 
     def reveal(self, payload: bytes | memoryview, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
         """Take the blinding off; the pairwise masks have cancelled in the sum."""
-        return self._masks.unblind(words(payload, label), label).view(np.int64)
+        return _signed(self._masks.unblind(words(payload, label, self.codec.word_bytes), label))
+
+
+class ShortMaskedSums(MaskedSums):
+    """As ``MaskedSums`` in words of 32 bits, modulo 2^32."""
+
+    codec = Codec.MASKED_32
+    capacity_bits = SHORT_BITS
+
+
+def _signed(unsigned: NDArray[Any]) -> NDArray[np.int64]:
+    """Return words as the integers that they are in two's complement."""
+    return unsigned.view(f"i{unsigned.itemsize}").astype(np.int64, copy=False)
 
 
 class BfvSums:

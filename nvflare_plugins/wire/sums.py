@@ -92,6 +92,7 @@ class ProtectedSums:
         tags: SumTags | None,
         finest_exponent: int | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
+        pairs: SumProcessor | None = None,
     ):
         """Prepare the sums of an attempt.
 
@@ -99,9 +100,11 @@ class ProtectedSums:
             tags: of the session; None where the server is trusted with sums and may change them. Then there are counts
                 alone.
             finest_exponent: steps are not finer than 2^finest_exponent (to compare profiles on one grid).
+            pairs: protects integers of gradient pairs that are not wide, in words of their own; None where
+                ``processor`` does.
         """
         self._channel = channel
-        self._processor = processor
+        self._processor, self._pairs = processor, processor if pairs is None else pairs
         self._tags = tags
         self._is_tagged = tags is not None and processor.codec is not Codec.PLAIN
         self._finest = finest_exponent
@@ -231,15 +234,16 @@ class ProtectedSums:
         Shapes: integers: int64[n_values]; result: int64[n_values], identical at all sites.
 
         Args:
-            integers: their sum over all sites is at most 2^59 in magnitude where ``wide``, else 2^capacity_bits;
-                None asks for another grid in their place.
+            integers: their sum over all sites is at most 2^59 in magnitude where ``wide``, else at most
+                2^pair_capacity_bits, and below it in words of 32 bits; None asks for another grid in their place.
 
         Raises:
             RescaleRequested: some site has asked for another grid; nothing was summed.
             ProtocolError: the answer is not a sum of this exchange.
             JobAborted: the job was ended meanwhile.
         """
-        return self._sum_integers(kind, integers, n_values, _NO_RESIDUES, wide)[0]
+        processor = self._processor if wide else self._pairs
+        return self._sum_integers(kind, integers, n_values, _NO_RESIDUES, wide, processor)[0]
 
     def sum_counts(self, kind: Kind, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the sites' integers exactly. Shapes: counts: int64[n]; result: int64[n]."""
@@ -252,40 +256,34 @@ class ProtectedSums:
             raise _no_scale(kind) from None
 
     def _sum_integers(
-        self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, flags: NDArray[np.uint64], wide: bool
+        self,
+        kind: Kind,
+        integers: NDArray[np.int64] | None,
+        n_values: int,
+        flags: NDArray[np.uint64],
+        wide: bool,
+        processor: SumProcessor | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Add integers, and residues beside them; ask for another scale in the place of integers that do not fit."""
-        label, codec = self._label(kind, n_values), self._processor.codec
+        processor = processor or self._processor
+        label, codec = self._label(kind, n_values), processor.codec
         tail = RESIDUE_BYTES * (flags.size + N_TAGS * self._is_tagged)
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values, tail)
         if self._tags is None or not tail:
-            reply = self._channel.sum(kind, codec, self._processor.protect(integers, label, wide), n_values)
-            return self._processor.reveal(reply, label, wide), flags
-        payload = self._protected(integers, label, wide)
+            reply = self._channel.sum(kind, codec, processor.protect(integers, label, wide), n_values)
+            return processor.reveal(reply, label, wide), flags
+        payload = _protected(processor, integers, label, wide)
         residues = self._tags.protect(integers if self._is_tagged else None, flags, label)
         payload = b"".join((payload, _packed(residues)))
         reply = self._channel.sum(kind, codec, payload, n_values, tail)
         try:
-            total = self._opened(reply, tail, label, wide)
+            total = _opened(processor, reply, tail, label, wide)
         except ProtocolError:
             if self._is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
                 raise changed_sum(label) from None
             raise
         return total, self._tags.open(total if self._is_tagged else None, _unpacked(reply, tail), label)
-
-    # A long message under masks is not copied for the sake of the few bytes behind it.
-
-    def _protected(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool) -> bytes | memoryview:
-        if isinstance(self._processor, MaskedSums):
-            return self._processor.protected(integers, label)
-        return self._processor.protect(integers, label, wide)
-
-    def _opened(self, reply: bytes, tail: int, label: MessageLabel, wide: bool) -> NDArray[np.int64]:
-        end = len(reply) - tail
-        if isinstance(self._processor, MaskedSums):
-            return self._processor.reveal(memoryview(reply)[:end], label, wide)
-        return self._processor.reveal(reply[:end], label, wide)
 
     def _rescale(self, parts: Sequence[tuple[tuple[str, ...], NDArray[np.float64], Grids]]) -> None:
         old: dict[str, int] = {}
@@ -304,9 +302,9 @@ class ProtectedSums:
             self._grids[quantity] = self._grid(quantity, new)
 
     @property
-    def capacity_bits(self) -> int:
-        """Return the bits of sums in narrow messages."""
-        return self._processor.capacity_bits
+    def pair_capacity_bits(self) -> int:
+        """Return the bits of sums of gradient pairs in narrow messages."""
+        return self._pairs.capacity_bits
 
     @property
     def rows_are_exact(self) -> bool:
@@ -368,6 +366,24 @@ class ProtectedSums:
 
     def _label(self, kind: Kind, n_values: int) -> MessageLabel:
         return MessageLabel(self._channel.counter, kind.name, str(self._channel.moment), n_values)
+
+
+# A long message under masks is not copied for the sake of the few bytes behind it.
+
+
+def _protected(
+    processor: SumProcessor, integers: NDArray[np.int64], label: MessageLabel, wide: bool
+) -> bytes | memoryview:
+    if isinstance(processor, MaskedSums):
+        return processor.protected(integers, label)
+    return processor.protect(integers, label, wide)
+
+
+def _opened(processor: SumProcessor, reply: bytes, tail: int, label: MessageLabel, wide: bool) -> NDArray[np.int64]:
+    end = len(reply) - tail
+    if isinstance(processor, MaskedSums):
+        return processor.reveal(memoryview(reply)[:end], label, wide)
+    return processor.reveal(reply[:end], label, wide)
 
 
 def _packed(residues: NDArray[np.uint64]) -> bytes:

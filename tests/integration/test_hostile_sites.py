@@ -66,6 +66,7 @@ MORE_NONSENSE: dict[str, Callable[[bytes], bytes]] = {
     "other kind": with_fields(kind=Kind.METRIC),
     "other operation": with_fields(operation=Operation.GATHER),
     "in clear": with_fields(codec=Codec.PLAIN),
+    "as words of 32 bits": with_fields(codec=Codec.MASKED_32),
     "as a ciphertext": with_fields(codec=Codec.BFV),
     "other phase": with_fields(moment=TrainingStep(Phase.EVALUATE, 0)),
     "other round": with_fields(moment=TrainingStep(Phase.UPDATE, 7)),

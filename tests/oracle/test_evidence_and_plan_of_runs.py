@@ -74,9 +74,11 @@ class Run:
         return verify([self.exports])
 
 
-@pytest.mark.parametrize("profile", ["plain", "masks", "bfv", "ckks"])
-def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, job, profile):
-    job = HorizontalJob.from_dict({**job.to_dict(), "profile": profile})
+@pytest.mark.parametrize(
+    ("profile", "word_bits"), [("plain", 64), ("masks", 64), ("plain", 32), ("masks", 32), ("bfv", 64), ("ckks", 64)]
+)
+def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, job, profile, word_bits):
+    job = HorizontalJob.from_dict({**job.to_dict(), "profile": profile, "word_bits": word_bits})
     run = Run(tmp_path, job, monkeypatch)
     succeed(run.outcomes)
     result = run.verify()
@@ -92,6 +94,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
         if message.direction == "sent" and message.kind in planned:
             sent[message.kind] += message.size
     assert sent == planned
+    assert any(f"word bits {word_bits}" in note for note in result.attempts[0].notes)
 
     html = write_report(run.folder_of("site-1")).read_text()
     assert RunRecord.read(run.folder_of("site-1")).profile == profile

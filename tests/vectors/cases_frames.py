@@ -65,7 +65,8 @@ def _others() -> Iterator[tuple[str, bytes]]:
     """Every type, operation and codec, and the ends of the ranges."""
     for codec in Codec:
         payload = drawn(f"of {codec.name}", 24)
-        yield f"codec {codec.name}", made(codec.name, Kind.HISTOGRAM, Operation.SUM, codec, payload, n_values=3)
+        n_values = len(payload) // (codec.word_bytes or 8)
+        yield f"codec {codec.name}", made(codec.name, Kind.HISTOGRAM, Operation.SUM, codec, payload, n_values=n_values)
     for phase in Phase:
         moment = TrainingStep(phase, (1 << 32) - 1)
         yield f"phase {phase.name}", made("phase", Kind.CLOSING, Operation.GATHER, Codec.PUBLIC, b"", moment=moment)
@@ -118,7 +119,7 @@ def cases() -> Iterator[Case]:
         "type 5": at(sum_, 5, b"\5"),
         "operation 0": at(sum_, 6, b"\0"),
         "operation 5": at(sum_, 6, b"\5"),
-        "codec 7": at(sum_, 7, b"\7"),
+        "codec 9": at(sum_, 7, b"\x09"),
         "kind 17": at(sum_, 8, b"\x11\0"),
         "kind 0": at(sum_, 8, b"\0\0"),
         "phase 0": at(sum_, 10, b"\0"),

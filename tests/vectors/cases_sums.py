@@ -35,6 +35,12 @@ def _values(rank: int) -> list[int]:
     return [word(f"value {rank} {i}", 1 << 40) - (1 << 39) for i in range(5)]
 
 
+def _short_values(rank: int) -> list[int]:
+    """Return values of words of 32 bits; the sums of the last two over all sites are the least and the largest."""
+    last = [-(1 << 31), (1 << 31) - 1] if rank == 1 else [0, 0]
+    return [*(word(f"short {rank} {i}", 1 << 24) - (1 << 23) for i in range(3)), *last]
+
+
 def _messages() -> dict[str, list[Given]]:
     """Return the contributions of all sites, by name."""
     residues = [[word(f"residue {rank} {i}", MODULUS) for i in range(2)] for rank in range(WORLD)]
@@ -44,12 +50,18 @@ def _messages() -> dict[str, list[Given]]:
         "values and residues": [{"values": _values(rank), "residues": residues[rank]} for rank in range(WORLD)],
         "residues alone": [{"values": empty, "residues": residues[rank]} for rank in range(WORLD)],
         "largest values": [{"values": [(1 << 59) // 4, -(1 << 59) // 4, 0], "residues": empty} for _ in range(WORLD)],
+        "short words": [{"values": _short_values(rank), "residues": empty, "bits": 32} for rank in range(WORLD)],
+        "short words and a residue": [
+            {"values": [rank, -1, 7], "residues": [rank], "bits": 32} for rank in range(WORLD)
+        ],
         "two blocks": [{"values": {**_LONG, "plus": rank}, "residues": [rank]} for rank in range(WORLD)],
     }
 
 
-def _frame(name: str, payload: bytes, n_values: int, tail: int, codec: Codec = Codec.MASKED) -> str:
-    return made(name, Kind.HISTOGRAM, Operation.SUM, codec, payload, n_values=n_values, tail=tail).hex()
+def _frame(
+    name: str, payload: bytes, n_values: int, tail: int, codec: Codec = Codec.MASKED, kind: Kind = Kind.HISTOGRAM
+) -> str:
+    return made(name, kind, Operation.SUM, codec, payload, n_values=n_values, tail=tail).hex()
 
 
 def _sums() -> Iterator[Case]:
@@ -58,11 +70,13 @@ def _sums() -> Iterator[Case]:
         for rank, given in enumerate(of):
             yield f"{name}, site {rank}", "contribution", given
         sent = [product.FORMATS["contribution"](given) for given in of]
-        n = len(bytes.fromhex(sent[0]["payload"])) // 8 - sent[0]["tail"] // 8
-        frames = [_frame(name, bytes.fromhex(one["payload"]), n, one["tail"]) for one in sent]
+        width = {"bits": parts[0]["bits"]} if "bits" in parts[0] else {}
+        codec = Codec.MASKED_32 if width else Codec.MASKED
+        n = (len(bytes.fromhex(sent[0]["payload"])) - sent[0]["tail"]) // codec.word_bytes
+        frames = [_frame(name, bytes.fromhex(one["payload"]), n, one["tail"], codec) for one in sent]
         yield f"{name}, added", "added", {"frames": frames}
         total = bytes.fromhex(product.FORMATS["added"]({"frames": frames})["payload"])
-        opened: dict[str, Any] = {**_LABEL, "tail": sent[0]["tail"]}
+        opened: dict[str, Any] = {**_LABEL, "tail": sent[0]["tail"], **width}
         for rank in (0, 2):
             yield f"{name}, opened at {rank}", "opened sum", {**keys(rank), **opened, "payload": total.hex()}
         if name == "two blocks":
@@ -95,6 +109,12 @@ def _out_of_range() -> Iterator[Case]:
     first = (struct.unpack_from("<Q", total)[0] + MODULUS) % (1 << 64)
     payload = at(total, 0, struct.pack("<Q", first)).hex()
     yield "a sum changed by p", "opened sum", {**keys(1), **_LABEL, "tail": 16, "payload": payload}
+    parts = [{**keys(rank), **_LABEL, "values": [1 << 30, 6], "residues": [], "bits": 32} for rank in range(WORLD)]
+    sent = [bytes.fromhex(product.FORMATS["contribution"](part)["payload"]) for part in parts]
+    frames = [_frame("w", data, 2, 16, Codec.MASKED_32) for data in sent]
+    payload = product.FORMATS["added"]({"frames": frames})["payload"]
+    given = {**keys(1), **_LABEL, "tail": 16, "payload": payload, "bits": 32}
+    yield "a sum that has wrapped in words of 32 bits", "opened sum", given
 
 
 def _masks() -> Iterator[Case]:
@@ -102,6 +122,11 @@ def _masks() -> Iterator[Case]:
         for rank in range(WORLD):
             given = {**keys(rank), **_LABEL, "values": _values(rank), "modulus": modulus}
             yield f"masks modulo {modulus or '2^64'}, site {rank}", "masked", given
+    for n in (1, 4, 7):
+        for rank in range(WORLD):
+            values = [word(f"word {rank} {i}", 1 << 32) for i in range(n)]
+            given = {**keys(rank), **_LABEL, "values": values, "modulus": None, "bits": 32}
+            yield f"masks of {n} words of 32 bits, site {rank}", "masked", given
     given = {**keys(1), **_LABEL, "values": _values(1), "modulus": None, "readable": True}
     yield "masks without blinding, site 1", "masked", given
     yield "masks without blinding, site 0", "masked", {**given, **keys(0)}
@@ -118,6 +143,18 @@ def _additions() -> Iterator[Case]:
     yield "words and a residue wrap", "added", {"frames": good}
     plain = [_frame("b", words(1, 2), 2, 0, codec) for codec in (Codec.PLAIN, Codec.PLUGIN)]
     yield "words in clear", "added", {"frames": plain}
+    halves = np.array([(1 << 32) - 1, 5, 1 << 31], dtype="<u4").tobytes()
+    for codec in (Codec.MASKED_32, Codec.PLAIN_32):
+        short = [_frame(f"s{i}", halves + words(MODULUS - 1), 3, 8, codec) for i in range(2)]
+        yield f"words of 32 bits wrap, {codec.name}", "added", {"frames": short}
+        for name, bad in {
+            "words of 64 bits": _frame("s", words(1, 2, 3, 4), 3, 8, codec),
+            "one word too few": _frame("s", halves[4:] + words(4), 3, 8, codec),
+            "one word too many": _frame("s", halves + halves[:4] + words(4), 3, 8, codec),
+            "a residue that is none": _frame("s", halves + words(MODULUS), 3, 8, codec),
+            "another kind": _frame("s", halves + words(4), 3, 8, codec, Kind.METRIC),
+        }.items():
+            yield f"added: {name}, {codec.name}", "added", {"frames": [bad]}
     for name, bad in {
         "a residue that is none": _frame("c", words(1, 2, MODULUS), 2, 8),
         "one word too few": _frame("c", words(1, 2), 2, 8),

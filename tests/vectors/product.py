@@ -40,6 +40,7 @@ from nvflare_plugins.vertical.protocol.terms import VerticalTerms
 from nvflare_plugins.wire.additions import open_sum
 from nvflare_plugins.wire.commitments import commitment
 from nvflare_plugins.wire.envelope import Codec, unpack, unpack_list
+from nvflare_plugins.wire.profiles import MaskedSums, ShortMaskedSums
 from tests.vectors.form import Given, blob, numbers
 
 Gives = dict[str, Any]
@@ -171,11 +172,11 @@ def _keys(given: Given) -> tuple[Any, ...]:
 
 
 def _masked(given: Given) -> Gives:
-    values, modulus = numbers(given["values"]), given["modulus"]
-    words = np.array([value % (modulus or 1 << 64) for value in values], dtype=np.uint64)
+    values, modulus, bits = numbers(given["values"]), given["modulus"], given.get("bits", 64)
+    words = np.array([value % (modulus or 1 << bits) for value in values], dtype=f"u{bits // 8}")
     masks = PairwiseMasks(*_keys(given), blinder=None if given.get("readable") else 0)
     masked = masks.mask(words, _label_of(given, len(values)), modulus)
-    return {"masked": masked.astype("<u8").tobytes().hex()}
+    return {"masked": masked.astype(f"<u{bits // 8}").tobytes().hex()}
 
 
 def _masked_residues(given: Given) -> Gives:
@@ -187,23 +188,28 @@ def _contribution(given: Given) -> Gives:
     """The payload of a site's sum under masks, its tail included."""
     values = np.array(numbers(given["values"]), dtype=np.int64)
     label, residues = _label_of(given, values.size), np.array(given["residues"], dtype=np.uint64)
-    words = PairwiseMasks(*_keys(given)).mask(values.view(np.uint64), label)
+    words = _sums_of(given).protect(values, label)
     tail = SumTags(*_keys(given)).protect(values, residues, label)
-    return {"payload": (words.astype("<u8").tobytes() + tail.astype("<u8").tobytes()).hex(), "tail": 8 * tail.size}
+    return {"payload": (words + tail.astype("<u8").tobytes()).hex(), "tail": 8 * tail.size}
+
+
+def _sums_of(given: Given) -> MaskedSums:
+    kind = MaskedSums if given.get("bits", 64) == 64 else ShortMaskedSums
+    return kind(PairwiseMasks(*_keys(given)))
 
 
 def _opened(given: Given) -> Gives:
     """What a site makes of the server's answer to its sum."""
-    payload, tail = blob(given["payload"]), given["tail"]
-    if len(payload) < tail or (len(payload) - tail) % 8 or tail % 8:
+    payload, tail, width = blob(given["payload"]), given["tail"], given.get("bits", 64) // 8
+    if len(payload) < tail or (len(payload) - tail) % width or tail % 8:
         raise ProtocolError("no words")  # a site knows how many are due
-    words = np.frombuffer(payload[: len(payload) - tail], dtype="<u8").astype(np.uint64)
+    words, n_values = payload[: len(payload) - tail], (len(payload) - tail) // width
     residues = np.frombuffer(payload[len(payload) - tail :], dtype="<u8").astype(np.uint64)
-    label = _label_of(given, words.size)
-    masks, tags = PairwiseMasks(*_keys(given)), SumTags(*_keys(given))
-    masks.mask(np.zeros(words.size, np.uint64), label)
-    tags.protect(np.zeros(words.size, np.int64), np.zeros(residues.size - 2, np.uint64), label)
-    values = masks.unblind(words, label).view(np.int64)
+    label, nothing = _label_of(given, n_values), np.zeros(n_values, np.int64)
+    sums, tags = _sums_of(given), SumTags(*_keys(given))
+    sums.protect(nothing, label)
+    tags.protect(nothing, np.zeros(residues.size - 2, np.uint64), label)
+    values = sums.reveal(words, label)
     found = tags.open(values, residues, label)
     return {"values": values.tolist(), "residues": found.tolist()}
 

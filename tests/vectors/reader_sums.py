@@ -34,10 +34,17 @@ def gathered(given: Given) -> Any:
     return {"content": content.hex()}
 
 
-def aes_words(key: bytes, first_block: int, n_blocks: int) -> np.ndarray:
+def aes_words(key: bytes, first_block: int, n_blocks: int, width: int = 8) -> np.ndarray:
     start = first_block.to_bytes(16, "big")
     stream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update(bytes(16 * n_blocks))
-    return np.frombuffer(stream, dtype="<u8")
+    return np.frombuffer(stream, dtype=f"<u{width}")
+
+
+def word_stream(key: bytes, n: int, bits: int) -> list[int]:
+    """Words, one behind the other."""
+    if bits == 64:
+        return keystream(key, n, 0)
+    return [int(word) for word in aes_words(key, 0, -(-n // 4), 4)[:n]]
 
 
 def keystream(key: bytes, n: int, modulus: int) -> list[int]:
@@ -67,20 +74,29 @@ def pair_masks(given: Given, purpose: str) -> list[tuple[int, bytes]]:
     return [*keys, (1, derive(blob(given["group_secret"]), session, f"{purpose}/group"))]
 
 
+def width_of(given: Given) -> tuple[int, int, str]:
+    """Return bits of words, what stands for the modulus in the key, and the code of a word."""
+    bits = given.get("bits", 64)
+    return bits, {64: 0, 32: 2**32}[bits], {64: "Q", 32: "I"}[bits]
+
+
 def masked_words(given: Given, values: list[int], modulus: int) -> list[int]:
-    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], len(values), modulus)
+    bits, of_words, _ = width_of(given)
+    n, modulus_ = len(values), modulus or of_words
+    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], n, modulus_)
     readable = given.get("readable", False)
     *pairs, blinding = pair_masks(given, "masks/readable" if readable else "masks")
     total = list(values)
     for sign, key in pairs + ([blinding] if given["rank"] == 0 and not readable else []):
-        stream = keystream(message_key(key, info), len(values), modulus)
+        drawn = message_key(key, info)
+        stream = keystream(drawn, n, modulus) if modulus else word_stream(drawn, n, bits)
         total = [value + sign * one for value, one in zip(total, stream, strict=True)]
-    return [value % (modulus or 2**64) for value in total]
+    return [value % (modulus or 2**bits) for value in total]
 
 
 def masked(given: Given) -> Any:
     words = masked_words(given, numbers(given["values"]), given["modulus"] or 0)
-    return {"masked": struct.pack(f"<{len(words)}Q", *words).hex()}
+    return {"masked": struct.pack(f"<{len(words)}{width_of(given)[2]}", *words).hex()}
 
 
 def residue_stream(key: bytes, counter: int, n: int) -> list[int]:
@@ -119,19 +135,23 @@ def contribution(given: Given) -> Any:
     values, residues = numbers(given["values"]), given["residues"]
     words = masked_words(given, values, 0)
     tail = masked_residues_of(given, [*residues, *tags(given, values, residues)])
-    return {"payload": struct.pack(f"<{len(words) + len(tail)}Q", *words, *tail).hex(), "tail": 8 * len(tail)}
+    code = width_of(given)[2]
+    packed = struct.pack(f"<{len(words)}{code}{len(tail)}Q", *words, *tail)
+    return {"payload": packed.hex(), "tail": 8 * len(tail)}
 
 
 def opened_sum(given: Given) -> Any:
-    payload = blob(given["payload"])
-    require(len(payload) >= given["tail"] and len(payload) % 8 == given["tail"] % 8 == 0)
-    words = list(struct.unpack(f"<{len(payload) // 8}Q", payload))
-    n = len(words) - given["tail"] // 8
-    words, tail = words[:n], words[n:]
+    payload, (bits, of_words, code) = blob(given["payload"]), width_of(given)
+    n_bytes = len(payload) - given["tail"]
+    require(n_bytes >= 0 and n_bytes % (bits // 8) == given["tail"] % 8 == 0)
+    n = n_bytes // (bits // 8)
+    found = list(struct.unpack(f"<{n}{code}{given['tail'] // 8}Q", payload))
+    words, tail = found[:n], found[n:]
     require(all(residue < P for residue in tail), "forged")
-    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], n, 0)
-    blinding = keystream(message_key(pair_masks(given, "masks")[-1][1], info), n, 0)
-    values = [((word - mask + 2**63) % 2**64) - 2**63 for word, mask in zip(words, blinding, strict=True)]
+    info = fields("veilboost/1/masks/message", given["counter"], given["kind"], given["phase"], n, of_words)
+    blinding = word_stream(message_key(pair_masks(given, "masks")[-1][1], info), n, bits)
+    half = 2 ** (bits - 1)
+    values = [((word - mask + half) % 2**bits) - half for word, mask in zip(words, blinding, strict=True)]
     stream = residue_stream(pair_masks(given, "residues")[-1][1], given["counter"], len(tail))
     plain = [(residue - mask) % P for residue, mask in zip(tail, stream, strict=True)]
     require(tags(given, values, plain[:-2]) == plain[-2:], "forged")
@@ -144,14 +164,18 @@ def added(given: Given) -> Any:
     for data in given["frames"]:
         one = frame({"data": data})
         payload, tail, n = blob(one["payload"]), one["tail"], one["values"]
-        require(one["codec"] in ("MASKED", "PLAIN", "PLUGIN"))
-        require(tail % 8 == 0 and len(payload) == 8 * n + tail)
-        words = list(struct.unpack(f"<{len(payload) // 8}Q", payload))
+        require(one["codec"] in ("MASKED", "PLAIN", "PLUGIN", "MASKED_32", "PLAIN_32"))
+        is_short = one["codec"].endswith("_32")
+        require(not is_short or one["kind"] == "HISTOGRAM")
+        width, code = (4, "I") if is_short else (8, "Q")
+        require(tail % 8 == 0 and len(payload) == width * n + tail)
+        form = f"<{n}{code}{tail // 8}Q"
+        words = list(struct.unpack(form, payload))
         require(all(residue < P for residue in words[n:]) and len(words) == len(total or words))
         total = [a + b for a, b in zip(total or [0] * len(words), words, strict=True)]
-        total = [a % 2**64 for a in total[:n]] + [a % P for a in total[n:]]
+        total = [a % 2 ** (8 * width) for a in total[:n]] + [a % P for a in total[n:]]
     assert total is not None
-    return {"payload": struct.pack(f"<{len(total)}Q", *total).hex()}
+    return {"payload": struct.pack(form, *total).hex()}
 
 
 FORMATS: dict[str, Callable[[Given], Any]] = {

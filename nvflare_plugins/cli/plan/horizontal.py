@@ -37,8 +37,8 @@ from nvflare_plugins.cli.plan.rates import (
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
 from nvflare_plugins.formatting import human_bytes, human_seconds
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.horizontal.growing import arithmetic_of_job, is_grown
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.growing import arithmetic_of_job, check_words, is_grown
+from nvflare_plugins.horizontal.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.horizontal.mediated.training import check_histograms
 from nvflare_plugins.horizontal.row_floors import counts_leaves
 from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
@@ -87,6 +87,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
     columns = {"monotone_constraints", "interaction_constraints"}  # they name columns, and cost nothing
     names = job.features or [f"f{i}" for i in range(features)]
     checked = check_parameters({k: v for k, v in job.params.items() if k not in columns}, names)
+    check_words(job, checked, rows)
     effective = checked.effective
     n_sets = int(job.eval_data_set is not None) + int(job.evaluate_training)
     lossguide = effective.get("grow_policy") == "lossguide"
@@ -112,6 +113,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         pooled_metrics=job.pooled_metrics,
         grown=is_grown(job, checked),
         smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).needs_scale,
+        word_bits=job.word_bits,
     )
 
 
@@ -284,6 +286,11 @@ def _shape(w: Workload) -> str:
 
 def assumptions(workload: Workload, network: Network) -> Iterator[str]:
     """Yield what the estimate takes for granted."""
+    if workload.word_bits != WORD_BITS:
+        yield (
+            f"histograms travel in words of {workload.word_bits} bits under plain and masks (word_bits), which halves "
+            "their bytes; to protect them is counted as if they had 64"
+        )
     yield "trees are full and every feature has all its bins: real runs send less"
     yield "rows are spread evenly; every site computes like one thread of this machine, measured just now"
     yield (

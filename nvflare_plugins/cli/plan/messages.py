@@ -15,6 +15,7 @@ from he_processors.pair_macs import MAC_BYTES
 from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.growth.grid import pair_grid
 from nvflare_plugins.horizontal.added_rows import N_COUNTS
+from nvflare_plugins.horizontal.job import WORD_BITS
 from nvflare_plugins.horizontal.score_histogram import MOST_BINS
 from nvflare_plugins.horizontal.value_bounds import COARSEST
 from nvflare_plugins.wire.catalogue import Kind
@@ -57,6 +58,7 @@ class Workload:
         pooled_metrics: whether the final model's scores are counted over the evaluation rows of all sites.
         grown: whether the sites grow the trees themselves (``engine: own``) or XGBoost does.
         smooth_scale: whether each round begins with the sum behind the scale of a smooth loss.
+        word_bits: of the words of histograms under `plain` and `masks`; see the job's field.
     """
 
     rows: int
@@ -80,6 +82,7 @@ class Workload:
     pooled_metrics: bool = False
     grown: bool = False
     smooth_scale: bool = False
+    word_bits: int = WORD_BITS
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -109,6 +112,7 @@ class Planned:
         n_values: the number of values in each.
         wide: as in wire/profiles.py.
         residues: what else is added, modulo 2^61 - 1; tags come on top.
+        word_bytes: of a value where the profile sends words.
     """
 
     kind: Kind
@@ -116,6 +120,7 @@ class Planned:
     n_values: int
     wide: bool = True
     residues: int = 0
+    word_bytes: int = BYTES_PER_WORD
 
 
 def built_nodes(workload: Workload) -> list[int]:
@@ -160,16 +165,16 @@ def _capacity_bits(profile: str, n_sites: int) -> int:
 def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Planned]:
     """Yield the messages of one boosting round."""
     values_per_node = 2 * workload.bins * workload.features
-    wide_pairs = pairs_are_wide(workload, profile)
+    wide_pairs, width = pairs_are_wide(workload, profile), workload.word_bits // 8
     batches = built_nodes(workload)
     if workload.smooth_scale:
         yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
     if workload.grown:  # the sum of all rows rides on the root's histogram
-        yield Planned(Kind.HISTOGRAM, workload.trees_per_round, values_per_node + 2, wide_pairs)
+        yield Planned(Kind.HISTOGRAM, workload.trees_per_round, values_per_node + 2, wide_pairs, word_bytes=width)
         batches = batches[1:]
     for n_nodes in sorted(set(batches)):
         n_messages = batches.count(n_nodes) * workload.trees_per_round
-        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, wide_pairs)
+        yield Planned(Kind.HISTOGRAM, n_messages, n_nodes * values_per_node, wide_pairs, word_bytes=width)
     if workload.missing and not workload.grown:
         yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, wide_pairs)
     if workload.counts_leaves:
@@ -226,20 +231,22 @@ def message_bytes(message: Planned, profile: str) -> int:
     """Return the exact size of a planned message. Raises: ConfigurationError, as ``payload_bytes``."""
     # What is asked of all sites by a flag (any_site) goes under masks in every job.
     protected = "masks" if message.kind in (Kind.SCALE, Kind.CELL_FLAGS) else profile
-    return payload_bytes(protected, message.n_values, message.wide, message.residues)
+    return payload_bytes(protected, message.n_values, message.wide, message.residues, message.word_bytes)
 
 
-def payload_bytes(profile: str, n_values: int, wide: bool = False, residues: int = 0) -> int:
+def payload_bytes(
+    profile: str, n_values: int, wide: bool = False, residues: int = 0, word_bytes: int = BYTES_PER_WORD
+) -> int:
     """Return the exact size of a protected sum of ``n_values`` values and some residues as it leaves a site.
 
     Raises:
         ConfigurationError: unknown profile.
     """
     if profile == "plain":  # without tags
-        return BYTES_PER_WORD * (n_values + residues)
+        return word_bytes * n_values + BYTES_PER_WORD * residues
     tail = BYTES_PER_WORD * (residues + N_TAGS)
     if profile == "masks":
-        return BYTES_PER_WORD * n_values + tail
+        return word_bytes * n_values + tail
     # Imported here: the lattice library takes long to load and most plans do without it.
     if profile == "bfv":
         from he_processors.bfv import message_size

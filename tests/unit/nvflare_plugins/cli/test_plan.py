@@ -129,6 +129,30 @@ def test_payload_sizes_are_those_of_the_processors(n_values):
         payload_bytes("magic", n_values)
 
 
+@pytest.mark.parametrize("profile", ["plain", "masks"])
+def test_words_of_32_bits_halve_the_bytes_of_histograms_in_a_round(profile):
+    params = {"objective": "binary:logistic", "eval_metric": ["auc", "logloss"]}
+    found = {}
+    for bits in (32, 64):
+        job = HorizontalJob("d", "y", params, word_bits=bits, evaluate_training=True)
+        workload = workload_of_job(job, 500_000, 28, 3, missing=False)
+        planned = list(round_messages(workload, profile))
+        tails = 16 * (profile == "masks")
+        found[bits] = sum(m.messages * (message_bytes(m, profile) - tails) for m in planned if m.kind is Kind.HISTOGRAM)
+        others = [(m.kind, message_bytes(m, profile)) for m in planned if m.kind is not Kind.HISTOGRAM]
+        assert others == [(Kind.METRIC, 8 * (4 + 4) + tails)]
+    assert 2 * found[32] == found[64] > 1 << 20
+    said = "\n".join(assumptions(workload_of_job(replace(job, word_bits=32), 500_000, 28, 3, False), Network()))
+    assert "words of 32 bits under plain and masks (word_bits)" in said
+
+
+def test_words_of_32_bits_are_planned_for_no_more_rows_than_a_job_takes():
+    job = HorizontalJob("d", "y", {"objective": "binary:logistic"}, word_bits=32)
+    assert workload_of_job(job, 524_287, 28, 3, missing=False).word_bits == 32
+    with pytest.raises(ConfigurationError, match=r"fewer than 524,288 pooled rows here: .*Set word_bits to 64"):
+        workload_of_job(job, 524_288, 28, 3, missing=False)
+
+
 @pytest.mark.parametrize(("profile", "widest_narrow"), [("ckks", 1 << 18), ("bfv", 1 << 24)])
 def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narrow):
     """The plan once said half the bytes that ckks sends above 262,144 rows a site."""

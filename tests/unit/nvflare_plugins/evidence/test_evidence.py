@@ -99,7 +99,7 @@ def test_everything_up_to_the_round_mark_is_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
-@pytest.mark.parametrize("codec", ["PLAIN", "PUBLIC"])
+@pytest.mark.parametrize("codec", ["PLAIN", "PLAIN_32", "PUBLIC"])
 @pytest.mark.parametrize("direction", ["sent", "received"])
 def test_private_message_in_clear_is_refused_and_not_recorded(tmp_path, profile, codec, direction):
     log = make_log(tmp_path, profile=profile)

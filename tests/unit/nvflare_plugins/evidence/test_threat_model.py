@@ -29,10 +29,10 @@ def test_every_profile_has_an_entry_and_allows_its_own_protection():
     assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
     assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE, *BAGGING}
     assert set(HORIZONTAL) == {profile.value for profile in Profile}
-    own = {"plain": "PLAIN", "masks": "MASKED", "bfv": "BFV", "ckks": "CKKS"}
+    own = {"plain": {"PLAIN", "PLAIN_32"}, "masks": {"MASKED_32"}, "bfv": {"BFV"}, "ckks": {"CKKS"}}
     for profile, model in THREAT_MODELS.items():
         assert model.profile == profile
-        assert model.codecs == {"MASKED", "SEALED", own.get(profile, "MASKED")}
+        assert model.codecs == {"MASKED", "SEALED"} | own.get(profile, set())
         assert all(what.strip() for _, what in model.rows())
         assert notes_for(profile)
     assert notes_for("unknown") == ()
@@ -49,7 +49,7 @@ def test_gradients_need_the_scheme_that_the_profile_names():
 
 @pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"plain"}))
 def test_no_protecting_profile_lets_private_messages_pass_in_clear(profile):
-    assert not {"PLAIN", "PUBLIC"} & THREAT_MODELS[profile].codecs
+    assert not {"PLAIN", "PLAIN_32", "PUBLIC"} & THREAT_MODELS[profile].codecs
 
 
 def test_every_codec_is_explained():

@@ -1,4 +1,4 @@
-"""What the server adds: words modulo 2^64, and residues modulo 2^61 - 1 behind them."""
+"""What the server adds: words modulo 2^64 or 2^32, and residues modulo 2^61 - 1 behind them."""
 
 from __future__ import annotations
 
@@ -36,27 +36,32 @@ def frame(payload: bytes, n_values: int, tail: int, **changes: object) -> Frame:
     return Frame(**{**fields, **changes})
 
 
-def packed(numbers: list[int]) -> bytes:
-    return np.array(numbers, dtype="<u8").tobytes()
+def packed(numbers: list[int], width: int = 8) -> bytes:
+    return np.array(numbers, dtype=f"<u{width}").tobytes()
 
 
 @settings(max_examples=80)
 @given(st.data())
-def test_values_wrap_at_2_64_and_residues_at_the_modulus_however_they_come(data):
+def test_values_wrap_at_their_width_and_residues_at_the_modulus_however_they_come(data):
     n, k, world = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 4)), data.draw(st.integers(1, 12))
-    word, residue = st.integers(0, 2**64 - 1), st.sampled_from([0, 1, MODULUS - 1]) | st.integers(0, MODULUS - 1)
-    rows = [[data.draw(word) for _ in range(n)] + [data.draw(residue) for _ in range(k)] for _ in range(world)]
-    whole, pieces = WordSum(n, k), WordSum(n, k)
-    for row in rows:
-        whole.add(packed(row))
-        start = 0
-        while start < n + k:
-            step = data.draw(st.integers(1, n + k - start))
-            pieces.add_at(start, packed(row[start : start + step]))
-            start += step
-    expected = [sum(column) % (2**64 if i < n else MODULUS) for i, column in enumerate(zip(*rows, strict=True))]
+    width = data.draw(st.sampled_from([4, 8]))
+    limit = 1 << (8 * width)
+    word, residue = st.integers(0, limit - 1), st.sampled_from([0, 1, MODULUS - 1]) | st.integers(0, MODULUS - 1)
+    rows = [([data.draw(word) for _ in range(n)], [data.draw(residue) for _ in range(k)]) for _ in range(world)]
+    whole, pieces = WordSum(n, k, width), WordSum(n, k, width)
+    for values, residues in rows:
+        sent = packed(values, width) + packed(residues)
+        whole.add(sent)
+        added, piece = 0, b""
+        while added < len(sent):
+            start = added + len(piece)
+            piece += sent[start : start + data.draw(st.integers(1, 20))]
+            n_bytes = pieces.add_at(added, piece)
+            added, piece = added + n_bytes, piece[n_bytes:]
+    sums = [[sum(column) % limit for column in zip(*(values for values, _ in rows), strict=True)]]
+    sums += [[sum(column) % MODULUS for column in zip(*(residues for _, residues in rows), strict=True)]]
     for total in (whole, pieces):
-        assert np.frombuffer(total.pack(), "<u8").tolist() == expected
+        assert bytes(total.pack()) == packed(sums[0], width) + packed(sums[1])
 
 
 @pytest.mark.parametrize("bad", [MODULUS, MODULUS + 1, 2**64 - 1])
@@ -65,7 +70,7 @@ def test_a_residue_that_is_none_is_refused(bad):
     with pytest.raises(ProtocolError, match="modulus"):
         total.add(packed([5, 0, bad]))
     with pytest.raises(ProtocolError, match="modulus"):
-        total.add_at(2, packed([bad]))
+        total.add_at(16, packed([bad]))
     total.add(packed([2**64 - 1, 0, MODULUS - 1]))
 
 
@@ -75,6 +80,20 @@ def test_a_residue_that_is_none_is_refused(bad):
 def test_sizes_that_do_not_fit_the_header_are_refused_before_memory_is_taken(n_values, tail, size):
     with pytest.raises(ProtocolError):
         open_sum(frame(bytes(size), n_values, tail), {})
+
+
+@pytest.mark.parametrize("codec", [Codec.MASKED_32, Codec.PLAIN_32])
+@pytest.mark.parametrize("size", [8 * 3 + 16, 4 * 3 + 12, 4 * 3 + 20, 4 * 4 + 16, 16, 0])
+def test_words_of_another_width_than_the_codec_s_are_refused(codec, size):
+    assert len(open_sum(frame(bytes(4 * 3 + 16), 3, 16, codec=codec), {}).pack()) == 4 * 3 + 16
+    with pytest.raises(ProtocolError, match=f"sent {size} bytes for 3 values of 4 bytes and 16 bytes of residues"):
+        open_sum(frame(bytes(size), 3, 16, codec=codec), {})
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.HISTOGRAM])
+def test_nothing_but_histograms_is_added_in_words_of_32_bits(kind):
+    with pytest.raises(ProtocolError, match=f"{kind.name} does not travel in words of 32 bits"):
+        open_sum(frame(bytes(4 * 3 + 16), 3, 16, codec=Codec.MASKED_32, kind=kind), {})
 
 
 def test_ciphertexts_are_added_with_the_residues_behind_them():

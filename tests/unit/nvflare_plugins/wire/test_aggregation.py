@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, ProtocolError
+from he_processors.field61 import MODULUS
 from nvflare_plugins.wire.additions import add_words
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
@@ -137,6 +138,36 @@ def test_one_request_for_another_scale_stops_the_sum():
     assert server.answers["a"][0].payload == b""
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 16, 1000])
+@pytest.mark.parametrize("codec", [Codec.MASKED, Codec.MASKED_32])
+def test_frames_that_come_in_pieces_are_added_as_whole_ones(codec, size):
+    """Five values of four bytes put the residues behind them at half a word of eight."""
+    width = codec.word_bytes
+    values, residues = np.array([1 << (8 * width - 2), 1, 2, 3, (1 << 8 * width) - 1], f"<u{width}"), [MODULUS - 1, 7]
+    payload = values.tobytes() + np.array(residues, "<u8").tobytes()
+    server = Server()
+    for rank, site in enumerate(SITES):
+        sent = frame(rank, codec=codec, n_values=5, payload=payload, tail=16)
+        data = sent.pack()
+        if rank == 1:
+            server.send(site, sent)
+            continue
+        arriving = server.aggregator.begin(site, data[:100], len(data))
+        for start in range(0, len(data), size):
+            arriving.feed(data[start : start + size])
+        arriving.finish(lambda answer, site=site: server.answers[site].append(unpack(answer)))
+    answer = server.answers["a"][0]
+    total = (values * values.dtype.type(3)).tobytes() + np.array([MODULUS - 3, 21], "<u8").tobytes()
+    assert (answer.type, answer.codec, answer.payload) == (FrameType.RESULT, codec, total)
+
+
+def test_a_long_frame_of_another_width_than_its_codec_s_ends_the_attempt_at_its_head():
+    server = Server()
+    data = frame(0, codec=Codec.MASKED_32, n_values=5, payload=bytes(40)).pack()
+    assert server.aggregator.begin("a", data[:100], len(data)) is None
+    server.assert_aborted("a: sent 40 bytes for 5 values of 4 bytes")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -144,6 +175,8 @@ def test_one_request_for_another_scale_stops_the_sum():
         ({"n_values": 3}, ("b", "no longer in step")),
         ({"kind": Kind.METRIC}, ("METRIC", "HISTOGRAM")),
         ({"codec": Codec.PLAIN}, ("PLAIN", "MASKED")),
+        ({"codec": Codec.MASKED_32}, ("b", "MASKED_32", "MASKED")),
+        ({"codec": Codec.MASKED_32, "payload": bytes(8)}, ("b", "MASKED_32", "MASKED")),
         ({"moment": TrainingStep(Phase.UPDATE, 4)}, ("update:4",)),
         ({"counter": 1}, ("counter 1 where 0 is due",)),
         ({"attempt": bytes(16)}, ("another job attempt",)),

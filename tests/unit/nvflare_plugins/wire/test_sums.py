@@ -19,7 +19,14 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
-from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums
+from nvflare_plugins.wire.profiles import (
+    BfvSums,
+    CkksSums,
+    MaskedSums,
+    PlainSums,
+    ShortMaskedSums,
+    ShortPlainSums,
+)
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 
 SITES = ("a", "b", "c")
@@ -53,7 +60,7 @@ def lattice(scheme: str):
     return Processor.from_secret(Processor.generate(len(SITES)))
 
 
-def federate(work, plain: bool = False, finest: int | None = None, scheme: str | None = None):
+def federate(work, plain: bool = False, finest: int | None = None, scheme: str | None = None, short: bool = False):
     key = lattice(scheme) if scheme else None
     aggregator = Aggregator(SITES, ATTEMPT, 10.0)
     wires = {site: Wire(aggregator, site) for site in SITES}
@@ -63,14 +70,17 @@ def federate(work, plain: bool = False, finest: int | None = None, scheme: str |
         site = SITES[rank]
         channel = Channel(site, SITES, "job", ATTEMPT, wires[site], 10.0)
         channel.moment = TrainingStep(Phase.UPDATE, 0)
-        pairs = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
-        keys = (b"session-" * 4, rank, pairs, b"g" * 32)
+        secrets = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
+        keys = (b"session-" * 4, rank, secrets, b"g" * 32)
         processor = PlainSums() if plain else MaskedSums(PairwiseMasks(*keys))
         if key is not None:
             wrapper, codec = (BfvSums, Codec.BFV) if scheme == "bfv" else (CkksSums, Codec.CKKS)
-            processor = wrapper(key, PairwiseMasks(b"lattice-" * 4, rank, pairs, b"g" * 32))
+            processor = wrapper(key, PairwiseMasks(b"lattice-" * 4, rank, secrets, b"g" * 32))
             channel.gather(Kind.HE_PUBLIC, key.public_parameters() if rank == 0 else b"", codec)
-        sums = ProtectedSums(channel, processor, SumTags(*keys), finest)
+        pairs = None
+        if short:
+            pairs = ShortPlainSums() if plain else ShortMaskedSums(PairwiseMasks(*keys))
+        sums = ProtectedSums(channel, processor, SumTags(*keys), finest, pairs=pairs)
         try:
             results[site] = work(sums, rank)
         except VeilBoostError as error:
@@ -325,3 +335,50 @@ def test_halves_of_masked_words_add_up_for_any_number_of_sites():
     words = np.random.default_rng(0).integers(0, 2**64, size=(1000, 7), dtype=np.uint64)
     limbs = sum(profiles._split(w) for w in words)
     assert np.array_equal(profiles._join(limbs), words.sum(axis=0, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_pairs_that_are_not_wide_travel_in_short_words_and_all_else_in_long_ones(plain):
+    most = (1 << 31) - 1
+    values = np.array([[most, -most - 1, 5, -7], [0, 0, most, -9], [0, 0, -6, 1]], dtype=np.int64)
+
+    def work(sums: ProtectedSums, rank: int):
+        assert sums.pair_capacity_bits == 31
+        short = sums.add(Kind.HISTOGRAM, values[rank], 4, wide=False)
+        wide = sums.add(Kind.RESIDUAL_SCALE, values[rank] << 20, 4, wide=True)
+        return short, wide, sums.sum_counts(Kind.CUT_COUNTS, values[rank])
+
+    results, wires = federate(work, plain, short=True)
+    for found in results.values():
+        short, wide, counts = found
+        assert short.dtype == np.int64 and np.array_equal(short, values.sum(axis=0))
+        assert np.array_equal(wide, short << 20) and np.array_equal(counts, short)
+    tail = 0 if plain else 16
+    for wire in wires.values():
+        sent = [(frame.kind, frame.codec, len(frame.payload), frame.tail) for frame in wire.frames]
+        of_short, of_long = (Codec.PLAIN_32, Codec.PLAIN) if plain else (Codec.MASKED_32, Codec.MASKED)
+        assert sent == [
+            (Kind.HISTOGRAM, of_short, 4 * 4 + tail, tail),
+            (Kind.RESIDUAL_SCALE, of_long, 8 * 4 + tail, tail),
+            (Kind.CUT_COUNTS, of_long, 8 * 4 + tail, tail),
+        ]
+
+
+def test_a_sum_that_would_wrap_in_a_short_word_is_never_used():
+    """Grids leave room for all rows (growth/grid.py); were one to leave too little, the tags would say so."""
+
+    def work(sums: ProtectedSums, rank: int):
+        return sums.add(Kind.HISTOGRAM, np.array([1 << 30, 3], dtype=np.int64), 2, wide=False)
+
+    results, _ = federate(work, short=True)
+    assert all("is not the sum of what the sites sent" in str(error) for error in results.values())
+
+
+def test_a_site_of_another_width_is_named_and_nothing_is_summed():
+    def work(sums: ProtectedSums, rank: int):
+        return sums.add(Kind.HISTOGRAM, np.arange(4, dtype=np.int64), 4, wide=rank == 1)
+
+    results, _ = federate(work, short=True)
+    assert len({str(error) for error in results.values()}) == 1
+    text = str(results["a"])
+    assert "no longer in step" in text and "MASKED_32" in text and "MASKED," in text
