@@ -1,6 +1,6 @@
 """What editors and documents say of jobs and policies, from the one declaration of fields; a test holds it equal.
 
-    python jobs/reference.py        writes jobs/schema/, the tables of jobs/README.md and
+    python jobs/reference.py        writes jobs/schema/, the tables of jobs/REFERENCE.md and
                                     jobs/ERRORS.md, the arguments of recipes
 
 ``jobs/schema/<kind>.json`` is the JSON schema of what a job folder's ``config_fed_server.json`` says under ``job``, and
@@ -30,7 +30,7 @@ from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import FOLDERS
 
 FOLDER = Path(__file__).resolve().parent
-README = FOLDER / "README.md"
+REFERENCE = FOLDER / "REFERENCE.md"
 ERRORS = FOLDER / "ERRORS.md"
 ROOT = FOLDER.parent
 _PACKAGES = ("nvflare_plugins", "he_processors", "dp_components")
@@ -76,31 +76,40 @@ def policy_schema() -> dict[str, Any]:
     return schema
 
 
-def table(prefix: str, part: dict[str, Any], of: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each key of an object, those of objects within it after it."""
+def table(prefix: str, part: dict[str, Any], of: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of a line for each key of an object, those of objects within it after it."""
     for name, field in part["properties"].items():
         key = f"{prefix}{name}"
         ref = next((one["$ref"] for one in [field, *field.get("anyOf", [])] if "$ref" in one), None)
         default = "needed" if name in part.get("required", ()) else _LEFT_OUT.get(key)
-        text = " ".join(field.get("description", "").split())
         shown = json.dumps({} if ref and "anyOf" not in field else field.get("default", {}), ensure_ascii=False)
-        yield f"| `{key}` | {default or f'`{shown}`'} | {words_of(field).replace('|', '')} | {text} |"
+        yield f"`{key}`", default or f"`{shown}`", words_of(field), field.get("description", "")
         if (
             ref and prefix and name not in ("data_protection", "cluster")
         ):  # the same keys as the policy's own, which have a table
             yield from table(f"{key}.", of["$defs"][ref.rpartition("/")[2]], of)
 
 
-def readme() -> str:
-    """Return jobs/README.md with its tables of keys in place."""
-    schema = policy_schema()
-    text = README.read_text(encoding="utf-8")
-    for name, prefix in _TABLES.items():
-        lines = table(prefix, schema if name == "SitePolicy" else schema["$defs"][name], schema)
-        head = ["| key | left out | must be | what it decides |", "|---|---|---|---|"]
+def reference_page() -> str:
+    """Return jobs/REFERENCE.md with its tables of job fields and policy keys in place."""
+    policy = policy_schema()
+    parts = {name: (prefix, policy["$defs"].get(name, policy), policy) for name, prefix in _TABLES.items()}
+    for kind in KINDS.values():
+        schema = schema_of(kind.job)
+        parts[kind.name] = ("", schema, schema)
+    head = ("key", "left out", "must be", "what it decides")
+    return filled(REFERENCE, {name: _lines(head, table(*part)) for name, part in parts.items()})
+
+
+def filled(page: Path, tables: dict[str, str]) -> str:
+    """Return the text of a page with each table between its marks; ValueError if one has no place."""
+    text = page.read_text(encoding="utf-8")
+    for name, lines in tables.items():
         start = f"<!-- {name}, written by jobs/reference.py -->\n"
-        before, _, rest = text.partition(start)
-        text = before + start + "\n".join([*head, *lines]) + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+        before, found, rest = text.partition(start)
+        if not found:
+            raise ValueError(f"{page.name} has no place for {name}")
+        text = f"{before}{start}{lines}<!-- end -->{rest.partition('<!-- end -->')[2]}"
     return text
 
 
@@ -207,14 +216,7 @@ def error_page() -> str:
         ),
         "Refusals": _lines(("it says", "remedy", "kind"), ((what, remedy, f"`{kind}`") for what, remedy, kind in rows)),
     }
-    text = ERRORS.read_text(encoding="utf-8")
-    for name, lines in tables.items():
-        start = f"<!-- {name}, written by jobs/reference.py -->\n"
-        before, found, rest = text.partition(start)
-        if not found:
-            raise ValueError(f"{ERRORS.name} has no place for {name}")
-        text = f"{before}{start}{lines}<!-- end -->{rest.partition('<!-- end -->')[2]}"
-    return text
+    return filled(ERRORS, tables)
 
 
 def _says_something(what: str) -> bool:
@@ -234,7 +236,7 @@ def _cell(text: str) -> str:
 
 def files() -> dict[Path, str]:
     """Return the text of everything that is written, by its path."""
-    return schemas() | docstrings() | {README: readme(), ERRORS: error_page()}
+    return schemas() | docstrings() | {REFERENCE: reference_page(), ERRORS: error_page()}
 
 
 if __name__ == "__main__":

@@ -104,3 +104,11 @@ def test_recipes_and_jobs_have_the_same_defaults(name: str) -> None:
         if field is not None and field.default_factory is dataclasses.MISSING:
             wanted = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
             assert argument.default == wanted, argument
+
+
+def test_a_table_without_a_place_on_its_page_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "PAGE.md"
+    page.write_text("<!-- horizontal, written by jobs/reference.py -->\nold\n<!-- end -->\nwords\n")
+    assert reference.filled(page, {"horizontal": "new\n"}).splitlines()[1:] == ["new", "<!-- end -->", "words"]
+    with pytest.raises(ValueError, match=r"PAGE.md has no place for vertical"):
+        reference.filled(page, {"vertical": "new\n"})

@@ -86,7 +86,7 @@ def _offer(folder: Path) -> None:
     for path, _ in workspaces(folder):
         lines = offers(path)
         if lines:
-            print(f"{path}: offered and not switched on; each is the site's to decide (jobs/README.md)")
+            print(f"{path}: offered and not switched on; each is the site's to decide (jobs/REFERENCE.md)")
             print("\n".join(f"  {line}" for line in lines))
 
 

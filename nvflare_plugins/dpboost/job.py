@@ -78,18 +78,18 @@ class DpBoostJob(JobDocument):
     variant: Annotated[str, OneOf(*VARIANTS)] = "dpboost"
     """``dpboost``, or the slides' baselines ``para`` (equal shares of rows) and ``seq`` (each tree on all)."""
     n_trees: Rounds = 50
-    """T, depth, eta, lambda."""
+    """Trees in all, T."""
     trees_per_ensemble: Rounds | None = None
     """T_e, trees that share the rows; None puts all trees into one ensemble. Several ensembles share epsilon and boost
     one another: in our measurements that helped at epsilon 40 and more, if at all. At epsilon 1 to 10 one ensemble with
     all of the budget was best (tests/bench/RESULTS.md).
     """
     depth: Rounds = 6
-    """T, depth, eta, lambda."""
+    """Levels of a tree."""
     learning_rate: Number = 0.1
-    """T, depth, eta, lambda."""
+    """Learning rate, eta."""
     ridge: Number = 0.1
-    """T, depth, eta, lambda."""
+    """Ridge of the leaves, lambda."""
     start_share: Annotated[float, STRICT, Ge(0), Lt(1), AS_GIVEN, Words("a number from 0 to less than 1")] = 0.0
     """Part of epsilon that pays for the mean of the label, from which a regression then starts; 0 starts from the
     middle of its bounds. 0.05 is a good choice unless the mean is known to lie there.

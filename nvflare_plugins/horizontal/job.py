@@ -71,7 +71,7 @@ class HorizontalJob(JobDocument):
     label: Name
     """Label column."""
     params: Parameters = field(default_factory=dict)
-    """XGBoost parameters (jobs/README.md lists the supported ones); recipes refuse others at once."""
+    """XGBoost parameters (jobs/MODEL.md lists the supported ones); recipes refuse others at once."""
     num_rounds: Rounds = 10
     """Boosting rounds."""
     profile: ProfileName = Profile.MASKS.value

@@ -100,7 +100,7 @@ def label_sum(table: Table) -> float:
 
 
 def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
-    """Return the largest step of gradient sums with which leaves still are what jobs/README.md says; 0 for the finest.
+    """Return the largest step of gradient sums with which leaves still are what jobs/MODEL.md says; 0 for the finest.
 
     Where every row's gradient is bounded alike, the step counts beside a leaf's denominator, which holds lambda or
     whole rows. Labels and weights of any size have no such measure. A public fact: the job says it.

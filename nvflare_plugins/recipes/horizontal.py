@@ -28,7 +28,7 @@ class HorizontalXGBRecipe(JobRecipe):
         name: Name of the FLARE job.
         data_set: Name of the training set in every site's policy.
         label: Label column.
-        params: XGBoost parameters (jobs/README.md lists the supported ones); recipes refuse others at once.
+        params: XGBoost parameters (jobs/MODEL.md lists the supported ones); recipes refuse others at once.
         num_rounds: Boosting rounds.
         profile: ``masks``, ``bfv``, ``ckks``, or ``plain``, which sites refuse unless they consent; or ``plugin.NAME``,
             a plugin that every site's policy names (``plugins``).

@@ -25,7 +25,7 @@ class TuningRecipe(JobRecipe):
         name: Name of the FLARE job.
         data_set: Name of the data set in every site's policy.
         label: Label column.
-        params: XGBoost parameters of every trial (jobs/README.md lists the supported ones): the objective, the metric
+        params: XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric
             that decides (the last `eval_metric`), `max_bin`, constraints.
         trials: List of parameter sets to try, each as objects of XGBoost parameters; this or `search`.
         search: Random search: for each parameter a list of values, or a range such as `{"low": 0.01, "high": 0.3,

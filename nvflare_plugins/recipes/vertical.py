@@ -33,7 +33,7 @@ class VerticalXGBRecipe(JobRecipe):
         active: Site that has the label; all other sites of the job are passive parties.
         data_set: Name of the training set in every site's policy.
         label: Label column at the active party.
-        params: XGBoost parameters (jobs/README.md lists the supported ones). Columns of passive parties have the names
+        params: XGBoost parameters (jobs/MODEL.md lists the supported ones). Columns of passive parties have the names
             ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
             one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
         num_rounds: Boosting rounds.

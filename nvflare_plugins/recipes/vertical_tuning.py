@@ -29,7 +29,7 @@ class VerticalTuningRecipe(JobRecipe):
         active: Site that has the label; all other sites of the job are passive parties.
         data_set: Name of the data set in every site's policy.
         label: Label column at the active party.
-        params: XGBoost parameters of every trial (jobs/README.md lists the supported ones): the objective, the metric
+        params: XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric
             that decides (the last `eval_metric`), `max_bin`, constraints.
         trials: List of parameter sets to try, each an object of XGBoost parameters; this or `search`.
         search: Random search, as of kind `tuning`.

@@ -103,7 +103,7 @@ class TuningJob(JobDocument):
     label: Name
     """Label column."""
     params: Parameters = field(default_factory=dict)
-    """XGBoost parameters of every trial (jobs/README.md lists the supported ones): the objective, the metric that
+    """XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric that
     decides (the last `eval_metric`), `max_bin`, constraints.
     """
     trials: Trials | None = None

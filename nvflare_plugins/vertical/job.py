@@ -89,7 +89,7 @@ class VerticalJob(JobDocument):
     label: Name
     """Label column at the active party."""
     params: Parameters = field(default_factory=dict)
-    """XGBoost parameters (jobs/README.md lists the supported ones). Columns of passive parties have the names
+    """XGBoost parameters (jobs/MODEL.md lists the supported ones). Columns of passive parties have the names
     ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret one,
     which its ``run.json`` names: a public seed would tell which rows a tree sampled.
     """

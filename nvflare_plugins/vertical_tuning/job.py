@@ -72,7 +72,7 @@ class VerticalTuningJob(JobDocument):
     label: Name
     """Label column at the active party."""
     params: Parameters = field(default_factory=dict)
-    """XGBoost parameters of every trial (jobs/README.md lists the supported ones): the objective, the metric that
+    """XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric that
     decides (the last `eval_metric`), `max_bin`, constraints.
     """
     trials: Trials | None = None

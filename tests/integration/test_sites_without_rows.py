@@ -18,7 +18,7 @@ from tests.support.federation import Federation, central_model, leaf_difference,
 ROWS = 120
 SITES = 4
 ROUNDS = 2
-EQUAL = 2e-7  # jobs/README.md says so
+EQUAL = 2e-7  # jobs/MODEL.md says so
 METRICS = ["logloss", "auc", "aucpr", "error"]
 LOG_LINES = ("takes part without rows", "are of one class")
 

@@ -199,7 +199,7 @@ class HorizontalGrammar:
             raise ProtocolError(
                 f"unknown message in phase {self._moment}: {call} (dtype {dtype}, op {op}) of {size} bytes; due is: "
                 f"{self._names()}. What the catalogue of XGBoost does not hold is refused: check that the "
-                "parameters of the job are on the supported list of jobs/README.md"
+                "parameters of the job are on the supported list of jobs/MODEL.md"
             )
         self._advance(expected, size)
         n_values = size // expected.dtype.size if expected.dtype is not None else size

@@ -87,9 +87,9 @@ class SitePolicy(Document):
     workspace: FilePath
     """The site's workspace, where relative paths of the file start: not from the file either."""
     data_sets: dict[Name, DataSet] = field(default_factory=dict)
-    """Data sets by the names that jobs use, see below. A job never sees a path."""
+    """Data sets by the names that jobs use. A job never sees a path."""
     snapshots: dict[Name, SnapshotSource] = field(default_factory=dict)
-    """Where rows come from that lie in a database, see below. Jobs read the files that `veilboost snapshot` writes."""
+    """Where rows come from that lie in a database. Jobs read the files that `veilboost snapshot` writes."""
     allowed_profiles: Profiles = DEFAULT_PROFILES
     """Profiles that a job may use. `ckks`: the server together with any one site opens every site's messages.
     `dp_trusted`: the server sees exact sums. `dp_local`: each row's report is noised by itself (trees), or each value
@@ -100,7 +100,7 @@ class SitePolicy(Document):
     """Processors of horizontal sums that others have written, such as `"acme_masks": {"distribution": "acme-veil",
     "version": "1.2.0"}`; a job asks for one as profile `plugin.acme_masks`. Only what stands here is ever imported, and
     only in this version, which all sites of a job must have. It runs with everything that the site's process may do.
-    See plugins.
+    See nvflare_plugins/conformance/README.md.
     """
     min_sites: Count = 3
     """Fewest data-bearing sites."""
@@ -114,11 +114,11 @@ class SitePolicy(Document):
     """Fewest pooled rows that a cut may single out (k)."""
     min_effective_rows: Count = MIN_EFFECTIVE_ROWS
     """Fewest pooled effective rows that train a tree of a horizontal job, that a sampled round leaves out, and that
-    an evaluation set has; see below. In bagging: fewest rows of this site.
+    an evaluation set has. In bagging: fewest rows of this site.
     """
     min_rows_per_node: CountOrNone = 4
     """Fewest pooled rows in a node of a horizontal job's trees; in bagging, fewest rows of this site in a node of
-    its own trees. It may raise `min_child_weight`, see the model. It bounds nodes, not the bins of a node, which may
+    its own trees. It may raise `min_child_weight`. It bounds nodes, not the bins of a node, which may
     hold a single row. 0 is no floor.
     """
     max_bins: Annotated[int, STRICT, Ge(2), Le(MOST_ROWS)] = 1024
@@ -174,11 +174,10 @@ class SitePolicy(Document):
 
     cluster: Cluster | None = None
     """A Dask cluster of the site on which its part of trainings runs; needs the extra `cluster`. `null` trains in the
-    site's own process. Results are the same, and no other party sees a difference. See cluster.
+    site's own process. Results are the same, and no other party sees a difference. See jobs/CLUSTER.md.
     """
     data_protection: DataProtection = DataProtection()
-    """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words; see
-    there.
+    """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words.
     """
 
     def __post_init__(self) -> None:
