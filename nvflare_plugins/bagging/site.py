@@ -184,8 +184,8 @@ class _Run:
             )
         _log.warning("the largest leaves before round %d, in which this site's own are out of range: %s", number, site)
         raise ConfigurationError(
-            "after the trees of other sites a leaf is out of range; whose leaves are the largest is in that site's own "
-            "log. Remedy: lower the job's learning_rate, or train without the site that is named there"
+            "a leaf is out of range after the trees of other sites; the log of the site that says so names the site "
+            "with the largest leaves. Remedy: lower the job's learning_rate, or train without that site"
         )
 
     def _share(self, own: _OwnTree, rows: OwnRows) -> None:

@@ -27,7 +27,7 @@ def check_one_cluster(policy: SitePolicy, data_set: str, eval_set: str | None) -
     ours, theirs = policy.cluster_for(data_set), None if eval_set is None else policy.cluster_for(eval_set)
     if ours is not None and theirs is not None and ours.scheduler != theirs.scheduler:
         raise ConfigurationError(
-            f"evaluation rows are held by the workers that train, those of data set {data_set!r}, and the policy names "
+            f"the workers that train on data set {data_set!r} hold the evaluation rows too, and the policy names "
             f"another cluster for data set {eval_set!r}. Policy keys: data_sets.{eval_set}.cluster, "
             f"data_sets.{data_set}.cluster. Remedy: name the same in both, or evaluate on another data set."
         )

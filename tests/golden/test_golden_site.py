@@ -103,7 +103,7 @@ FORBIDDEN: dict[str, tuple[Callable[[Parties], None], Run, str]] = {
         "randomised buckets",
     ),
     "alignments": (nothing, lambda parties: parties.run(align_site, site.ALIGN, "again"), "aligned"),
-    "predictions": (train, lambda parties: parties.run(run_inference, site.PREDICT, "again"), "as often as it does"),
+    "predictions": (train, lambda parties: parties.run(run_inference, site.PREDICT, "again"), "answers no more often"),
 }
 
 

@@ -72,7 +72,7 @@ class PredictionBudget:
         if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
             raise self._refusal(
                 "predictions_per_row",
-                "has answered for rows of this job as often as it does (with consents.scoring it counts distinct bits)",
+                "answers no more often for rows of this job (with consents.scoring it counts distinct bits)",
                 "name other rows (rows, data_set)",
             )
         return everyone, total

@@ -126,13 +126,13 @@ class ScoringBudget:
         if spent + n_charged > self._rules.scoring_rows_per_day:
             raise self._refusal(
                 "scoring_rows_per_day",
-                "has answered for as many rows as it does within a day",
+                "answers for no more rows today",
                 "ask again tomorrow, or after a day that a clock ahead of time has shown",
             )
         bits = record.bits(rows) + times * self._n_bits
         if (bits > self._rules.scoring_bits_per_row).any():
             raise self._refusal(
-                "scoring_bits_per_row", "has shown as much of a row of this job as it does", "name other rows (rows)"
+                "scoring_bits_per_row", "shows no more bits of some row of this job", "name other rows (rows)"
             )
         return _Charge(answers[is_new], rows, bits, Day(today, spent + n_charged))
 

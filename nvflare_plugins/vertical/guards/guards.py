@@ -289,7 +289,7 @@ class Guard:
                 most = max(most, int(released.split_bits[places].max(initial=0)))
             if self._enforce and most > self._rules.max_split_bits_per_row:
                 raise PolicyRefusal(
-                    "this site has shown on which side of splits rows lie as often as it does. Policy key: "
+                    "this site shows no more often on which side of its splits a row lies. Policy key: "
                     "vertical.max_split_bits_per_row. Remedy: run one job at a time, with fewer or "
                     "shallower trees (num_rounds, max_depth)."
                 )
