@@ -1,4 +1,4 @@
-"""A second reader of everything that `nvflare_plugins/wire/PROTOCOL.md` describes, written from that text alone.
+"""A second reader of what PROTOCOL.md and FILES.md in `nvflare_plugins/wire` describe, written from their text alone.
 
 Nothing of the product is imported, here or in the modules beside it: only the standard library, numpy and
 `cryptography`. `python -m tests.vectors.reader` checks every vector.
