@@ -85,34 +85,31 @@ _SAFE = frozenset({"MASKED", "SEALED"})  # under every profile scales are agreed
 PLUGIN_CODECS = _SAFE | {"PLUGIN"}
 
 TAGGED = (
-    "From version 0.4.0 on: noticed by every site before anything of a sum is used, and the job ends; sums carry tags "
-    "under a key that the server lacks. Not if it pools with a site, and not in unsigned sessions if it took part in "
-    "their key agreement."
+    "Noticed (since 0.4.0) by every site before it uses a sum; the job ends. Not if the server colludes with a site or "
+    "took part in the key agreement of an unsigned session."
 )
 _HANDED_ON = (
-    "Noticed: what is sealed between sites does not open if it was changed, and what is handed on in clear carries "
-    "signatures or, from version 0.4.0 on, MACs under the keys of pairs. Not in unsigned sessions if the server took "
-    "part in their key agreement."
+    "Noticed, by seals, signatures and (since 0.4.0) MACs under the keys of pairs. Not if the server took part in the "
+    "key agreement of an unsigned session."
 )
 _POOLED = (
     "The pooled sums that training needs, those of small nodes included, and the agreed cut points. With W = 2 the "
     "pooled sum minus its own is the other site's."
 )
 _TIMING = (
-    "Sizes, order and timing of the messages, what the job itself says, and the pooled metrics of each round unless "
-    "the job sets tracking=False. No contribution and no other sum."
+    "Sizes, order and timing of messages, what the job says, and the pooled metrics of each round unless "
+    "tracking=False. No contribution and no other sum."
 )
-_SIZES = "Sizes, order and timing of sealed messages, and what the job itself says. No bit of any row."
+_SIZES = "Sizes, order and timing of sealed messages, and what the job says. No bit of any row."
 _NODE_SIZES = (
-    "Sizes, order and timing of sealed messages, and what the job itself says. Sizes tell how many rows reach which "
-    "party's nodes. No bit of any row."
+    "Sizes, order and timing of sealed messages, and what the job says. Sizes tell how many rows reach which party's "
+    "nodes. No bit of any row."
 )
 _VERTICAL_PARTY = (
     "A passive party: which rows are in the nodes whose sums it is asked for, and its own splits; no gradient, label, "
-    "leaf or foreign threshold. The active party: the sums per bin of every node, and with them, under the preset "
-    "`exact`, in which bin each row lies (least squares recovers it); never a passive party's value or threshold. "
-    "`guarded` sets floors and caps: heuristics. Under `noised` the sums are differentially private given the split "
-    "bits, which are exact."
+    "leaf or foreign threshold. The active party: sums per bin of every node, never a passive party's value or "
+    "threshold. In the preset `exact` the sums tell in which bin each row lies. `guarded` has floors and caps: "
+    "heuristics. `noised` sums are differentially private given the split bits, which are exact."
 )
 _VERTICAL_NOTES = (
     "What the sums per bin tell cannot be hidden by encryption: their reader is the active party. Real cures are noise "
@@ -288,8 +285,7 @@ THREAT_MODELS = {
             codecs=_SAFE,
             changed=TAGGED,
             summary="Differential privacy; each site adds its share of the noise under masks.",
-            server_alone="Sizes, order and timing of the messages and what the job itself says. No contribution, no "
-            "sum.",
+            server_alone="Sizes, order and timing of messages and what the job says. No contribution, no sum.",
             one_site=_NOISED,
             server_and_one_site="The noised sums; the guarantee counts up to the stated number of colluding sites.",
             all_but_one="With more colluders than the job states, the last site's sums under its own share alone.",
@@ -309,7 +305,7 @@ THREAT_MODELS = {
         ThreatModel(
             profile="dp_local",
             codecs=_SAFE,
-            changed=f"Trees: {TAGGED} Buckets: sealed, and do not open if they were changed.",
+            changed=f"{TAGGED} Buckets: sealed; they do not open if they were changed.",
             summary="Local differential privacy: every row's report is noised at its owner before anything is sent.",
             server_alone=_SIZES,
             one_site="Trees: sums of rows' reports, each noised by itself; the guarantee is for a whole report, leaf "
@@ -419,12 +415,16 @@ def is_horizontal(profile: str) -> bool:
 
 
 def markdown_table(profiles: tuple[str, ...]) -> str:
-    """Return the table of some profiles as Markdown for SECURITY.md."""
-    models = [THREAT_MODELS[profile] for profile in profiles]
-    lines = ["| what they learn | " + " | ".join(f"`{model.profile}`" for model in models) + " |"]
-    lines.append("|---" * (len(models) + 1) + "|")
-    for row in zip(*(model.rows() for model in models), strict=True):
-        lines.append(f"| {row[0][0]} | " + " | ".join(what for _, what in row) + " |")
+    """Return who learns what under some profiles as Markdown for SECURITY.md, without what an earlier column says."""
+    names = " | ".join(f"`{profile}`" for profile in profiles)
+    lines = [f"| what they learn | {names} |", "|---" * (len(profiles) + 1) + "|"]
+    for row in zip(*(Statement.rows(THREAT_MODELS[profile]) for profile in profiles), strict=True):
+        said: dict[str, str] = {}
+        lines.append(f"| {row[0][0]} |")
+        for profile, (_, what) in zip(profiles, row, strict=True):
+            start = next((cell for cell in said if what.startswith(cell)), "")
+            lines[-1] += f" As under `{said[start]}`.{what[len(start) :]} |" if start else f" {what} |"
+            said |= {} if what.startswith("As under") or what in said else {what: profile}
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """What a job may bring into FLARE's workspace: two files of JSON, and FLARE's signatures of them.
 
-FLARE reads more from a job's folder than it says (the table in SECURITY.md). So nothing is looked for that is known to
-be bad: what is not listed here is refused, before FLARE unpacks it and again before FLARE reads what it has unpacked.
+FLARE reads more from a job's folder than it says (the table in flare/README.md). So nothing is looked for that is known
+to be bad: what is not listed here is refused, before FLARE unpacks it and again before FLARE reads what was unpacked.
 """
 
 from __future__ import annotations

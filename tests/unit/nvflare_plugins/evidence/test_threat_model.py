@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from nvflare_plugins.evidence.threat_model import (
     PRIVATE,
     THREAT_MODELS,
     VERTICAL,
+    Statement,
     markdown_table,
     notes_for,
     protection_text,
@@ -23,6 +25,8 @@ from nvflare_plugins.evidence.threat_model import (
 from nvflare_plugins.site.policy.values import PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
+
+SECURITY = Path(__file__).parents[4] / "SECURITY.md"
 
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
@@ -69,14 +73,28 @@ def test_noise_is_named_beside_the_masks_and_a_trusted_server_as_one_that_reads(
     assert protection_text(profile, "?", "OTHER", True) == "UNKNOWN"
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE])
-def test_markdown_holds_every_cell(profiles):
-    table = markdown_table(profiles)
-    assert all(what in table for profile in profiles for _, what in THREAT_MODELS[profile].rows())
-    assert len({line.count("|") for line in table.splitlines()}) == 1
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE])
+def test_markdown_holds_every_cell_once(profiles):
+    """A cell, or its start, that an earlier column says is named by that column."""
+    lines = [line.strip("| ").split(" | ") for line in markdown_table(profiles).splitlines()]
+    assert [len(line) for line in lines[2:]] == [len(profiles) + 1] * len(Statement.rows(THREAT_MODELS["masks"]))
+    for number, (who, *cells) in enumerate(lines[2:]):
+        said = {f"As under `{profile}`.": cell for profile, cell in zip(profiles, cells, strict=True)}
+        for profile, cell in zip(profiles, cells, strict=True):
+            who_really, what = THREAT_MODELS[profile].rows()[number]
+            start = next((reference for reference in said if cell.startswith(reference)), "")
+            assert who == who_really and what in (cell, said.get(start, "") + cell[len(start) :])
+        own = [cell for cell in cells if not cell.startswith("As under")]
+        assert len(set(own)) == len(own)
 
 
 @pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE, BAGGING])
 def test_security_md_holds_the_same_tables(profiles):
     # Print one with: python -c "from nvflare_plugins.evidence.threat_model import *; print(markdown_table(HORIZONTAL))"
-    assert markdown_table(profiles) in (Path(__file__).parents[4] / "SECURITY.md").read_text(encoding="utf-8")
+    assert markdown_table(profiles) in SECURITY.read_text(encoding="utf-8")
+
+
+def test_security_md_names_the_profiles_whose_sums_a_server_can_change_unnoticed():
+    text = SECURITY.read_text(encoding="utf-8").partition("\n* **No tags** under ")[2].partition("\n* ")[0]
+    unnoticed = {profile for profile, model in THREAT_MODELS.items() if "unnoticed" in model.changed.lower()}
+    assert set(re.findall(r"`(\w+)`", text)) == unnoticed == {"plain", "dp_trusted"}

@@ -1,4 +1,4 @@
-"""What FLARE's own processes open, ask for and import, held against the table in SECURITY.md.
+"""What FLARE's own processes open, ask for and import, held against the table in its README.md.
 
 Provisioned kits; an old job has left hostile files of every name, format and depth in the workspace. A new FLARE that
 reads a further file is noticed here.
@@ -36,8 +36,8 @@ _PLACES = ("", "app_SITE", "app_SITE/config", "app_SITE/config/deep/er", "app_SI
 
 def table() -> Iterator[tuple[set[str], str]]:
     """Yield the rows of the table: the paths that it names, with ``JOB`` and ``SITE``, and the tests."""
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("\n### What FLARE reads\n")[2]
-    for line in re.findall(r"(?m)^\| (`.*) \|$", text.partition("\n## ")[0].partition("\n### ")[0]):
+    text = (ROOT / "nvflare_plugins" / "flare" / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"(?m)^\| (`.*) \|$", text):
         cells = line.split(" | ")
         yield set(re.findall(r"`([^`]+)`", cells[0])), cells[-1]
 
