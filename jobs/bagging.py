@@ -12,9 +12,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
 from nvflare_plugins.recipes.examples import SITES, deal_breast_cancer
-from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.recipe import BaggingXGBRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 

@@ -13,8 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from nvflare_plugins.recipes.examples import SITES, deal_breast_cancer
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.profile import ProfileRecipe
+from nvflare_plugins.recipes.recipe import ProfileRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up
 

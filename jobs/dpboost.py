@@ -14,9 +14,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from nvflare_plugins.recipes.dpboost import DpBoostRecipe
 from nvflare_plugins.recipes.examples import PATIENT_BOUNDS, PATIENTS, write_patients
-from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.recipe import DpBoostRecipe, write_folder
 from nvflare_plugins.recipes.script import OwnFiles, run_script
 
 FOLDER = Path(__file__).resolve().parent

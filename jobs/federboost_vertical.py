@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare_plugins.recipes.examples import PARTS, PARTS_TEST, write_parts
-from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
-from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.recipe import FederBoostVerticalRecipe, write_folder
 from nvflare_plugins.recipes.script import OwnFiles, run_script
 
 FOLDER = Path(__file__).resolve().parent

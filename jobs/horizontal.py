@@ -16,9 +16,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
 
 FOLDER = Path(__file__).resolve().parent

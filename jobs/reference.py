@@ -1,7 +1,7 @@
 """What editors and documents say of jobs and policies, from the one declaration of fields; a test holds it equal.
 
     python jobs/reference.py        writes jobs/schema/, the tables of jobs/REFERENCE.md and
-                                    jobs/ERRORS.md, the arguments of recipes
+                                    jobs/ERRORS.md
 
 ``jobs/schema/<kind>.json`` is the JSON schema of what a job folder's ``config_fed_server.json`` says under ``job``, and
 ``policy.json`` that of a site's ``veilboost.json``.
@@ -14,18 +14,16 @@ import errno
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dp_components.errors
 import he_processors.errors
-from nvflare_plugins import failures, recipes
-from nvflare_plugins.declared import description_of, schema_of, words_of
+from nvflare_plugins import failures
+from nvflare_plugins.declared import schema_of, words_of
 from nvflare_plugins.files import make_folder, write_atomically
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.recipes.job_recipe import JobRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import FOLDERS
 
@@ -47,7 +45,6 @@ _TABLES = {
 }
 _LEFT_OUT = {"data_sets.NAME.format": "by the file's suffix"}
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_ARGUMENTS = re.compile(r"^    Args:\n(?:        .*\n)+", re.MULTILINE)
 
 
 def schemas() -> dict[Path, str]:
@@ -111,36 +108,6 @@ def filled(page: Path, tables: dict[str, str]) -> str:
             raise ValueError(f"{page.name} has no place for {name}")
         text = f"{before}{start}{lines}<!-- end -->{rest.partition('<!-- end -->')[2]}"
     return text
-
-
-def arguments_of(recipe: type[JobRecipe]) -> str:
-    """Return the arguments of a recipe for its docstring, in the words of the job's declaration."""
-    job: Any = KINDS[recipe.kind].job
-    names = list(inspect.signature(recipe).parameters)
-    chosen = [name for name, field in schema_of(job)["properties"].items() if "const" not in field]
-    others = ", ".join(f"``{name}``" for name in chosen if name not in names)
-    own = {
-        "name": "Name of the FLARE job.",
-        "sites": "The sites that take part; None means all that FLARE assigns to the job.",
-        "min_clients": f"Fewest sites; default {recipe.fewest}, or the number of ``sites``.",
-        "settings": f"Any other field of ``{job.__name__}``: {others}.",
-    }
-    texts = [f"{name}: {own.get(name) or description_of(job, name)}" for name in names]
-    return "    Args:\n" + "".join(
-        textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False) + "\n"
-        for text in texts
-    )
-
-
-def docstrings() -> dict[Path, str]:
-    """Return the source of every recipe with its arguments in place, by its path."""
-    found = {}
-    for name in recipes.__all__:
-        recipe = getattr(recipes, name)
-        path = Path(inspect.getfile(recipe))
-        before, after = _ARGUMENTS.split(path.read_text(encoding="utf-8"))
-        found[path] = before + arguments_of(recipe) + after
-    return found
 
 
 def error_kinds() -> Iterator[tuple[str, str]]:
@@ -236,7 +203,7 @@ def _cell(text: str) -> str:
 
 def files() -> dict[Path, str]:
     """Return the text of everything that is written, by its path."""
-    return schemas() | docstrings() | {REFERENCE: reference_page(), ERRORS: error_page()}
+    return schemas() | {REFERENCE: reference_page(), ERRORS: error_page()}
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from pathlib import Path
 import pandas as pd
 
 from nvflare_plugins.recipes.examples import LOANS, SITES, invented_credit, write_credit
-from nvflare_plugins.recipes.folder import write_folder
 from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
+from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
-from nvflare_plugins.recipes.tuning import TuningRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent

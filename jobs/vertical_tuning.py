@@ -14,9 +14,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from nvflare_plugins.recipes.examples import LOAN_COLUMNS, SITES, write_loan_columns
-from nvflare_plugins.recipes.folder import write_folder
+from nvflare_plugins.recipes.recipe import VerticalTuningRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
-from nvflare_plugins.recipes.vertical_tuning import VerticalTuningRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 FOLDER = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.horizontal.mediated.grammar import Dtype, Op
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.vertical.protocol import messages
 from nvflare_plugins.vertical.protocol.fragmentation import Flag
 from nvflare_plugins.wire.catalogue import Kind, Phase

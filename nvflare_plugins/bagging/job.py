@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.declared import Entries, Name, Names, Parameters, Rounds, Seconds, document
-from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
+from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, without_columns
 
 PROFILE = "own_trees"  # the one way in which this job protects trees; the evidence names it
 MOST_DEPTH = 12
@@ -73,3 +73,11 @@ class BaggingJob(JobDocument):
         if not 1 <= int(parameters.effective["max_depth"]) <= MOST_DEPTH:
             raise ConfigurationError(f"bagging takes max_depth from 1 to {MOST_DEPTH}: messages have that tree's size")
         return parameters
+
+
+def check_bagging_early(job: BaggingJob, sites: object, n_sites: int) -> None:
+    """Refuse parameters that every site would refuse. Raises: ConfigurationError."""
+    if job.features is None:
+        replace(job, params=without_columns(job.params)).parameters(["any"])
+    else:
+        job.parameters(job.features)

@@ -151,7 +151,7 @@ def simulate(folder: Path) -> None:
     """Run the job that lies in ``folder`` in FLARE's simulator (called in a process of its own)."""
     from nvflare.recipe import SimEnv
 
-    from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+    from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
     from nvflare_plugins.site.setup import SetupOptions, set_up
 
     job = HorizontalJob.from_dict(json.loads((folder / "job.json").read_text()))

@@ -10,7 +10,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, SiteContext
-from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.bagging.job import BaggingJob, check_bagging_early
 from nvflare_plugins.bagging.site import run_bagging_site
 from nvflare_plugins.checks import shown
 from nvflare_plugins.dpboost.job import DpBoostJob
@@ -19,8 +19,9 @@ from nvflare_plugins.dpboost.server import DpBoostServer
 from nvflare_plugins.dpboost.site import run_dpboost_site
 from nvflare_plugins.federboost_vertical.job import BucketJob
 from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
+from nvflare_plugins.federboost_vertical.training import check_bucket_parameters
 from nvflare_plugins.flare.attempt import ServerSum
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.horizontal.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.private_trees.job import PrivateTreesJob
 from nvflare_plugins.private_trees.job_plan import JobPlan
@@ -28,13 +29,14 @@ from nvflare_plugins.private_trees.server import TrustedServer
 from nvflare_plugins.private_trees.site import run_private_trees_site
 from nvflare_plugins.profile.job import ProfileJob
 from nvflare_plugins.profile.site import run_profile_site
-from nvflare_plugins.tuning.job import TuningJob
+from nvflare_plugins.tuning.job import TuningJob, check_tuning_early
 from nvflare_plugins.tuning.site import run_tuning_site
 from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical.parameters import check_active_party, check_vertical_early
 from nvflare_plugins.vertical.site import run_vertical_site
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference
-from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
+from nvflare_plugins.vertical_tuning.job import VerticalTuningJob, check_vertical_tuning_early
 from nvflare_plugins.vertical_tuning.site import run_vertical_tuning_site
 from nvflare_plugins.wire.channel import Transport
 
@@ -46,6 +48,14 @@ Raises: VeilBoostError: what ended the attempt at this site.
 
 AnswerSum = Callable[[Any, int], ServerSum | None]
 """(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
+
+
+Sites = tuple[str, ...] | None
+Check = Callable[[Any, Sites, int], None]
+"""(job, its sites if they are named, fewest sites): refuses before anything is submitted what no site would accept.
+
+Raises: ConfigurationError.
+"""
 
 
 def own_kind(of_class: str, given: str) -> str:
@@ -66,6 +76,10 @@ def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
     return None
 
 
+def _accept(job: Any, sites: Sites, n_sites: int) -> None:
+    """Refuse nothing beyond what the job refuses by itself."""
+
+
 def _first_site(job: Job, sites: tuple[str, ...]) -> str:
     return sites[0]
 
@@ -83,6 +97,9 @@ class JobKind:
         alias: "module.Stem" below ``nvflare_plugins.flare`` of the two classes that job folders name, for kinds older
             than this table; without it they name ``JobController`` and ``JobExecutor``, and the kind as an argument.
         kept: files in a site's run folder that are for further attempts only, and go when the site's part is over.
+        stated: fields that a job folder states even where they are at their defaults.
+        fewest: fewest sites, where a recipe names none.
+        check: what a recipe refuses.
     """
 
     name: str
@@ -92,6 +109,9 @@ class JobKind:
     metrics_site: Callable[[Any, tuple[str, ...]], str] = _first_site
     alias: str = ""
     kept: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
+    fewest: int = 3
+    check: Check = _accept
 
 
 def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
@@ -107,22 +127,87 @@ def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
     return job.active  # it alone knows the metrics
 
 
+def _check_buckets(job: BucketJob, sites: Sites, n_sites: int) -> None:
+    check_bucket_parameters(job.params, job.n_buckets)
+    check_active_party(job.active, sites)
+
+
+def _check_plan(job: PrivateTreesJob, sites: Sites, n_sites: int) -> None:
+    JobPlan.of(job, n_sites)  # refuses what no site could train
+
+
+_LABELLED = ("data_set", "label")
 _ROWS = (
-    JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment"),
-    JobKind("bagging", BaggingJob, run_bagging_site),
+    JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment", fewest=2),
+    JobKind("bagging", BaggingJob, run_bagging_site, stated=(*_LABELLED, "num_rounds"), check=check_bagging_early),
     JobKind(
-        "dpboost", DpBoostJob, run_dpboost_site, _choices_of_dpboost, alias="dpboost.DpBoost", kept=(DPBOOST_KEPT,)
+        "dpboost",
+        DpBoostJob,
+        run_dpboost_site,
+        _choices_of_dpboost,
+        alias="dpboost.DpBoost",
+        kept=(DPBOOST_KEPT,),
+        stated=(*_LABELLED, "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile"),
     ),
-    JobKind("federboost_vertical", BucketJob, run_bucket_site, alias="bucket_ldp.Bucket"),
-    JobKind("horizontal", HorizontalJob, run_horizontal_site, alias="horizontal.Horizontal"),
     JobKind(
-        "private_trees", PrivateTreesJob, run_private_trees_site, _noise_of_trees, alias="private_trees.PrivateTrees"
+        "federboost_vertical",
+        BucketJob,
+        run_bucket_site,
+        alias="bucket_ldp.Bucket",
+        stated=(*_LABELLED, "active", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile"),
+        check=_check_buckets,
     ),
-    JobKind("profile", ProfileJob, run_profile_site),
-    JobKind("tuning", TuningJob, run_tuning_site),
-    JobKind("vertical", VerticalJob, run_vertical_site, metrics_site=_active_party, alias="vertical.Vertical"),
-    JobKind("vertical_inference", InferenceJob, run_inference, alias="inference.Inference"),
-    JobKind("vertical_tuning", VerticalTuningJob, run_vertical_tuning_site),
+    JobKind(
+        "horizontal",
+        HorizontalJob,
+        run_horizontal_site,
+        alias="horizontal.Horizontal",
+        stated=(*_LABELLED, "profile", "num_rounds"),
+        check=check_horizontal_early,
+    ),
+    JobKind(
+        "private_trees",
+        PrivateTreesJob,
+        run_private_trees_site,
+        _noise_of_trees,
+        alias="private_trees.PrivateTrees",
+        stated=(*_LABELLED, "epsilon", "delta", "method", "trust"),
+        check=_check_plan,
+    ),
+    JobKind("profile", ProfileJob, run_profile_site, stated=(*_LABELLED, "profile")),
+    JobKind(
+        "tuning",
+        TuningJob,
+        run_tuning_site,
+        stated=(*_LABELLED, "profile", "num_rounds", "folds"),
+        check=check_tuning_early,
+    ),
+    JobKind(
+        "vertical",
+        VerticalJob,
+        run_vertical_site,
+        metrics_site=_active_party,
+        alias="vertical.Vertical",
+        stated=("active", *_LABELLED, "profile", "preset", "num_rounds"),
+        fewest=2,
+        check=check_vertical_early,
+    ),
+    JobKind(
+        "vertical_inference",
+        InferenceJob,
+        run_inference,
+        alias="inference.Inference",
+        stated=("model", "action"),
+        fewest=2,
+    ),
+    JobKind(
+        "vertical_tuning",
+        VerticalTuningJob,
+        run_vertical_tuning_site,
+        stated=("active", *_LABELLED, "profile", "preset", "num_rounds", "folds"),
+        fewest=2,
+        check=check_vertical_tuning_early,
+    ),
 )
 KINDS: dict[str, JobKind] = {kind.name: kind for kind in _ROWS}
 
@@ -132,3 +217,12 @@ def kind_of(name: object) -> JobKind:
     if not isinstance(name, str) or name not in KINDS:
         raise ConfigurationError(f"there is no kind of job {shown(name)}; there are {', '.join(sorted(KINDS))}")
     return KINDS[name]
+
+
+def kind_of_job(job: object) -> JobKind:
+    """Return the kind of a job. Raises: ConfigurationError: it is no job of ours."""
+    for kind in KINDS.values():
+        if type(job) is kind.job:
+            return kind
+    jobs = ", ".join(sorted(kind.job.__name__ for kind in KINDS.values()))
+    raise ConfigurationError(f"a recipe takes a job, one of {jobs}; this is of type {type(job).__name__}")

@@ -32,6 +32,7 @@ from nvflare_plugins.declared import (
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
+from nvflare_plugins.xgb.parameters import check_parameters, without_columns
 
 
 class Engine(Enum):
@@ -202,3 +203,11 @@ class HorizontalJob(JobDocument):
                 "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or "
                 "give the categorical columns as numbers"
             )
+
+
+def check_horizontal_early(job: HorizontalJob, sites: object, n_sites: int) -> None:
+    """Refuse parameters that every site would refuse. Raises: ConfigurationError."""
+    if job.features is None:
+        check_parameters(without_columns(job.params), ["any"])
+    else:
+        check_parameters(job.params, job.features)

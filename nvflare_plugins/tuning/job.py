@@ -28,7 +28,7 @@ from nvflare_plugins.declared import (
     document,
 )
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
-from nvflare_plugins.horizontal.job import Engine, HorizontalJob
+from nvflare_plugins.horizontal.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, checked_trials
 from nvflare_plugins.wire.profiles import Profile
 
@@ -203,3 +203,9 @@ class TuningJob(JobDocument):
             arithmetic=self.arithmetic,
             tracking=False,
         )
+
+
+def check_tuning_early(job: TuningJob, sites: object, n_sites: int) -> None:
+    """Refuse parameters of any trial that every site would refuse. Raises: ConfigurationError."""
+    for trial in job.all_trials():
+        check_horizontal_early(job.training_of(trial), sites, n_sites)

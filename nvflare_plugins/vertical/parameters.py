@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters
+from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
 _REFUSED_VALUES: dict[str, tuple[tuple[object, ...], str]] = {
     "booster": (("dart", "gblinear"), "vertical trees are neither dropped nor weighed again; use gbtree"),
@@ -46,3 +47,23 @@ def check_vertical_parameters(
             raise ConfigurationError(f"{name}={value!r} is refused in vertical jobs: {reason}.")
     allowed = {name: value for name, value in params.items() if name not in _REFUSED}
     return check_parameters(allowed, names, metrics)
+
+
+def check_active_party(active: str, sites: Sequence[str] | None) -> None:
+    """Refuse named sites without the one that has the label. Raises: ConfigurationError."""
+    if sites is not None and active not in sites:
+        raise ConfigurationError(f"the active party {active!r} is not among the sites")
+
+
+def check_vertical_early(job: VerticalJob, sites: Sequence[str] | None, n_sites: int) -> None:
+    """Refuse what no party would accept; constraints name columns of all, known only when they meet.
+
+    Raises:
+        ConfigurationError: parameters, or names of sites.
+    """
+    check_vertical_parameters(without_columns(job.params), ["any"])
+    check_active_party(job.active, sites)
+    for field in ("features", "categories"):
+        for site in getattr(job, field):
+            if sites is not None and site not in sites:
+                raise ConfigurationError(f"{field} names {site!r}, which is not among the sites")

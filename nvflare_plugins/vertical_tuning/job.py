@@ -29,6 +29,8 @@ from nvflare_plugins.declared import (
 from nvflare_plugins.tuning.job import MOST_FOLDS, Search, Trials
 from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, checked_trials
 from nvflare_plugins.vertical.job import AlignmentId, NamesOfSites, Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.parameters import check_active_party, check_vertical_parameters
+from nvflare_plugins.xgb.parameters import without_columns
 
 
 def _exact(value: str) -> str:
@@ -183,3 +185,10 @@ class VerticalTuningJob(JobDocument):
         found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
         found |= {} if self.label_classes is None else {"label_classes": self.label_classes}
         return found | ({} if self.alignment is None else {"alignment": self.alignment})
+
+
+def check_vertical_tuning_early(job: VerticalTuningJob, sites: Sequence[str] | None, n_sites: int) -> None:
+    """Refuse parameters of any trial that no party would accept. Raises: ConfigurationError."""
+    for trial in job.all_trials():
+        check_vertical_parameters(without_columns({**job.params, **trial}), ["any"])
+    check_active_party(job.active, sites)

@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import xgboost
 
@@ -416,3 +417,11 @@ def _same_value(given: object, effective: str) -> bool:
         except ValueError:
             return False
     return isinstance(given, list) or str(given) == effective
+
+
+_NAMING_COLUMNS = ("monotone_constraints", "interaction_constraints")
+
+
+def without_columns(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters without those that name columns, for checks before the columns are known."""
+    return {key: value for key, value in params.items() if ALIASES.get(key, key) not in _NAMING_COLUMNS}

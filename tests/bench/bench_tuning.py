@@ -22,9 +22,7 @@ import numpy as np
 import pandas as pd
 from nvflare.recipe import SimEnv
 
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-from nvflare_plugins.recipes.job_recipe import JobRecipe
-from nvflare_plugins.recipes.tuning import TuningRecipe
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe, JobRecipe, TuningRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 SITES = ("site-1", "site-2", "site-3")

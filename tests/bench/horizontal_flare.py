@@ -177,7 +177,7 @@ def _simulate(simulation: Simulation) -> None:
 
 
 def _our_recipe(simulation: Simulation, workspaces: Path):
-    from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+    from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
     from nvflare_plugins.site.setup import SetupOptions, set_up
 
     sets = {name: f"{simulation.data}/{{site}}-{name}.parquet" for name in (TRAINING, EVALUATION)}

@@ -55,7 +55,7 @@ def _write(workload: Workload, folder: Path) -> None:
 def _simulate(folder: Path) -> None:
     from nvflare.recipe import SimEnv
 
-    from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+    from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
     from nvflare_plugins.site.setup import SetupOptions, set_up
 
     job = json.loads((folder / "job.json").read_text())

@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.recipes.alignment import AlignmentRecipe
-from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
-from nvflare_plugins.recipes.dpboost import DpBoostRecipe
-from nvflare_plugins.recipes.federboost_vertical import FederBoostVerticalRecipe
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
-from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
-from nvflare_plugins.recipes.job_recipe import JobRecipe
-from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
-from nvflare_plugins.recipes.profile import ProfileRecipe
-from nvflare_plugins.recipes.tuning import TuningRecipe
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
-from nvflare_plugins.recipes.vertical_tuning import VerticalTuningRecipe
+from nvflare_plugins.recipes.recipe import (
+    AlignmentRecipe,
+    BaggingXGBRecipe,
+    DpBoostRecipe,
+    FederBoostVerticalRecipe,
+    HorizontalXGBRecipe,
+    JobRecipe,
+    PrivateTreesRecipe,
+    ProfileRecipe,
+    TuningRecipe,
+    VerticalInferenceRecipe,
+    VerticalTuningRecipe,
+    VerticalXGBRecipe,
+)
 from tests.golden.jobs import (
     BUDGET,
     MODELS,

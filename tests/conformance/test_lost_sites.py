@@ -25,7 +25,7 @@ from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import NOTE
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.transport import TOPIC_FRAME
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.conformance.kind_cases import CASES
 from tests.support.flare_job import JOB_ID, Finished, _Context, components

@@ -16,7 +16,7 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data_sets.table import load_table
 from nvflare_plugins.declared import Name, OneOf, Seconds, document
 from nvflare_plugins.flare.kinds import KINDS, JobKind
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
 from nvflare_plugins.site.policy.values import JobTerms
 from tests.golden.jobs import breast, rows_over_sites
@@ -55,19 +55,13 @@ def train(attempt: SiteAttempt, n_rows: int) -> JobResult:
 ROW = JobKind("count", CountJob, SitePart(prepare, train))
 
 
-class CountRecipe(JobRecipe):
-    """Count rows."""
-
-    kind = "count"
-
-
 # -- what follows from the row ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished:
     monkeypatch.setitem(KINDS, ROW.name, ROW)
-    recipe = CountRecipe("job", {"data_set": "rows", "label": "y"})
+    recipe = JobRecipe("job", CountJob("rows", "y"))
     return run_flare_job(recipe, rows_over_sites(tmp_path, breast(2)))
 
 

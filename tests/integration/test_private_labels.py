@@ -12,8 +12,7 @@ import xgboost as xgb
 
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.files import write_private_table
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.setup import SetupOptions

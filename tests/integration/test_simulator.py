@@ -16,8 +16,8 @@ from nvflare.recipe import SimEnv
 
 from jobs import horizontal
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
 from nvflare_plugins.recipes.local_workers import put_on_cluster
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate

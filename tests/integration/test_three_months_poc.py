@@ -45,13 +45,13 @@ OPERATORS_MONTHS = [
 
 BANK = "/tmp/bank/poc/example_project/prod_00"  # noqa: S108  # as above
 SITE_OF_BANK = f"--workspace {BANK}/site-1 --site site-1"
-SERVE = """from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
+SERVE = """from nvflare_plugins.recipes.recipe import VerticalInferenceRecipe
 import sys
 VerticalInferenceRecipe(
     "serve", model=sys.argv[1], action="serve", data_set="applicants", alignment=sys.argv[2], batch_rows=64
 ).export("/tmp/bank/jobs")
 """
-OCTOBER = """from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+OCTOBER = """from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 import sys
 VerticalXGBRecipe(
     "october",

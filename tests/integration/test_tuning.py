@@ -10,8 +10,7 @@ import pytest
 from jobs import tuning as script
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.recipes.examples import invented_credit
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.tuning import TuningRecipe
+from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 from tests.support.simulator import SITES, simulate
 
 

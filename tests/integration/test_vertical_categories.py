@@ -11,7 +11,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.scoring import VeilBoostClassifier
 from nvflare_plugins.vertical_inference.job import InferenceJob
 from nvflare_plugins.vertical_inference.site import run_inference

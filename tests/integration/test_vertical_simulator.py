@@ -13,7 +13,7 @@ import xgboost as xgb
 from jobs import vertical
 from nvflare_plugins.alignment.demo_data import breast_cancer
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.vertical.model.model import merge
 from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part

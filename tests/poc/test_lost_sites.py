@@ -16,7 +16,7 @@ import pytest
 
 from dp_components.ledger import Ledger
 from nvflare_plugins.recipes.examples import PATIENTS, write_patients
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from poc_workspace.run_poc import ADMIN, SITES, Poc, verify
 from tests.poc.test_poc import JOBS, job_processes, machine, rounds_done, site_log, wait_until
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.simulation.cases import JOBS
 from tests.support.flare_job import descriptions

@@ -23,7 +23,7 @@ from nvflare_plugins.flare import work
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.flare.transport import CHANNEL
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.simulation.disk import Disks, Fault
 from tests.simulation.prepared import described

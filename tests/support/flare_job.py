@@ -21,7 +21,7 @@ from nvflare_plugins.flare.attempt import RESULT_FOLDER, SUMMARY_FILE
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare.transport import TOPIC_FRAME
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.support.flare_network import FakeCell, Network
 from tests.support.parties import Parties

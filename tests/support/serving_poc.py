@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.inference import VerticalInferenceRecipe
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.recipes.recipe import VerticalInferenceRecipe, VerticalXGBRecipe, write_folder
 from nvflare_plugins.vertical_inference.serving.door import SOCKET
 from poc_workspace.run_poc import SITES, Poc
 from tests.support.vertical_federation import Joined, federate

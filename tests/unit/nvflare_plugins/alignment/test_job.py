@@ -7,7 +7,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.flare.timeouts import LOCAL_WORK_S, exchange_deadline_s
-from nvflare_plugins.recipes.alignment import AlignmentRecipe
+from nvflare_plugins.recipes.recipe import AlignmentRecipe
 
 
 @pytest.mark.parametrize(

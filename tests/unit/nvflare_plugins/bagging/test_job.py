@@ -6,7 +6,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.bagging.job import BaggingJob
-from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
+from nvflare_plugins.recipes.recipe import BaggingXGBRecipe
 
 LEAST = {"data_set": "train", "label": "y"}
 

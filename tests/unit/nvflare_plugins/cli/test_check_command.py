@@ -14,8 +14,7 @@ import pytest
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.recipes.bagging import BaggingXGBRecipe
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import BaggingXGBRecipe, HorizontalXGBRecipe
 from nvflare_plugins.site.policy.policy import SitePolicy
 from tests.support.surveyed import ROWS, SECRET, hospital, labels, lines, numbers, written
 

@@ -17,7 +17,8 @@ import pytest
 import nvflare_plugins.recipes as recipes
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan import command
-from nvflare_plugins.recipes.job_recipe import JobRecipe
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.recipes.recipe import JobRecipe
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -35,14 +36,9 @@ def test_the_package_is_the_command() -> None:
 
 
 def test_every_recipe_is_imported_from_the_package() -> None:
-    written = {
-        line.removeprefix("class ").partition("(")[0]
-        for path in (ROOT / "nvflare_plugins" / "recipes").glob("*.py")
-        for line in path.read_text().splitlines()
-        if line.startswith("class ") and line.endswith("(JobRecipe):")
-    }
-    assert set(recipes.__all__) == written <= set(dir(recipes))
-    assert all(issubclass(getattr(recipes, name), JobRecipe) for name in recipes.__all__)
+    named = [getattr(recipes, name) for name in recipes.__all__ if name != "JobRecipe"]
+    assert {recipe.kind for recipe in named} == set(KINDS) and len(named) == len(KINDS)
+    assert all(issubclass(recipe, JobRecipe) for recipe in named) and set(recipes.__all__) <= set(dir(recipes))
     with pytest.raises(AttributeError, match="no attribute 'Recipes'"):
         _ = recipes.Recipes
 

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.recipes.folder import write_folder
-from nvflare_plugins.recipes.tuning import TuningRecipe
+from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 
 REPOSITORY = Path(__file__).parents[4]
 

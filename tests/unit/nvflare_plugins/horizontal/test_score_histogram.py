@@ -17,7 +17,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.score_histogram import MOST_BINS, edges_of
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from tests.conformance.kind_cases import DATA

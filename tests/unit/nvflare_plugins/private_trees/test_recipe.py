@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.recipes.private_trees import PrivateTreesRecipe
+from nvflare_plugins.recipes.recipe import PrivateTreesRecipe
 
 GIVEN = {"data_set": "rows", "label": "y", "epsilon": 0.5, "delta": 1e-6, "feature_bounds": {"x": (0, 1)}}
 

@@ -10,7 +10,7 @@ from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.recipes.horizontal import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import set_up
 
 MULTI_OUTPUT = {"objective": "multi:softprob", "num_class": 3, "multi_strategy": "multi_output_tree"}

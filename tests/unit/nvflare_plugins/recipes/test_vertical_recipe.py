@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.recipes.vertical import VerticalXGBRecipe
+from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 
 FACTS = {"active": "a", "data_set": "d", "label": "y"}
 
