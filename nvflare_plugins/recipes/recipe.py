@@ -221,7 +221,8 @@ class FederBoostVerticalRecipe(_NamedRecipe):
         )
         recipe.execute(SimEnv(num_clients=3, workspace_root=...))      # or ProdEnv(...)
 
-    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``federboost_vertical`` (jobs/REFERENCE.md).
+    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``federboost_vertical``
+    (jobs/REFERENCE.md).
     """
 
     kind = "federboost_vertical"
@@ -337,7 +338,8 @@ class VerticalInferenceRecipe(_NamedRecipe):
         )
         recipe.export("jobs")
 
-    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``vertical_inference`` (jobs/REFERENCE.md).
+    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``vertical_inference``
+    (jobs/REFERENCE.md).
     """
 
     kind = "vertical_inference"
