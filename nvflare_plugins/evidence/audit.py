@@ -294,17 +294,20 @@ def _words(log: Log) -> Iterator[str]:
         yield first
 
 
+_HISTOGRAMS = (Kind.HISTOGRAM.name, Kind.HISTOGRAM_METRIC.name)
+
+
 def _wrong(message: Message, stated: Mapping[str, Any] | None) -> str:
     """Return what is wrong with the words of a message; "" for nothing. Args: stated: None where no session says so."""
     codec = Codec.__members__.get(message.codec)
     width = 0 if codec is None else 8 * codec.word_bytes
-    if message.kind != Kind.HISTOGRAM.name:
+    if message.kind not in _HISTOGRAMS:
         return f"{message.kind} travelled in words of 32 bits, which histograms alone do" if width == 32 else ""
     bits = width if stated is None else stated.get(_WORD_BITS, 64)
     if width not in (0, bits):
         return f"a histogram travelled in words of {width} bits; the session states {bits}"
     tail = message.size - width // 8 * message.n_values
-    most = 8 * N_TAGS if width == 32 else tail
+    most = 8 * N_TAGS if width == 32 and message.kind == Kind.HISTOGRAM.name else tail
     if width and message.size and (tail % 8 or not 0 <= tail <= most):  # a request for another scale holds nothing
         return f"{message.size} bytes are not the size of {message.n_values} words of {width} bits"
     return ""

@@ -32,15 +32,19 @@ class GrowthSums(Protocol):
 
     seconds: float
 
-    def pairs(self, values: NDArray[np.int64], grid: PairGrid, fits: bool) -> NDArray[np.int64]:
-        """Add sums of gradient pairs. Shapes: values: int64[n]; result: likewise, the same at all sites.
+    def pairs(
+        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        """Add sums of gradient pairs, and parts of metrics in the same exchange.
+
+        Shapes: values: int64[n]; result: likewise, and the parts as of ``metrics``, the same at all sites.
 
         Args:
             values: in steps of the grid: bins of nodes, one after the other, and for a root the sum of all rows.
             fits: whether all of this site's rows lie on the grid.
 
         Raises:
-            RescaleRequested: those of some site do not; nothing was summed.
+            RescaleRequested: those of some site do not, or its metrics do not fit theirs; nothing was summed.
         """
 
     def widened(self, grid: PairGrid, largest: Floats) -> tuple[int, int]:
@@ -84,11 +88,17 @@ class SiteSums:
         self._sums, self._starts, self._alpha, self._check_leaves = sums, starts, alpha, check_leaves
         self.seconds = 0.0
 
-    def pairs(self, values: NDArray[np.int64], grid: PairGrid, fits: bool) -> NDArray[np.int64]:
+    def pairs(
+        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         """See ``GrowthSums``."""
+        own, n = self._own_parts(parts), values.size
         with self._timed():
             integers = self._coarse(values, grid) if fits else None
-            return grid.fine(self._sums.add(Kind.HISTOGRAM, integers, values.size, grid.wide))
+            if not own:
+                return grid.fine(self._sums.add(Kind.HISTOGRAM, integers, n, grid.wide)), []
+            added, totals = self._sums.add_with_metrics(integers, n, grid.wide, own)
+            return grid.fine(added), totals
 
     def _coarse(self, values: NDArray[np.int64], grid: PairGrid) -> NDArray[np.int64]:
         if not grid.shift:
@@ -131,7 +141,7 @@ class SiteSums:
 
     def metrics(self, parts: Sequence[tuple[str, Parts]]) -> list[NDArray[np.float64]]:
         """See ``GrowthSums``."""
-        own = [(name, self._own_parts(name, part)) for name, part in parts]
+        own = self._own_parts(parts)
         with self._timed():
             return self._sums.sum_metrics(own)
 
@@ -143,11 +153,12 @@ class SiteSums:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def _own_parts(self, metric: str, part: Parts) -> NDArray[np.float64]:
-        if not isinstance(part, tuple):
-            return part
+    def _own_parts(self, parts: Sequence[tuple[str, Parts]]) -> list[tuple[str, NDArray[np.float64]]]:
         with np.errstate(all="ignore"):
-            return without_empty_curves(curve_parts(metric, *part))
+            return [
+                (name, without_empty_curves(curve_parts(name, *part)) if isinstance(part, tuple) else part)
+                for name, part in parts
+            ]
 
 
 def is_of_all_rows(metric: str) -> bool:

@@ -1,7 +1,8 @@
 """The training of one site that grows XGBoost's trees itself, in step with the other sites.
 
 A tree costs one exchange a level, or one a split under ``lossguide``: the sum of all rows rides on the root's
-histogram. What all sites have received alike they compute alike, so that each ends with the same bytes.
+histogram. So do the metrics of the round before, where nothing waits for them: early stopping would, and after the last
+round there is no root. What all sites have received alike they compute alike, so that each ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nvflare_plugins.growth.model import add_round, n_rounds_of
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.growth.sampling import TreeRandom
 from nvflare_plugins.growth.site_rows import HeldRows
-from nvflare_plugins.growth.site_sums import GrowthSums
+from nvflare_plugins.growth.site_sums import GrowthSums, Parts
 from nvflare_plugins.growth.tree import Tree, TreeGrower
 from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.wire.catalogue import Phase, TrainingStep
@@ -75,12 +76,18 @@ class GrowthPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """How long to train and when to stop."""
+    """How long to train and when to stop.
+
+    Attributes:
+        moments_before: rounds of the trainings before this one in the same attempt.
+        metrics_ride: those of a round may travel with the first root of the next one.
+    """
 
     num_rounds: int
     early_stopping_rounds: int | None = None
     first_round: int = 0
-    moments_before: int = 0  # rounds of the trainings before this one in the same attempt
+    moments_before: int = 0
+    metrics_ride: bool = False
 
 
 @dataclass(slots=True, repr=False)
@@ -134,15 +141,30 @@ class Draws(Protocol):
         """Return which rows take part in a round. Shapes: bool[n_rows]."""
 
 
-class _TreeSums:
-    """Adds the gradient pairs of one tree."""
+_Totals = Sequence[NDArray[np.float64]]
+_Due = tuple[int, list[tuple[str, Parts]]]
+"""A round whose metrics are not added yet, and this site's parts of them by name."""
 
-    def __init__(self, sums: GrowthSums, grid: PairGrid, fits: bool) -> None:
-        self._sums, self._grid, self._fits = sums, grid, fits
+
+class _TreeSums:
+    """Adds the gradient pairs of one tree, and with those of the root the metrics that are due."""
+
+    def __init__(
+        self, sums: GrowthSums, grid: PairGrid, fits: bool, due: _Due | None, take: Callable[[int, _Totals], None]
+    ) -> None:
+        self._sums, self._grid, self._fits, self._due, self._take = sums, grid, fits, due, take
 
     def add(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all sites. Raises: RescaleRequested: for the root, where a site's pairs do not fit."""
-        return self._sums.pairs(values, self._grid, self._fits)
+        """Return the sums over all sites.
+
+        Raises:
+            RescaleRequested: for the root, where a site's pairs, or the metrics, do not fit.
+        """
+        due, self._due = self._due, None
+        added, totals = self._sums.pairs(values, self._grid, self._fits, due[1] if due else ())
+        if due is not None:
+            self._take(due[0], totals)
+        return added
 
 
 class Training:
@@ -162,7 +184,8 @@ class Training:
 
         Args:
             draws: which of this site's rows take part in each round; None for all.
-            on_round: called after every round with the record and the model so far.
+            on_round: called after every round with the record and the model so far; where metrics ride, when they
+                are there, before the next round changes the model.
         """
         self._plan, self._rows, self._sums, self._channel, self._settings = plan, rows, sums, channel, settings
         self._draws, self._on_round = draws, on_round
@@ -171,6 +194,8 @@ class Training:
             plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed, plan.seed_per_iteration
         )
         self._grid = self._made(plan.bounds)
+        self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
+        self._due: _Due | None = None
 
     def run(self, model: GrownModel) -> GrownResult:
         """Train; the rows have margins already, and the model what they were made from. It is trained further.
@@ -178,35 +203,25 @@ class Training:
         Raises:
             VeilBoostError: what ended the training.
         """
-        settings, result = self._settings, GrownResult(model)
+        settings, self._result = self._settings, GrownResult(model)
         first, last = settings.first_round, settings.first_round + settings.num_rounds
-        stopping = EarlyStopping(settings.early_stopping_rounds, max(model.n_rounds - first, 0))
+        self._stopping = stopping = EarlyStopping(settings.early_stopping_rounds, max(model.n_rounds - first, 0))
         if first:
             stopping.take_up(model)
+        rides = settings.metrics_ride and settings.early_stopping_rounds is None and bool(self._places)
+        self._last = self._clocks()
         for number in range(first, last):
             if stopping.is_over(number - 1):
                 break
-            record = self._round(model, number)
-            result.rounds.append(record)
-            stopping.note(model, record.round, record.metrics)
-            if self._on_round is not None:
-                self._on_round(record, model)
+            self._enter(Phase.UPDATE, number)
+            self._random.begin_round(number)
+            model.append_round(self._trees(number))
+            self._due = number, self._metric_parts()
+            if not rides or number + 1 == last:
+                self._evaluate(self._due)
         self._enter(Phase.FINISH, last)
-        result.best_round, result.best_score = stopping.best_round, stopping.best_score
-        return result
-
-    def _round(self, model: GrownModel, number: int) -> RoundRecord:
-        started, summed, waited = time.perf_counter(), self._sums.seconds, self._channel.network_seconds
-        self._enter(Phase.UPDATE, number)
-        self._random.begin_round(number)
-        model.append_round(self._trees(number))
-        metrics = {}
-        if self._plan.metrics and self._plan.sets:
-            self._enter(Phase.EVALUATE, number)
-            metrics = self._evaluate()
-        total = time.perf_counter() - started
-        summed, waited = self._sums.seconds - summed, self._channel.network_seconds - waited
-        return RoundRecord(number, metrics, total, total - summed, summed - waited, waited)
+        self._result.best_round, self._result.best_score = stopping.best_round, stopping.best_score
+        return self._result
 
     # -- trees --------------------------------------------------------------------------------------------------------
 
@@ -252,14 +267,17 @@ class Training:
         while True:
             grid = self._grid
             fits = all(float(x) <= 2.0**bound for x, bound in zip(largest, (grid.g_bound, grid.h_bound), strict=True))
-            sums = _TreeSums(self._sums, grid, fits)
+            sums = _TreeSums(self._sums, grid, fits, self._due, self._finish)
             self._rows.begin_tree(output, grid.g_exponent, grid.h_exponent)
             try:
                 unit = GradientUnit(grid.g_exponent, grid.h_exponent)
                 slack = (4 * self._channel.world) << grid.shift if grid.shift else 0
                 return self._grower.grow(self._rows, sums, unit, sampler, slack)
             except RescaleRequested:
-                self._grid = self._made(self._sums.widened(grid, largest))
+                if self._due is None:
+                    self._grid = self._made(self._sums.widened(grid, largest))
+                else:  # the metrics may be what does not fit: they go alone, under a new scale, and the root again
+                    self._finish(self._due[0], self._sums.metrics(self._due[1]))
 
     def _made(self, bounds: tuple[int, int]) -> PairGrid:
         plan = self._plan
@@ -274,16 +292,35 @@ class Training:
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> dict[str, float]:
-        """Return the metrics of all sets, by "set-metric", from one exchange."""
-        plan = self._plan
-        places = [(number, name, metric) for number, name in enumerate(plan.sets) for metric in plan.metrics]
-        parts = [part for number in range(len(plan.sets)) for part in self._rows.metric_parts(number, plan.metrics)]
-        totals = self._sums.metrics([(metric.name, part) for (_, _, metric), part in zip(places, parts, strict=True)])
-        return {
-            f"{name}-{metric.name}": metric.value(total)
-            for (_, name, metric), total in zip(places, totals, strict=True)
-        }
+    def _evaluate(self, due: _Due) -> None:
+        """Complete a round with an exchange of its metrics' own, if it has any."""
+        totals: _Totals = ()
+        if due[1]:
+            self._enter(Phase.EVALUATE, due[0])
+            totals = self._sums.metrics(due[1])
+        self._finish(due[0], totals)
+
+    def _finish(self, number: int, totals: _Totals) -> None:
+        """Complete a round with the metrics of all sites. Its times are those since the one before was told."""
+        named = zip(self._places, totals, strict=True)
+        values = {f"{name}-{metric.name}": metric.value(total) for (name, metric), total in named}
+        total, summed, waited = (a - b for a, b in zip(self._clocks(), self._last, strict=True))
+        record = RoundRecord(number, values, total, total - summed, summed - waited, waited)
+        self._due = None
+        self._result.rounds.append(record)
+        self._stopping.note(self._result.model, number, values)
+        if self._on_round is not None:
+            self._on_round(record, self._result.model)
+        self._last = self._clocks()
+
+    def _clocks(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self._sums.seconds, self._channel.network_seconds
+
+    def _metric_parts(self) -> list[tuple[str, Parts]]:
+        """Return this site's parts of the metrics of all sets, set by set."""
+        sets = range(len(self._plan.sets))
+        parts = [part for number in sets for part in self._rows.metric_parts(number, self._plan.metrics)]
+        return [(metric.name, part) for (_, metric), part in zip(self._places, parts, strict=True)]
 
     def _enter(self, phase: Phase, number: int) -> None:
         self._channel.moment = TrainingStep(phase, self._settings.moments_before + number)

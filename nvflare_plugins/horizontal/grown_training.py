@@ -5,8 +5,9 @@ and nowhere else. There the shards' integers are added, which gives those of the
 protected once. So the model is the same bytes for any number of shards.
 
     read       digest               first, where shards read files      reply: nothing (shards/reading.py)
-    pairs      moment, sums, grid,  sums of gradient pairs              reply: int64, those of all sites; none where
-               whether all fit                                          another grid is needed
+    pairs      moment, sums, grid,  sums of gradient pairs, and with    reply: int64, those of all sites, and those
+               whether all fit,     a root what metrics sends, of the   of metrics; none where another grid or scale
+               parts                round before                        is needed
     wider      moment, grid,        another grid                        reply: its bounds
                largest row
     rows       moment, sums         behind the scale of a smooth loss   reply: int64, those of all sites
@@ -240,10 +241,12 @@ def _moment_of(fields: Sequence[Any]) -> tuple[Any, int]:
     return PHASE_BY_CODE[fields[0]], int(fields[1])
 
 
-def _add_pairs(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> NDArray[np.int64] | None:
-    grid = PairGrid(*asked[0][1])
+def _add_pairs(
+    sums: GrowthSums, asked: list[tuple[Any, ...]]
+) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]] | None:
+    values, grids, fits, parts = zip(*asked, strict=True)
     try:
-        return sums.pairs(_added([one[0] for one in asked]), grid, all(fits for *_, fits in asked))
+        return sums.pairs(_added(values), PairGrid(*grids[0]), all(fits), _parts(parts))
     except RescaleRequested:
         return None
 
@@ -258,12 +261,13 @@ def _quantiles(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> tuple[NDArray[
     return sums.leaf_quantiles(leaf, residuals, weight, asked[0][3])
 
 
-def _metrics(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> list[NDArray[np.float64]]:
+def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, Parts]]:
+    """Return the parts of metrics over the rows of all shards."""
     of_all: list[tuple[str, Parts]] = []
-    for of_metric in zip(*(parts for (parts,) in asked), strict=True):
+    for of_metric in zip(*of_shards, strict=True):
         name, values = of_metric[0][0], [part for _, part in of_metric]
         of_all.append((name, _joined(values) if isinstance(values[0], tuple) else _added(values)))
-    return sums.metrics(of_all)
+    return of_all
 
 
 def _check_leaves(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> None:
@@ -276,7 +280,7 @@ _ANSWERS: dict[str, Callable[[GrowthSums, list[tuple[Any, ...]]], Any]] = {
     ROWS: lambda sums, asked: sums.rows(_added([values for (values,) in asked])),
     LEAVES: _check_leaves,
     QUANTILES: _quantiles,
-    METRICS: _metrics,
+    METRICS: lambda sums, asked: sums.metrics(_parts([parts for (parts,) in asked])),
 }
 
 
@@ -385,11 +389,13 @@ class _AskedSums:
     def _ask(self, word: str, *values: Any) -> Any:
         return self._ask_site(word, *_plain(self._place.moment), *values)
 
-    def pairs(self, values: NDArray[np.int64], grid: PairGrid, fits: bool) -> NDArray[np.int64]:
-        added: NDArray[np.int64] | None = self._ask(PAIRS, values, astuple(grid), fits)
+    def pairs(
+        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        added = self._ask(PAIRS, values, astuple(grid), fits, list(parts))
         if added is None:
-            raise RescaleRequested("another grid is needed")
-        return added
+            raise RescaleRequested("another grid or scale is needed")
+        return added[0], added[1]
 
     def widened(self, grid: PairGrid, largest: Floats) -> tuple[int, int]:
         g, h = self._ask(WIDER, astuple(grid), largest)

@@ -289,7 +289,9 @@ class _Run:
             floor if counts_leaves(self._parameters, floor) else None,
             tuple(name for _, name in evaluated),
         )
-        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+        # A site must note that it enters a state (going_on.py) before it sends the first sum there.
+        rides = sums.takes_metrics and self._prepared.course is None
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done, metrics_ride=rides)
         going_on = Beginning(initial, is_own=n_done > 0)
         return train_grown(
             grown,

@@ -19,7 +19,7 @@ from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
 
 _RESIDUE = 8
 _SHORT = 4
-_SHORT_KINDS = (Kind.HISTOGRAM,)  # that may travel in 32-bit words
+_SHORT_KINDS = (Kind.HISTOGRAM, Kind.HISTOGRAM_METRIC)  # that may travel in 32-bit words
 
 
 class Summing(Protocol):

@@ -68,6 +68,9 @@ class Kind(Enum):
     )
     CLASS_COUNTS = KindFacts(53, True, "rows of each class in merged bins of each feature")
     RESIDUAL_SCALE = KindFacts(54, True, "sum behind the scale of a smooth absolute or quantile error")
+    HISTOGRAM_METRIC = KindFacts(
+        55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
+    )
     CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
 
     @property

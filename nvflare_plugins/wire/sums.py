@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.field61 import MODULUS
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import MessageLabel
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from he_processors.sum_tags import N_TAGS, SumTags, changed_sum, random_flags
+from he_processors.sum_tags import LARGEST_SUM, N_TAGS, SumTags, changed_sum, random_flags
 from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import Codec
@@ -61,6 +62,7 @@ _QUANTITIES: dict[Kind, tuple[str, ...]] = {
     Kind.LABEL_MEAN: (Family.LABELS,),
     Kind.LEAF_QUANTILE: (Family.LABELS,),
 }
+_Part = tuple[tuple[str, ...], NDArray[np.float64]]
 _INTEGER_BOUND_EXPONENT = 45  # counts of rows
 _NO_RESIDUES: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 _NO_VALUES: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -192,41 +194,81 @@ class ProtectedSums:
         Raises:
             ProtocolError, JobAborted: as ``sum``.
         """
+        finite, flags = self._finite(parts)
+        return _marked(*self._sum_parts(Kind.METRIC, finite, flags))
+
+    @property
+    def takes_metrics(self) -> bool:
+        """Whether ``add_with_metrics`` may be called: residues are masked, and no more than that."""
+        return self._tags is not None and self._processor.codec in (Codec.PLAIN, Codec.MASKED)
+
+    def add_with_metrics(
+        self,
+        integers: NDArray[np.int64] | None,
+        n_values: int,
+        wide: bool,
+        parts: Sequence[tuple[str, NDArray[np.float64]]],
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        """Add a root's integers as ``add`` does and parts of metrics as ``sum_metrics`` does, in one exchange.
+
+        The parts' integers travel as residues behind the root's, masked under ``plain`` as well.
+
+        Shapes: as of both.
+
+        Raises:
+            RescaleRequested: integers or parts of some site do not fit; nothing was summed.
+            ProtocolError, JobAborted: as ``add``.
+        """
+        finite, flags = self._finite(parts)
+        grids, own = self._encoded(Kind.METRIC, finite)
+        ends = np.cumsum([values.size for _, values in finite])
+        label = self._label(Kind.HISTOGRAM_METRIC, n_values)
+        if own is None:
+            integers, own = None, np.zeros(ends[-1], dtype=np.int64)
+        residues = np.concatenate([np.where(own < 0, own + MODULUS, own).view(np.uint64), flags])
+        processor = self._processor if wide else self._pairs
+        added, opened = self._sum_integers(Kind.HISTOGRAM_METRIC, integers, n_values, residues, wide, processor)
+        centred = np.where(opened > LARGEST_SUM, opened - np.uint64(MODULUS), opened).view(np.int64)[: ends[-1]]
+        if np.abs(centred).max() > 1 << WIDE_CAPACITY_BITS:
+            raise changed_sum(label)
+        totals = [grid.decode(one) for grid, one in zip(grids, np.split(centred, ends[:-1]), strict=True)]
+        return added, _marked(totals, opened[ends[-1] :])
+
+    def _finite(self, parts: Sequence[tuple[str, NDArray[np.float64]]]) -> tuple[list[_Part], NDArray[np.uint64]]:
+        """Return metrics' parts without infinities and NaN, and flags that tell of these."""
         # As in the secure maximum: the sum tells whether a site has one, not how many do.
         found = [is_so(values).any() for _, values in parts for is_so in (np.isinf, np.isnan)]
         flags = random_flags(np.array(found), self._randomness)
-        finite = [(_quantities(Kind.METRIC, name), np.where(np.isfinite(v), v, 0.0)) for name, v in parts]
-        totals, opened = self._sum_parts(Kind.METRIC, finite, flags)
-        for total, (is_infinite, is_nan) in zip(totals, opened.reshape(-1, METRIC_FLAGS), strict=True):
-            if is_infinite or is_nan:
-                total[0] = np.nan if is_nan else np.inf
-        return totals
+        return [(_quantities(Kind.METRIC, name), np.where(np.isfinite(v), v, 0.0)) for name, v in parts], flags
 
     def _sum_parts(
-        self, kind: Kind, parts: Sequence[tuple[tuple[str, ...], NDArray[np.float64]]], flags: NDArray[np.uint64]
+        self, kind: Kind, parts: Sequence[_Part], flags: NDArray[np.uint64]
     ) -> tuple[list[NDArray[np.float64]], NDArray[np.uint64]]:
         """Add vectors whose values are, in turn, of the quantities named beside them; all in one message."""
         wide = self._is_wide(parts[0][0])
         ends = np.cumsum([values.size for _, values in parts])
         while True:
-            grids = [Grids(tuple(self._grids[quantity] for quantity in quantities)) for quantities, _ in parts]
-            integers = None
-            try:
-                integers = np.concatenate(
-                    [
-                        grid.encode_running(values) if kind is Kind.HISTOGRAM else grid.encode(values)
-                        for grid, (_, values) in zip(grids, parts, strict=True)
-                    ]
-                )
-            except CapacityExceeded:
-                if not all(np.isfinite(values).all() for _, values in parts):
-                    raise _not_finite(kind) from None
+            grids, integers = self._encoded(kind, parts)
             try:
                 total, opened = self._sum_integers(kind, integers, int(ends[-1]), flags, wide)
             except RescaleRequested:
                 self._rescale([(*part, grid) for part, grid in zip(parts, grids, strict=True)])
                 continue
             return [g.decode(one) for g, one in zip(grids, np.split(total, ends[:-1]), strict=True)], opened
+
+    def _encoded(self, kind: Kind, parts: Sequence[_Part]) -> tuple[list[Grids], NDArray[np.int64] | None]:
+        """Return the grids of vectors, and their integers in turn; None where a value is above its bound."""
+        grids = [Grids(tuple(self._grids[quantity] for quantity in quantities)) for quantities, _ in parts]
+        try:
+            encoded = [
+                grid.encode_running(values) if kind is Kind.HISTOGRAM else grid.encode(values)
+                for grid, (_, values) in zip(grids, parts, strict=True)
+            ]
+        except CapacityExceeded:
+            if not all(np.isfinite(values).all() for _, values in parts):
+                raise _not_finite(kind) from None
+            return grids, None
+        return grids, np.concatenate(encoded)
 
     def add(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, wide: bool) -> NDArray[np.int64]:
         """Add integers that lie on one grid at all sites already, exactly.
@@ -384,6 +426,14 @@ def _opened(processor: SumProcessor, reply: bytes, tail: int, label: MessageLabe
     if isinstance(processor, MaskedSums):
         return processor.reveal(memoryview(reply)[:end], label, wide)
     return processor.reveal(reply[:end], label, wide)
+
+
+def _marked(totals: list[NDArray[np.float64]], flags: NDArray[np.uint64]) -> list[NDArray[np.float64]]:
+    """Return metrics' parts with what their flags tell."""
+    for total, (is_infinite, is_nan) in zip(totals, flags.reshape(-1, METRIC_FLAGS), strict=True):
+        if is_infinite or is_nan:
+            total[0] = np.nan if is_nan else np.inf
+    return totals
 
 
 def _packed(residues: NDArray[np.uint64]) -> bytes:

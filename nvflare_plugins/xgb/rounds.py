@@ -19,7 +19,10 @@ def widest_batch(depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
+    """What happened in one boosting round. Units: seconds; metrics by "set-metric".
+
+    Where the sites grow the trees, times run from when the round before was told to when this one's metrics were there.
+    """
 
     round: int
     metrics: dict[str, float]

@@ -297,7 +297,8 @@ def _messages(task: Task, name: str) -> dict[str, float]:
     path = task.folder / name / SITES[0] / "runs" / JOB_ID / "run.json"
     if not path.exists():
         return {}
-    rows = [row for row in json.loads(path.read_text())["traffic"] if row["kind"] in ("HISTOGRAM", "ROOT_SUM")]
+    kinds = ("HISTOGRAM", "HISTOGRAM_METRIC", "ROOT_SUM")
+    rows = [row for row in json.loads(path.read_text())["traffic"] if row["kind"] in kinds]
     n_bytes, n_exchanges = sum(row["bytes_out"] + row["bytes_in"] for row in rows), sum(row["messages"] for row in rows)
     return {"bytes": n_bytes // task.num_rounds, "exchanges": _rounded(n_exchanges / task.num_rounds)}
 

@@ -42,8 +42,10 @@ class _OneSite:
 
     seconds = 0.0
 
-    def pairs(self, values: NDArray[np.int64], grid: PairGrid, fits: bool) -> NDArray[np.int64]:
-        return values
+    def pairs(
+        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: object = ()
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        return values, []
 
 
 def _grow(baton: Baton, task: Task, threads: int, variant: str) -> None:

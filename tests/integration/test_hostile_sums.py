@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import AuthenticationError, VeilBoostError
+from he_processors.field61 import MODULUS
 from he_processors.pair_macs import PairMacs
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.wire.catalogue import Kind
@@ -41,6 +42,7 @@ JOBS: dict[Kind, dict] = {
     Kind.LEAF_VALID: {"params": {**LOGISTIC, "objective": "reg:absoluteerror", "eval_metric": ["mae"]}},
     Kind.LEAF_QUANTILE: {"params": {**LOGISTIC, "objective": "reg:absoluteerror", "eval_metric": ["mae"]}},
     Kind.METRIC: {},
+    Kind.HISTOGRAM_METRIC: {"num_rounds": 2},
 }
 
 
@@ -129,6 +131,47 @@ def test_flags_of_a_metric_are_tagged_too(tmp_path):
 
     federation, server = sites(tmp_path), Server(Kind.METRIC, set_flag)
     assert_noticed(federation.run(job(Kind.METRIC), make_server=server), Kind.METRIC, ALL)
+
+
+def with_first_residue(change: Callable[[int], int]) -> Lie:
+    """Return a lie that changes what is first behind the values: of a root with metrics, a metric's numerator."""
+
+    def lie(meeting: Meeting) -> bytes:
+        body, tail = meeting.body_and_tail(meeting.honest)
+        return body + hostile_server._with_word(tail, 0, change(int.from_bytes(tail[:8], "little")))
+
+    return lie
+
+
+@pytest.mark.parametrize(
+    ("profile", "change"),
+    [
+        pytest.param("masks", lambda word: (word + 1) % MODULUS, id="a step more"),
+        pytest.param("masks", lambda word: MODULUS, id="no residue under masks"),
+        pytest.param("plain", lambda word: MODULUS, id="no residue"),
+        # The residue is masked under plain as well: what is added to it is added to the sum.
+        pytest.param("plain", lambda word: (word + (1 << 59) + (1 << 58)) % MODULUS, id="beyond any sum"),
+    ],
+)
+def test_metrics_that_ride_are_refused_where_they_are_no_sum(tmp_path, profile, change):
+    kind = Kind.HISTOGRAM_METRIC
+    federation, server = sites(tmp_path), Server(kind, with_first_residue(change))
+    outcomes = federation.run(job(kind, profile), make_server=server)
+    assert server.has_lied
+    assert_noticed(outcomes, kind, ALL)
+    assert_no_model(federation, outcomes)
+
+
+@pytest.mark.parametrize("profile", ["masks", "plain"])
+@pytest.mark.parametrize("n_bytes", [-8, 8])
+def test_a_root_with_metrics_of_another_length_is_refused(tmp_path, profile, n_bytes):
+    def lie(meeting: Meeting) -> bytes:
+        return meeting.honest[:n_bytes] if n_bytes < 0 else meeting.honest + bytes(n_bytes)
+
+    federation, server = sites(tmp_path), Server(Kind.HISTOGRAM_METRIC, lie)
+    outcomes = federation.run(job(Kind.HISTOGRAM_METRIC, profile), make_server=server)
+    assert server.has_lied and all(isinstance(outcome, VeilBoostError) for outcome in outcomes.values())
+    assert_no_model(federation, outcomes)
 
 
 # -- every lie --------------------------------------------------------------------------------------------------------

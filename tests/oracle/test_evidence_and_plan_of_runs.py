@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.plan.horizontal import workload_of_job
-from nvflare_plugins.cli.plan.messages import message_bytes, round_messages, setup_messages
+from nvflare_plugins.cli.plan.messages import final_messages, message_bytes, round_messages, setup_messages
 from nvflare_plugins.cli.verify import Verification, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -86,9 +86,10 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
 
     workload = workload_of_job(job, 600, FEATURES, 3, missing=False)
     planned: Counter = Counter()
-    for repeats, messages in ((1, setup_messages(workload)), (job.num_rounds, round_messages(workload, profile))):
-        for m in messages:
-            planned[m.kind.name] += repeats * m.messages * message_bytes(m, profile)
+    rounds = [m for number in range(job.num_rounds) for m in round_messages(workload, profile, number == 0)]
+    for m in (*setup_messages(workload), *rounds, *final_messages(workload, profile)):
+        planned[m.kind.name] += m.messages * message_bytes(m, profile)
+    assert ("HISTOGRAM_METRIC" in planned) == (profile in ("plain", "masks"))
     sent: Counter = Counter()
     for message in read_log(run.exports / export_name("site-2")).messages:
         if message.direction == "sent" and message.kind in planned:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.job_context import goes_on_without
 from nvflare_plugins.cli.plan.messages import (
     POOLED_EXCHANGES,
     SESSION_EXCHANGES,
@@ -112,6 +113,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, mi
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
         pooled_metrics=job.pooled_metrics,
         grown=is_grown(job, checked),
+        metrics_wait=not is_grown(job, checked) or job.early_stopping_rounds is not None or goes_on_without(job),
         smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).needs_scale,
         word_bits=job.word_bits,
     )
@@ -123,7 +125,7 @@ class Estimate:
 
     Attributes:
         xgboost_s, protect_s, network_s: per round; protect_s holds the work at a site and at the server.
-        setup_s: session, cuts and scales before the first round, and pooled metrics after the last.
+        setup_s: session, cuts and scales before the first round, and metrics after the last.
         round_bytes: what one site sends in one round; it receives as much.
         total_bytes: what one site sends in the whole training.
         site_memory, server_memory: at the largest, per process; of a site that holds its table.
@@ -161,9 +163,11 @@ def estimate(
     workload: Workload, profile: str, network: Network, trees: TreeRate, rate: ProtectionRate, process_bytes: int
 ) -> Estimate:
     """Combine sizes, rates and network. Pure: same arguments, same result."""
-    per_round, once = list(round_messages(workload, profile)), [*setup_messages(workload), *final_messages(workload)]
+    first, later = (list(round_messages(workload, profile, is_first)) for is_first in (True, False))
+    per_round = later if workload.rounds > 1 else first
+    once = [*setup_messages(workload), *final_messages(workload, profile)]
     round_bytes = _total(per_round, profile)
-    total_bytes = _total(once, profile) + workload.rounds * round_bytes
+    total_bytes = _total([*once, *first], profile) + (workload.rounds - 1) * round_bytes
     site, server = _memory(workload, profile, [*per_round, *once])
     held, passes, external = _data_memory(workload)
     exchanges = SESSION_EXCHANGES + POOLED_EXCHANGES * workload.pooled_metrics

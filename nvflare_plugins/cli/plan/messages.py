@@ -59,6 +59,7 @@ class Workload:
         grown: whether the sites grow the trees themselves (``engine: own``) or XGBoost does.
         smooth_scale: whether each round begins with the sum behind the scale of a smooth loss.
         word_bits: of the words of histograms under `plain` and `masks`; see the job's field.
+        metrics_wait: whether those of a round have an exchange of their own, whatever the profile.
     """
 
     rows: int
@@ -83,6 +84,7 @@ class Workload:
     grown: bool = False
     smooth_scale: bool = False
     word_bits: int = WORD_BITS
+    metrics_wait: bool = True
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -162,7 +164,12 @@ def _capacity_bits(profile: str, n_sites: int) -> int:
     return CkksProcessor.capacity.bit_length() - 1
 
 
-def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Planned]:
+def metrics_ride(workload: Workload, profile: str) -> bool:
+    """Return whether metrics of a round travel with the first root of the next one; the last round's go alone."""
+    return workload.metrics > 0 and not workload.metrics_wait and profile in ("plain", "masks")
+
+
+def round_messages(workload: Workload, profile: str = "masks", is_first: bool = False) -> Iterator[Planned]:
     """Yield the messages of one boosting round."""
     values_per_node = 2 * workload.bins * workload.features
     wide_pairs, width = pairs_are_wide(workload, profile), workload.word_bits // 8
@@ -170,7 +177,14 @@ def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Plann
     if workload.smooth_scale:
         yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
     if workload.grown:  # the sum of all rows rides on the root's histogram
-        yield Planned(Kind.HISTOGRAM, workload.trees_per_round, values_per_node + 2, wide_pairs, word_bytes=width)
+        n_riding = int(metrics_ride(workload, profile) and not is_first)
+        if n_riding:
+            together = _metrics(workload)
+            n_residues = together.n_values + together.residues
+            yield Planned(Kind.HISTOGRAM_METRIC, 1, values_per_node + 2, wide_pairs, n_residues, word_bytes=width)
+        yield Planned(
+            Kind.HISTOGRAM, workload.trees_per_round - n_riding, values_per_node + 2, wide_pairs, word_bytes=width
+        )
         batches = batches[1:]
     for n_nodes in sorted(set(batches)):
         n_messages = batches.count(n_nodes) * workload.trees_per_round
@@ -180,10 +194,14 @@ def round_messages(workload: Workload, profile: str = "masks") -> Iterator[Plann
     if workload.counts_leaves:
         n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
         yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
-    if workload.metrics:
-        n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
-        n_messages, together = (1, workload.metrics) if workload.grown else (workload.metrics, 1)
-        yield Planned(Kind.METRIC, n_messages, together * n_parts, residues=together * METRIC_FLAGS)
+    if workload.metrics and not metrics_ride(workload, profile):
+        yield _metrics(workload)
+
+
+def _metrics(workload: Workload) -> Planned:
+    n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
+    n_messages, together = (1, workload.metrics) if workload.grown else (workload.metrics, 1)
+    return Planned(Kind.METRIC, n_messages, together * n_parts, residues=together * METRIC_FLAGS)
 
 
 def setup_messages(workload: Workload) -> Iterator[Planned]:
@@ -205,8 +223,10 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 
-def final_messages(workload: Workload) -> Iterator[Planned]:
-    """Yield the sums after the last round."""
+def final_messages(workload: Workload, profile: str = "masks") -> Iterator[Planned]:
+    """Yield the sums after the last tree."""
+    if metrics_ride(workload, profile):
+        yield _metrics(workload)
     if workload.pooled_metrics:
         yield Planned(Kind.SCORE_COUNTS, 1, 2 * MOST_BINS, False)
 

@@ -85,7 +85,7 @@ def _workload(arguments: argparse.Namespace, job: TuningJob, number: int) -> Wor
     names = training.features or [f"f{i}" for i in range(arguments.features)]
     columns = {"monotone_constraints", "interaction_constraints"}
     checked = check_parameters({k: v for k, v in training.params.items() if k not in columns}, names)
-    return dataclasses.replace(workload, metrics=len(checked.metrics))
+    return dataclasses.replace(workload, metrics=len(checked.metrics), metrics_wait=True)
 
 
 def _estimates(workloads: list[Workload], profile: str, network: Network) -> list[Estimate]:

@@ -339,6 +339,7 @@ def test_shape_is_taken_from_a_job_folder(tmp_path):
         cuts="uniform",
         row_sets=2,
         grown=True,
+        metrics_wait=False,
     )
 
 

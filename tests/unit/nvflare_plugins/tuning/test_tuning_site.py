@@ -209,7 +209,9 @@ def test_results_record_and_evidence(tmp_path: Path) -> None:
     report = (folder / "report.html").read_text()
     assert "Trials, the best first" in report and "max_depth 2, eta 0.5" in report
     # Its cut points are used again by the training that follows, which the registry allows.
-    searched = [t.frame.kind for t in parties.transfers].count(Kind.CUT_COUNTS)
+    kinds = [t.frame.kind for t in parties.transfers]
+    assert Kind.METRIC in kinds and Kind.HISTOGRAM_METRIC not in kinds, "scores wait for no other round"
+    searched = kinds.count(Kind.CUT_COUNTS)
     succeed(parties.run(run_horizontal_site, training, "later"))
     counted = [t.frame.kind for t in parties.transfers].count(Kind.CUT_COUNTS) - searched
     assert RunRecord.read(parties.run_folder("site-1", "later")).registry.startswith("same rows and sites as job job")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
+from he_processors.field61 import MODULUS
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
@@ -303,6 +304,57 @@ def test_a_metric_that_is_no_number_at_one_site_is_so_for_all_and_the_site_stays
     for wire in wires.values():
         frames = [frame for frame in wire.frames if frame.kind is Kind.METRIC]
         assert {(frame.type, len(frame.payload), frame.tail) for frame in frames} == {(FrameType.CONTRIBUTION, 48, 32)}
+
+
+METRIC_SCALES = {metric_quantity("rmse"): 8.0, metric_quantity("auc"): 8.0, Family.WEIGHTS: 8.0}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_metrics_beside_a_root_are_those_that_are_summed_alone(plain):
+    """Negative, infinite, of no number, and each on a grid of its own; the root's integers are as they were."""
+    parts = [
+        [("rmse", np.array([x, 2.0])), ("auc", np.array([-x, 1.0 / 3])), ("rmse", np.array([bad, 1.0]))]
+        for x, bad in ((0.1, 1.0), (-7.9, np.inf), (1e-9, 1.0))
+    ]
+    root = [np.array([rank - (1 << 57), 5, -rank], dtype=np.int64) for rank in range(3)]
+
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales(METRIC_SCALES)
+        assert sums.takes_metrics
+        together = sums.add_with_metrics(root[rank], 3, True, parts[rank])
+        return together, sums.add(Kind.HISTOGRAM, root[rank], 3, True), sums.sum_metrics(parts[rank])
+
+    results, wires = federate(work, plain=plain)
+    for site in SITES:
+        (added, metrics), alone, metrics_alone = results[site]
+        assert added.tolist() == alone.tolist() == [3 - 3 * (1 << 57), 15, -3]
+        assert [m.tolist() for m in metrics] == [m.tolist() for m in metrics_alone]
+        assert metrics[2][0] == np.inf
+    [frame] = [frame for frame in wires["a"].frames if frame.kind is Kind.HISTOGRAM_METRIC]
+    assert (frame.n_values, frame.tail) == (3, 8 * (6 + 6 + (0 if plain else 2))), "parts, flags, tags"
+    numbers = np.frombuffer(frame.payload, "<u8")[3:9]
+    assert not set(numbers.tolist()) & set(range(1 << 20)), "masked, under plain too"
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("part", [(1 << 59) + 1, -(1 << 60) + 1])
+def test_a_metric_beside_a_root_that_is_beyond_any_sum_is_refused(plain, part):
+    def work(sums: ProtectedSums, rank: int):
+        sums.agree_scales(METRIC_SCALES)
+        if rank != 1:
+            return sums.add_with_metrics(np.zeros(2, np.int64), 2, True, [("auc", np.zeros(2))])
+        residues = np.array([part % MODULUS, 0, 0, 0], dtype=np.uint64)
+        return sums._sum_integers(Kind.HISTOGRAM_METRIC, np.zeros(2, np.int64), 2, residues, True)
+
+    results, _ = federate(work, plain=plain)
+    for site in ("a", "c"):
+        assert isinstance(results[site], AuthenticationError) and "not the sum" in str(results[site])
+
+
+@pytest.mark.parametrize("scheme", ["bfv", "ckks"])
+def test_metrics_are_taken_along_where_masks_protect_them_as_the_profile_does(scheme):
+    results, _ = federate(lambda sums, rank: sums.takes_metrics, scheme=scheme)
+    assert set(results.values()) == {False}
 
 
 @pytest.mark.parametrize("scheme", ["bfv", "ckks"])
