@@ -33,7 +33,12 @@ def main() -> int:
         missing.append("nvflare_plugins/growth/_native/_float32")
     foreign = [name for name in found if name.startswith(("tests/", "jobs/")) or name.endswith((".c", ".h"))]
     with tempfile.TemporaryDirectory() as folder:
-        for code in ("-m nvflare_plugins --version", "-m nvflare_plugins site-setup ws", "-c " + _BACKENDS):
+        for code in (
+            "-m nvflare_plugins --version",
+            "-m nvflare_plugins site-setup ws",
+            f"-c {_BACKENDS}",
+            f"-c {_PAGES}",
+        ):
             option, _, rest = code.partition(" ")
             command = [sys.executable, option, *([rest] if option == "-c" else rest.split())]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -53,6 +58,11 @@ _BACKENDS = (
     "from he_processors import field61; from he_processors.bignum import registry; from he_processors.curve import "
     "registry as curves; import he_processors; print(he_processors.__file__); found = [registry.available_backends(), "
     "curves.available_backends(), field61.variants()]; print(found); assert all('portable' in one for one in found)"
+)
+
+_PAGES = (
+    "from nvflare_plugins.report.pages import environment; found = environment(); names = found.list_templates(); "
+    "[found.get_template(name) for name in names]; print(names); assert 'base.html' in names and 'style.css' in names"
 )
 
 if __name__ == "__main__":

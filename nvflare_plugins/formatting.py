@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from html import escape
 from itertools import accumulate
 
 _FEWEST_DIGITS, _MOST_DIGITS = 6, 17  # the latter tell any two doubles apart
@@ -34,6 +34,17 @@ def human_number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if "e+" in text and abs(value) < _LONGEST_WRITTEN else text
 
 
+def number(value: float) -> str:
+    """Return a number with as many digits as a person needs."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 1e6 or abs(value) < 1e-4:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
 def human_seconds(seconds: float) -> str:
     """Return a time as people read it: 66.5 min for 3,990 seconds, 0.12 ms for 0.00012."""
     if 0 < seconds < 0.001:
@@ -42,6 +53,11 @@ def human_seconds(seconds: float) -> str:
         if seconds < _LARGEST[unit]:
             return f"{human_number(seconds / length)} {unit}"
     return f"{human_number(seconds / 86400)} days"
+
+
+def utc(text: str) -> str:
+    """Return a time of ISO 8601 in UTC as people read it, without its zone."""
+    return text.replace("T", " ").removesuffix("+00:00")
 
 
 def counted(n: int, one: str, more: str | None = None) -> str:
@@ -105,11 +121,6 @@ def near_name(name: str, present: Sequence[str]) -> str:
         if unicodedata.normalize("NFKC", other).split() == unicodedata.normalize("NFKC", name).split():
             return f"; {other!r} looks alike and is written with other characters, {other!a} for {name!a}"
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def markup(text: str) -> str:
-    """Return foreign text fit for a page of HTML, as an element's text or in quotes as an attribute."""
-    return escape(printable(text, 4000))
 
 
 def inert(text: str) -> str:

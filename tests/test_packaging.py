@@ -79,6 +79,13 @@ def test_wheels_are_built_for_the_pythons_that_the_package_takes() -> None:
     assert (ROOT / command).is_file()
 
 
+def test_every_template_of_a_page_is_shipped() -> None:
+    report = ROOT / "nvflare_plugins" / "report"
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["nvflare_plugins.report"]
+    shipped = {path for pattern in patterns for path in report.glob(pattern)}
+    assert shipped >= {path for path in (report / "templates").rglob("*") if path.is_file()} != set()
+
+
 def copy_of_the_sources(folder: Path) -> Path:
     kept_out = (".git", ".venv", "build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", "runs", "shared")
     return Path(shutil.copytree(ROOT, folder / "sources", ignore=shutil.ignore_patterns(*kept_out)))

@@ -6,42 +6,25 @@ people.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from dp_components.accounting.composition import PrivacyCost
 from dp_components.ledger_records import JobSpending, LedgerHistory
 from dp_components.neighbouring import NeighbouringRelation
-from nvflare_plugins.formatting import counted, markup
-from nvflare_plugins.report.charts import Line, legend, line_chart
-from nvflare_plugins.report.style import PRINTED, page
+from nvflare_plugins.formatting import counted
+from nvflare_plugins.report.charts import Line, labelled_lines
+from nvflare_plugins.report.pages import page
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 _FEW = 4  # of a unit of time: below, the next smaller one tells more
-_MOST_JOBS = 200
 
 
 def build_page(histories: Sequence[LedgerHistory], site: str, now: datetime) -> str:
     """Return the page as HTML. Args: now: with time zone; the curves end there."""
-    body = [
-        f"<header><p class=eyebrow>Privacy budgets</p><h1>{markup(site)}</h1><p class=muted>What all differentially "
-        f"private jobs have spent on each data set, as of {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC.</p></header>",
-        *(part for history in histories for part in _data_set(history, now)),
-        "<section><h2>How to read it</h2><ul>"
-        "<li>Epsilon bounds how far all that was released can move anyone's odds on one person: by the factor "
-        "e^epsilon, but with probability delta. It is stated at the budget's delta."
-        "<li>Epsilons of jobs do not add up: the ledger adds what lies behind them, which is less. The column "
-        "'together' is that sum, after each job."
-        "<li>A job counts from the moment at which it was opened. What an open job may still spend is promised to it "
-        "and counts against the budget, too. When a job ends, what it has not used is free again."
-        "<li>Nothing that was spent comes back: a budget only grows by the site's decision, and new persons are a data "
-        "set with a budget of their own.</ul></section>",
-    ]
-    footer = (
-        "Written by VeilBoost at this site from its ledgers. Jobs are numbered as they were opened; "
-        "<code>veilboost ledger</code> tells their ids."
-    )
-    return page(f"Privacy budgets: {site}", "\n".join(body), footer, PRINTED)
+    data_sets = [_data_set(history, now) for history in histories]
+    return page("ledger.html", site=site, now=f"{now.astimezone(UTC):%Y-%m-%d %H:%M}", data_sets=data_sets)
 
 
 def protected(relation: str, rows_per_person: int) -> str:
@@ -54,30 +37,25 @@ def protected(relation: str, rows_per_person: int) -> str:
     return words.get(relation, "changes of the {} of one person").format(counted(rows_per_person, "row"))
 
 
-def _data_set(history: LedgerHistory, now: datetime) -> Iterator[str]:
-    identity, budget = history.identity, history.budget
-    spent, held = (cost.epsilon(budget.delta) for cost in (history.spent, history.held))
+def _data_set(history: LedgerHistory, now: datetime) -> dict[str, Any]:
+    """Return what the page shows of one ledger."""
+    identity, budget, lost = history.identity, history.budget, history.lost
+    spent = history.spent.epsilon(budget.delta)
     share = spent / budget.epsilon if budget.epsilon else 1.0
-    level = "good" if share < 0.5 else "warn" if share < 0.9 else "bad"
-    yield f"<section><h2>Data set {markup(identity.data_set)}</h2>"
-    yield (
-        f"<p><span class='chip {level}'>{_epsilon(spent)} of {budget.epsilon:g} spent</span> at delta "
-        f"{budget.delta:g}, "
-        f"towards {protected(identity.relation.value, identity.rows_per_person)}. "
-        f"With what open jobs may still spend: {_epsilon(held)}."
-        + (f" Of the budget {budget.pure_epsilon:g} is kept for pure mechanisms." if budget.pure_epsilon else "")
-        + "</p>"
-    )
     totals = _totals(history)
-    if totals:
-        yield from _chart(history, totals, now)
-        yield from _table(history, totals)
-    else:
-        yield "<p>No job was opened on it.</p>"
-    if any(history.lost.parts()):
-        lost = history.lost.epsilon(budget.delta)
-        yield f"<p>In this is epsilon {_epsilon(lost)} for records of the ledger that are missing.</p>"
-    yield "</section>"
+    return {
+        "history": history,
+        "spent": spent,
+        "held": history.held.epsilon(budget.delta),
+        "lost": lost.epsilon(budget.delta) if any(lost.parts()) else None,
+        "level": "good" if share < 0.5 else "warn" if share < 0.9 else "bad",
+        "towards": protected(identity.relation.value, identity.rows_per_person),
+        "figure": _chart(history, totals, now) if totals else "",
+        "jobs": [
+            (number, job, job.spent.epsilon(budget.delta), total.epsilon(budget.delta))
+            for number, (job, total) in enumerate(totals, 1)
+        ],
+    }
 
 
 def _totals(history: LedgerHistory) -> list[tuple[JobSpending, PrivacyCost]]:
@@ -89,7 +67,7 @@ def _totals(history: LedgerHistory) -> list[tuple[JobSpending, PrivacyCost]]:
     return found
 
 
-def _chart(history: LedgerHistory, totals: Sequence[tuple[JobSpending, PrivacyCost]], now: datetime) -> Iterator[str]:
+def _chart(history: LedgerHistory, totals: Sequence[tuple[JobSpending, PrivacyCost]], now: datetime) -> str:
     """Draw the curve over time, as steps, and the budget."""
     begin = datetime.fromisoformat(totals[0][0].opened)
     span_s = max((now - begin).total_seconds(), 1.0)
@@ -105,31 +83,6 @@ def _chart(history: LedgerHistory, totals: Sequence[tuple[JobSpending, PrivacyCo
     points.append((max(span_s / unit_s, 1.0), points[-1][1]))
     limit = ((0.0, history.budget.epsilon), (points[-1][0], history.budget.epsilon))
     lines = [Line("spent", 1, tuple(points)), Line("budget", 5, limit)]
-    yield legend([(line.name, line.colour) for line in lines])
-    yield line_chart(
+    return labelled_lines(
         lines, f"{unit} since {begin.astimezone(UTC):%Y-%m-%d %H:%M} UTC", f"epsilon at delta {delta:g}", at=unit
     )
-
-
-def _table(history: LedgerHistory, totals: Sequence[tuple[JobSpending, PrivacyCost]]) -> Iterator[str]:
-    delta = history.budget.delta
-    yield "<div class=scroll><table class=messages><tr><th>job<th>opened<th>ended<th>state<th class=n>releases"
-    yield "<th class=n>epsilon of it<th class=n>together</tr>"
-    numbered = list(enumerate(totals, 1))
-    for number, (job, total) in numbered[-_MOST_JOBS:]:
-        yield (
-            f"<tr><td>{number}<td>{_time(job.opened)}<td>{_time(job.closed)}<td>{markup(job.state)}"
-            f"<td class=n>{job.n_releases:,}<td class=n>{_epsilon(job.spent.epsilon(delta))}"
-            f"<td class=n>{_epsilon(total.epsilon(delta))}</tr>"
-        )
-    yield "</table></div>"
-    if len(numbered) > _MOST_JOBS:
-        yield f"<p class=fine>{len(numbered) - _MOST_JOBS:,} earlier jobs are in the curve and not in the table.</p>"
-
-
-def _time(text: str) -> str:
-    return markup(text.replace("T", " ").removesuffix("+00:00"))
-
-
-def _epsilon(value: float) -> str:
-    return f"{value:.4g}" if value < float("inf") else "unbounded"

@@ -5,15 +5,12 @@ Privacy: the page is about this site's rows alone. It is written into the run's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nvflare_plugins.formatting import counted, markup
-from nvflare_plugins.report.charts import Line, legend, line_chart
-from nvflare_plugins.report.style import page
+from nvflare_plugins.report.charts import Line, labelled_lines
+from nvflare_plugins.report.pages import page
 
 FILE_NAME = "local.html"
-_NAMES = ("alone", "alone, tuned", "federated", "difference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,74 +72,8 @@ class Comparison:
 
 def build_page(compared: Comparison) -> str:
     """Return the page as HTML."""
-    first = compared.metrics[0]
-    body = "\n".join(
-        (
-            "<header><p class=eyebrow>What joining is worth to this site</p>"
-            f"<h1>{markup(compared.job_id)}, {markup(compared.site)}</h1>"
-            f"<p><span class='chip warn'>for this site only</span><span class='chip {_level(first)}'>"
-            f"{markup(first.verdict)}</span></p><p class=lead>{_sentence(first)}</p></header>",
-            f"<section><h2>On {counted(compared.n_evaluation, 'evaluation row')} of this site</h2>",
-            *_table(compared),
-            "</section>",
-            *_curves(compared),
-            "<section><h2>How to read it</h2><ul>",
-            *(f"<li>{markup(note)}" for note in _notes(compared)),
-            "</ul></section>",
-        )
-    )
-    footer = "Written by VeilBoost at this site, from its own rows. It was sent nowhere and is for its owner alone."
-    return page(f"Local comparison: {compared.job_id}, {compared.site}", body, footer)
-
-
-def _level(metric: Compared) -> str:
-    return {"federated is better": "good", "this site alone is better": "bad"}.get(metric.verdict, "warn")
-
-
-def _sentence(metric: Compared) -> str:
-    change = metric.federated - metric.best_alone
-    return markup(
-        f"{metric.name} {metric.federated:.4g} with the federated model, {metric.best_alone:.4g} with the better model "
-        f"of this site's rows alone: {change:+.4g} (95 % of resamplings {metric.low:+.4g} to {metric.high:+.4g})."
-    )
-
-
-def _table(compared: Comparison) -> Iterator[str]:
-    yield "<div class=scroll><table class=messages><tr><th>metric"
-    yield from (f"<th class=n>{markup(name)}" for name in _NAMES)
-    yield "<th></tr>"
-    for one in compared.metrics:
-        tuned = "" if one.tuned is None else f"{one.tuned:.4g}"
-        better = "higher" if one.is_higher_better else "lower"
-        yield (
-            f"<tr><td>{markup(one.name)}<br><span class=muted>{better} is better</span><td class=n>{one.alone:.4g}"
-            f"<td class=n>{tuned}<td class=n>{one.federated:.4g}<td class=n>{one.federated - one.best_alone:+.4g}"
-            f"<br><span class=muted>{one.low:+.3g} to {one.high:+.3g}</span><td>{markup(one.verdict)}</tr>"
-        )
-    yield "</table></div>"
-
-
-def _curves(compared: Comparison) -> Iterator[str]:
-    if len(compared.curves) < 2 or len(compared.curves[0][1]) < 2:
-        return
-    lines = [Line(name, i + 1, points) for i, (name, points) in enumerate(compared.curves)]
-    yield f"<section><h2>{markup(compared.curve_metric)} by round</h2>"
-    yield legend([(line.name, line.colour) for line in lines])
-    yield line_chart(lines, "round", compared.curve_metric)
-    yield "</section>"
-
-
-def _notes(compared: Comparison) -> Iterator[str]:
-    tuned = compared.tuned_rounds
-    yield (
-        f"'Alone' was trained on this site's {counted(compared.n_training, 'row')} of data set "
-        f"{compared.data_set} with the job's parameters, for the same {counted(compared.rounds, 'round')}"
-        + (f"; 'tuned' for {counted(tuned, 'round')}, chosen by cross-validation on these rows." if tuned else ".")
-    )
-    yield (
-        "The difference is that of 'federated' to the better of the others, with the interval that 95 % of resamplings "
-        "of the evaluation rows give: where it holds zero, these rows do not show which model is better. It does not "
-        "say how other training rows would have changed it."
-    )
-    yield "Rows of a person who is in both sets would flatter the model that was trained on them."
-    yield from compared.notes
+    curves = ""
+    if len(compared.curves) > 1 and len(compared.curves[0][1]) > 1:
+        lines = [Line(name, i + 1, points) for i, (name, points) in enumerate(compared.curves)]
+        curves = labelled_lines(lines, "round", compared.curve_metric)
+    return page("local.html", compared=compared, curves=curves)

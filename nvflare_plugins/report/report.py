@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,11 +24,10 @@ from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
-from nvflare_plugins.formatting import human_bytes, markup
-from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, legend, line_chart, number, stacked_bars
-from nvflare_plugins.report.data_facts import data_html
-from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord
-from nvflare_plugins.report.style import page
+from nvflare_plugins.formatting import human_bytes, number
+from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars
+from nvflare_plugins.report.pages import page
+from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.report.timeline import timeline
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import plugin_of
@@ -81,62 +79,34 @@ def build_report(run: RunRecord, folder: Path) -> str:
     """Return the report as HTML."""
     evidence = own_evidence(run, folder)
     log = evidence if isinstance(evidence, Log) else None
-    sections = [
-        _header(run, log),
-        *_section("Learning curve", _learning_curves(run)),
-        *_section("Time per round", _time(run)),
-        *_section("Bytes by kind of message", _bytes(run)),
-        *_section("What was protected, against whom", _protection(run, log)),
-        *(html for section in run.sections for html in _section(section.title, _own_section(section))),
-        *_section("Data of this site", data_html(run.data)),
-        *_section("What this site's policy allowed", _policy(run)),
-        *_section("Feature importance", _importance(run, folder)),
-        *_section("Evidence", _evidence(evidence)),
-        *_section("How it was run", _settings(run)),
-    ]
-    footer = (
-        "Written by VeilBoost at this site. Times are wall-clock times of this site; bytes are payloads as they left "
-        "and reached it."
+    model, plugin = _threat_model(run, log)
+    own_notes = model.notes if model is not None and plugin else ()
+    times, medians = _times(run)
+    importance, of_importance = _importance(run, folder)
+    return page(
+        "report.html",
+        run=run,
+        log=log,
+        broken=str(evidence) if isinstance(evidence, ProtocolError) else "",
+        model=model,
+        plugin=plugin,
+        notes=(*own_notes, *notes_for(run.profile)),
+        key_figures=list(_key_figures(run)),
+        curves=list(_learning_curves(run)),
+        times=times,
+        medians=medians,
+        strips=timeline(run.rounds) if times else "",
+        bytes=_bytes(run),
+        traffic=list(_traffic(run)),
+        sealed=[] if log is None else list(_sealed(log)),
+        sections=[(section, _own_figures(section)) for section in run.sections],
+        importance=importance,
+        of_importance=of_importance,
+        settings=list(_settings(run)),
     )
-    return page(f"VeilBoost run {run.job_id}, {run.site}", "\n".join(sections), footer)
-
-
-def _section(title: str, parts: Iterator[str]) -> Iterator[str]:
-    content = "\n".join(parts)
-    if content:
-        yield f"<section><h2>{markup(title)}</h2>\n{content}\n</section>"
 
 
 # -- head -------------------------------------------------------------------------------------------------------------
-
-
-def _header(run: RunRecord, log: Log | None) -> str:
-    model, plugin = _threat_model(run, log)
-    summary = model.summary if model is not None else "This profile is unknown to this version."
-    level = "bad" if run.profile == "plain" else "good"
-    if plugin:
-        summary, level = f"Plugin {plugin} claims: {summary}", "warn"
-    tiles = "".join(
-        f"<div class=tile><b>{markup(value)}</b><span>{markup(name)}</span></div>" for name, value in _key_figures(run)
-    )
-    status = "good" if run.status == "completed" else "bad"
-    return (
-        f"<header><p class=eyebrow>{markup(run.title)}</p><h1>{markup(run.job_id)}</h1>"
-        f"<p><span class='chip {level}'>profile {markup(run.profile)}</span>"
-        f"<span class='chip {status}'>{markup(run.status)}</span>"
-        f"<span class='chip {'good' if run.signed else 'warn'}'>{'signed' if run.signed else 'UNSIGNED'}</span></p>"
-        f"<p class=lead>{prose(summary)}</p><p class=muted>Seen from {markup(run.site)}; sites: "
-        f"{markup(', '.join(run.sites))}. Attempt {markup(run.attempt)}{markup(when(run))}.</p>"
-        f"<div class=tiles>{tiles}</div></header>"
-    )
-
-
-def when(run: RunRecord) -> str:
-    """Return when it ran, to follow the attempt's name; "" where the record does not say."""
-    if not run.started:
-        return ""
-    start, end = (text.replace("T", " ").removesuffix("+00:00") for text in (run.started, run.finished))
-    return f", {start} to {end.removeprefix(start[:11])} UTC by this site's clock"
 
 
 def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -147,7 +117,7 @@ def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
-    yield _noun(len(run.rounds), "round"), str(len(run.rounds))
+    yield "round" if len(run.rounds) == 1 else "rounds", str(len(run.rounds))
     best = run.rounds[-1]
     if run.best_round is not None:
         best = next((row for row in run.rounds if row.round == run.best_round), best)
@@ -169,7 +139,8 @@ def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _learning_curves(run: RunRecord) -> Iterator[str]:
+def _learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
+    """Yield (metric, its curves, whether one of them is the mean of the sites' values)."""
     by_metric: dict[str, list[Line]] = defaultdict(list)
     names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
     for name in names:
@@ -185,19 +156,12 @@ def _learning_curves(run: RunRecord) -> Iterator[str]:
         if points:
             lines.append(Line(curve.name, len(lines) % 6 + 1, points, wide="central" in curve.name.lower()))
     for metric, lines in by_metric.items():
-        yield legend([(line.name, line.colour) for line in lines])
-        yield line_chart(lines, "round", metric)
-        if metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines):
-            yield (
-                f"<p class=muted>XGBoost's distributed {markup(metric)} is the weighted mean of the sites' values, "
-                "not the value on the pooled rows; the two differ. Bounds for that come with the job's field "
-                "<code>pooled_metrics</code>.</p>"
-            )
+        is_mean = metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines)
+        yield metric, labelled_lines(lines, "round", metric), is_mean
 
 
-def _time(run: RunRecord) -> Iterator[str]:
-    if not run.rounds:
-        return
+def _times(run: RunRecord) -> tuple[str, list[str]]:
+    """Return the picture of what rounds spend their time on, and the medians; nothing where that is not known."""
     stacks = []
     for key, name, colour in _STAGES:
         values = [row.stages.get(key) or 0.0 for row in run.rounds]
@@ -207,13 +171,10 @@ def _time(run: RunRecord) -> Iterator[str]:
     if sum(rest) > _VISIBLE_SHARE * sum(row.seconds for row in run.rounds):
         stacks.append(("other" if stacks else "whole round", 6, rest))
     if not stacks:
-        return
-    yield legend([(name, colour) for name, colour, _ in stacks])
-    yield stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
-    if len(run.rounds) > 1:
-        medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks]
-        yield f"<p class=muted>Median of rounds after the first: {markup(', '.join(medians))}.</p>"
-    yield from timeline(run.rounds)
+        return "", []
+    bars = stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
+    medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks if len(values) > 1]
+    return legend([(name, colour) for name, colour, _ in stacks]) + bars, medians
 
 
 def _shown(row: RoundRow) -> int:
@@ -224,51 +185,34 @@ def _shown(row: RoundRow) -> int:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def _bytes(run: RunRecord) -> Iterator[str]:
+def _bytes(run: RunRecord) -> str:
     rows = sorted(run.traffic, key=lambda row: -(row.bytes_out + row.bytes_in))
     if not rows:
-        return
+        return ""
     codecs = list(dict.fromkeys(row.codec for row in rows))
-    yield legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs])
-    yield horizontal_bars(
-        [
-            Bar(
-                row.kind.lower().replace("_", " "),
-                row.bytes_out + row.bytes_in,
-                f"{human_bytes(row.bytes_out)} out, {human_bytes(row.bytes_in)} in",
-                _CODEC_COLOUR.get(row.codec, 6),
-                f"{_meaning(row.kind)}: {row.messages:,} x, {row.seconds:.3g} s",
-            )
-            for row in rows
-        ]
-    )
+    bars = [
+        Bar(
+            row.kind.lower().replace("_", " "),
+            row.bytes_out + row.bytes_in,
+            f"{human_bytes(row.bytes_out)} out, {human_bytes(row.bytes_in)} in",
+            _CODEC_COLOUR.get(row.codec, 6),
+            f"{_meaning(row.kind)}: {row.messages:,} x, {row.seconds:.3g} s",
+        )
+        for row in rows
+    ]
+    return legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs]) + horizontal_bars(bars)
 
 
-def _protection(run: RunRecord, log: Log | None) -> Iterator[str]:
-    model, plugin = _threat_model(run, log)
-    if run.traffic:
-        yield "<div class=scroll><table class=messages>"
-        yield "<tr><th>message<th>what it is<th class=n>messages<th>protection</tr>"
-        for row in run.traffic:
-            protection = protection_text(run.profile, row.kind, row.codec, row.private)
-            mark = " class=bad" if row.private and row.codec in CLEAR_CODECS else ""
-            yield (
-                f"<tr><td>{markup(row.kind)}<td>{markup(_meaning(row.kind))}<td class=n>{row.messages:,}"
-                f"<td{mark}>{markup(protection)}</tr>"
-            )
-        yield "</table></div>"
-    yield from _contents(log)
-    if model is not None:
-        yield "<h3>Who could learn what about another site's rows, beyond the model</h3>"
-        if plugin:
-            yield f"<p>As plugin {markup(plugin)} states of itself. VeilBoost has not checked it.</p>"
-        yield "<table class=threat>"
-        yield from (f"<tr><th>{markup(who)}<td>{prose(what)}</tr>" for who, what in model.rows())
-        yield "</table>"
-        yield "<h3>What remains visible</h3><ul>"
-        own = model.notes if plugin else ()
-        yield from (f"<li>{prose(note)}" for note in (*own, *notes_for(run.profile)))
-        yield "</ul>"
+def _traffic(run: RunRecord) -> Iterator[tuple[str, str, int, str, bool]]:
+    """Yield (kind, meaning, messages, protection, whether the server could read it) of each kind of message."""
+    for row in run.traffic:
+        protection = protection_text(run.profile, row.kind, row.codec, row.private)
+        yield row.kind, _meaning(row.kind), row.messages, protection, is_readable(row)
+
+
+def is_readable(row: TrafficRow) -> bool:
+    """Tell whether the server could read messages that are private."""
+    return row.private and row.codec in CLEAR_CODECS
 
 
 def _threat_model(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, str]:
@@ -279,25 +223,19 @@ def _threat_model(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, 
     return threat_model(run.profile, facts), release_of(facts or {})
 
 
-def _contents(log: Log | None) -> Iterator[str]:
-    """What this site's sealed messages held, from its own evidence."""
-    if log is None or not log.parts:
-        return
+def _sealed(log: Log) -> Iterator[tuple[str, str, str, str, int, int]]:
+    """Yield what this site's sealed messages held: (way, party, meaning, protection, messages, bytes)."""
     totals: dict[tuple[str, str, str, str], list[int]] = {}
     for part in log.parts:
-        entry = totals.setdefault((part.direction, part.peer, part.what, part.protection), [0, 0])
-        entry[0] += 1
-        entry[1] += part.size
-    yield "<h3>Inside the sealed messages</h3><div class=scroll><table class=messages>"
-    yield "<tr><th><th>party<th>what it is<th class=n>messages<th class=n>size<th>protection from its reader</tr>"
-    for (direction, peer, what, protection), (n, size) in totals.items():
-        content, known = Content.__members__.get(what), Protection.__members__.get(protection)
-        yield (
-            f"<tr><td>{'to' if direction == 'sent' else 'from'}<td>{markup(peer)}"
-            f"<td>{markup(content.meaning if content else 'unknown')}<td class=n>{n:,}<td class=n>{human_bytes(size)}"
-            f"<td>{markup(known.value if known else 'unknown')}</tr>"
-        )
-    yield "</table></div>"
+        totals.setdefault((part.direction, part.peer, part.what, part.protection), []).append(part.size)
+    for (direction, peer, what, protection), sizes in totals.items():
+        yield "to" if direction == "sent" else "from", peer, *sealed_words(what, protection), len(sizes), sum(sizes)
+
+
+def sealed_words(what: str, protection: str) -> tuple[str, str]:
+    """Return what a part of a sealed message is, and what its reader sees of it."""
+    content, known = Content.__members__.get(what), Protection.__members__.get(protection)
+    return content.meaning if content else "unknown", known.value if known else "unknown"
 
 
 def own_evidence(run: RunRecord, folder: Path) -> Log | ProtocolError | None:
@@ -315,52 +253,46 @@ def _meaning(kind: str) -> str:
     return known.meaning if known is not None else "unknown kind"
 
 
-def _own_section(section: ReportSection) -> Iterator[str]:
-    """What this kind of job adds to the report."""
-    yield from (f"<p>{prose(text)}</p>" for text in section.paragraphs)
+def _own_figures(section: ReportSection) -> str:
+    """Draw what this kind of job adds to the report."""
+    figures = ""
     if section.curves:
         lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
-        yield legend([(line.name, line.colour) for line in lines])
-        yield line_chart(lines, section.x_label, section.y_label)
+        figures += labelled_lines(lines, section.x_label, section.y_label)
     if section.bars:
-        yield horizontal_bars([Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars])
-    if section.rows:
-        yield "<div class=scroll><table class=messages>"
-        yield "<tr>" + "".join(f"<th>{markup(name)}" for name in section.columns) + "</tr>"
-        yield from ("<tr>" + "".join(f"<td>{markup(cell)}" for cell in row) + "</tr>" for row in section.rows)
-        yield "</table></div>"
+        bars = [Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars]
+        figures += horizontal_bars(bars)
+    return figures
 
 
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
-def _importance(run: RunRecord, folder: Path) -> Iterator[str]:
+def _importance(run: RunRecord, folder: Path) -> tuple[str, str]:
+    """Return bars of the features, and what to know of them."""
     if run.model is None or not (folder / run.model).is_file():
-        return
+        return "", ""
     try:
         gain, weight = feature_importance(folder / run.model)
     except xgb.core.XGBoostError as error:
         text = str(error).splitlines()[0].replace(f"{folder / run.model}", run.model)  # a page may be passed on
-        yield f"<p class=muted>XGBoost gives no importance for this model: {markup(text)}</p>"
-        return
+        return "", f"XGBoost gives no importance for this model: {text}"
     if not gain:
-        yield "<p class=muted>The model splits on no feature.</p>"
-        return
+        return "", "The model splits on no feature."
     has_gains = any(gain.values())  # trees that came from single sites have none
     shares = {name: (gain[name] if has_gains else 1.0) * weight[name] for name in gain}
     total = sum(shares.values())
     ranked = sorted(gain, key=lambda name: -shares[name])
     bars = []
     for name in ranked[:MAX_FEATURES]:
-        splits = f"{weight[name]:,.0f} {_noun(weight[name], 'split')}"
+        splits = f"{weight[name]:,.0f} {'split' if weight[name] == 1 else 'splits'}"
         tip = f"{name}: mean gain {number(gain[name])} over {splits}" if has_gains else f"{name}: {splits}"
         bars.append(Bar(name, shares[name] / total, f"{100 * shares[name] / total:.1f} %  ({splits})", 1, tip))
-    yield horizontal_bars(bars)
     rest = len(ranked) - MAX_FEATURES
     more = f" {rest} further features are not shown." if rest > 0 else ""
     of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
     of_splits = "Share of the splits, and their number (weight): the model carries no gains."
-    yield f"<p class=muted>{of_gains if has_gains else of_splits}{more}</p>"
+    return horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
 
 
 def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]:
@@ -375,76 +307,14 @@ def _scores(booster: xgb.Booster, kind: str) -> dict[str, float]:
     return {name: value for name, value in scores.items() if isinstance(value, float)}  # lists are of linear models
 
 
-# -- evidence and settings --------------------------------------------------------------------------------------------
-
-
-def _evidence(evidence: Log | ProtocolError | None) -> Iterator[str]:
-    yield from _evidence_status(evidence)
-    yield (
-        "<p class=muted>This site's own log was read here. That all sites and the server recorded the same is for "
-        "<code>veilboost verify</code> to say, on the exported logs. Evidence shows agreement of records; it does not "
-        "show honest inputs, good randomness, or the absence of side channels.</p>"
-    )
-
-
-def _evidence_status(log: Log | ProtocolError | None) -> Iterator[str]:
-    if log is None:
-        yield "<p><span class='chip bad'>missing</span> The run's folder holds no evidence.</p>"
-        return
-    if isinstance(log, ProtocolError):
-        yield f"<p><span class='chip bad'>broken</span> {markup(str(log))}</p>"
-        return
-    state = ("good", "intact") if log.completed and not log.unfinished else ("warn", "not completed")
-    signed = "signed with the site's certificate" if log.session and log.session["signed"] else "UNSIGNED"
-    yield (
-        f"<p><span class='chip {state[0]}'>{state[1]}</span> {len(log.digests):,} records, "
-        f"{len(log.messages):,} messages, {len(log.local):,} answered without leaving the site; {signed}.</p>"
-        f"<p class=hash>last hash {log.digests[-1].hex()}</p>"
-    )
-    if log.session:
-        yield f"<p class=hash>this site's policy at the time {markup(log.session['policy_hash'])}</p>"
-
-
-def _policy(run: RunRecord) -> Iterator[str]:
-    if not run.policy_hash:
-        return
-    used = ", ".join(f"<code>{markup(name)}</code>" for name in run.consents)
-    yield f"<p>Consents that this job needed here and the policy gives: {used or 'none'}.</p>"
-    for one in run.spending:
-        spent = "its ledger could not be read" if one.spent is None else f"epsilon {one.spent:.4g} is spent"
-        yield (
-            f"<p>Data set {markup(one.data_set)} has a budget of epsilon {one.epsilon:g} at delta {one.delta:g}; over "
-            f"all jobs, {spent}.</p>"
-        )
-    yield f"<p class=hash>hash of the policy {markup(run.policy_hash)}</p>"
-
-
-def _settings(run: RunRecord) -> Iterator[str]:
-    if run.notes:
-        yield "<ul>" + "".join(f"<li>{prose(note)}" for note in run.notes) + "</ul>"
-    yield "<div class=columns>"
+def _settings(run: RunRecord) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for title, values in (
         ("XGBoost parameters", run.params),
         ("Job", run.settings),
         ("Cut points", run.cuts),
         ("Versions", run.versions),
     ):
-        values = {name: value for name, value in values.items() if value not in (None, "", [], {})}
-        if values:
-            rows = "".join(f"<tr><th>{markup(str(k))}<td>{markup(_text(v))}</tr>" for k, v in values.items())
-            yield f"<div><h3>{title}</h3><table class=pairs>{rows}</table></div>"
-    yield "</div>"
-    if run.registry:
-        yield f"<h3>Registry against differencing</h3><p>{prose(run.registry[0].upper() + run.registry[1:])}</p>"
-
-
-def prose(text: str) -> str:
-    """Return a text for the page, with what stands between backticks as code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", markup(text))
-
-
-def _noun(n: float, one: str) -> str:
-    return one if n == 1 else f"{one}s"
+        yield title, [(name, _text(value)) for name, value in values.items() if value not in (None, "", [], {})]
 
 
 def _text(value: Any) -> str:

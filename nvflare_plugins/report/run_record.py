@@ -15,6 +15,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.files import write_atomically
+from nvflare_plugins.formatting import utc
 from nvflare_plugins.report.data_facts import DataFacts
 
 FORMAT = "veilboost-run-1"
@@ -197,6 +198,14 @@ class RunRecord:
     data: tuple[DataFacts, ...] = ()
     statement: dict[str, str] = field(default_factory=dict)
     spending: tuple[Spending, ...] = ()
+
+    @property
+    def when(self) -> str:
+        """When it ran, to follow the attempt's name; "" where the record does not say."""
+        if not self.started:
+            return ""
+        start, end = utc(self.started), utc(self.finished)
+        return f", {start} to {end.removeprefix(start[:11])} UTC by this site's clock"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON values."""

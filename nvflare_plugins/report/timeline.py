@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from nvflare_plugins.formatting import markup
-from nvflare_plugins.report.charts import WIDTH, number
+from nvflare_plugins.formatting import number
+from nvflare_plugins.report.charts import WIDTH
+from nvflare_plugins.report.pages import figure
 from nvflare_plugins.report.run_record import RoundRow
 
 _STAGES = (
@@ -18,49 +19,39 @@ _STAGES = (
     ("prepare", "made ahead", 1),
     ("network", "waiting for others", 3),
 )
+_NAMES = frozenset(key for key, _, _ in _STAGES)
 _MOST_ROUNDS = 12
 _LEFT, _RIGHT, _LANE, _GAP = 190, 18, 15, 16
 
 
-def timeline(rounds: Sequence[RoundRow]) -> Iterator[str]:
+def timeline(rounds: Sequence[RoundRow]) -> str:
     """Return the strips as HTML; nothing for rounds without spans.
 
     Where there are many rounds, some are shown, the first and the last among them.
     """
     known = [row for row in rounds if any(stage in _NAMES for stage, _, _ in row.spans)]
     if not known:
-        return
+        return ""
     n = min(len(known), _MOST_ROUNDS)
     shown = [known[round(i * (len(known) - 1) / max(n - 1, 1))] for i in range(n)]
     longest = max(max((end for _, _, end in row.spans), default=0.0) for row in shown) or 1.0
-    parts: list[str] = []
-    top = 4
+    scale = (WIDTH - _LEFT - _RIGHT) / longest
+    strips, top = [], 4
     for row in shown:
-        top = _draw(row, top, longest, parts)
-    yield (
-        f"<p class=muted>What ran when, at this site alone, {n} of {len(known)} rounds; lanes above one another ran at "
-        f"the same time. The axis is {number(longest)} s long.</p>"
+        lanes, first = [], top
+        for key, name, colour in _STAGES:
+            spans = [
+                (_LEFT + begin * scale, max((end - begin) * scale, 0.4), f"{name}: {number(begin)} to {number(end)} s")
+                for stage, begin, end in row.spans
+                if stage == key
+            ]
+            if spans:
+                lanes.append((name, colour, top, spans))
+                top += _LANE
+        strips.append((row.round + 1, first, lanes))
+        top += _GAP
+    words = (
+        f"What ran when, at this site alone, {n} of {len(known)} rounds; lanes above one another ran at the same time. "
+        f"The axis is {number(longest)} s long."
     )
-    yield f'<svg viewBox="0 0 {WIDTH} {top}" role="img" aria-label="stages by time">{"".join(parts)}</svg>'
-
-
-def _draw(row: RoundRow, top: int, longest: float, parts: list[str]) -> int:
-    """Draw one round; return where the next one begins."""
-    parts.append(f'<text x="4" y="{top + 12}" class="label">round {row.round + 1}</text>')
-    for key, name, colour in _STAGES:
-        spans = [(begin, end) for stage, begin, end in row.spans if stage == key]
-        if not spans:
-            continue
-        parts.append(f'<text x="{_LEFT - 8}" y="{top + 10}" text-anchor="end" class="tick">{markup(name)}</text>')
-        for begin, end in spans:
-            left, width = _LEFT + begin / longest * _ROOM, max((end - begin) / longest * _ROOM, 0.4)
-            parts.append(
-                f'<rect x="{left:.1f}" y="{top + 1}" width="{width:.1f}" height="{_LANE - 3}" fill="var(--c{colour})">'
-                f"<title>{markup(name)}: {number(begin)} to {number(end)} s</title></rect>"
-            )
-        top += _LANE
-    return top + _GAP
-
-
-_NAMES = frozenset(key for key, _, _ in _STAGES)
-_ROOM = WIDTH - _LEFT - _RIGHT
+    return figure("timeline", width=WIDTH, height=top, words=words, rounds=strips, label_at=_LEFT - 8)

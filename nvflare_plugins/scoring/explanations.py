@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.report.charts import Bar, horizontal_bars, number, picture
+from nvflare_plugins.formatting import number
+from nvflare_plugins.report.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.model import FinishedModel
 
 _MOST_BARS = 20

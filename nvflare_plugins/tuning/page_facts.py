@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvflare_plugins.report.charts import number
+from nvflare_plugins.formatting import number
 from nvflare_plugins.report.run_record import ReportSection
 from nvflare_plugins.report.tuning_page import TunedTrial, TuningFacts
 from nvflare_plugins.tuning.result import Tuned, TuningResult

@@ -56,6 +56,12 @@ def test_line_chart_is_well_formed_and_draws_each_point():
     assert "a <b>, round 1: 0.75" in [t.text for t in root.iter("title")]
 
 
+def test_a_long_line_is_drawn_to_its_end() -> None:
+    line = Line("a", 1, tuple((float(x), x / 1000) for x in range(2000)))
+    (drawn,) = ElementTree.fromstring(line_chart([line], "round", "auc")).iter("polyline")
+    assert len([tuple(map(float, point.split(","))) for point in drawn.get("points").split()]) == 2000
+
+
 @given(st.integers(1, 500), st.integers(0, 1000))
 def test_stacked_bars_show_all_rounds_in_few_bars(n, first):
     values = [float(i % 7) for i in range(n)]

@@ -1,0 +1,365 @@
+"""Pages and figures: whatever names hold is text on them, on all templates; nothing is loaded or evaluated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+from jinja2 import StrictUndefined, meta
+
+from dp_components.accounting.composition import PrivacyCost
+from dp_components.ledger_records import Budget, JobSpending, LedgerHistory, LedgerIdentity
+from dp_components.neighbouring import NeighbouringRelation
+from nvflare_plugins.dossier import attack_page
+from nvflare_plugins.dossier.attacks import AttackReport, Bound
+from nvflare_plugins.dossier.cover import Facts, build_cover
+from nvflare_plugins.dossier.membership import Attacked
+from nvflare_plugins.dossier.parts import Part, as_json
+from nvflare_plugins.dossier.reconstruction import Reconstructed
+from nvflare_plugins.dossier.statistics import Estimate
+from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.plugin_claims import plugin_facts
+from nvflare_plugins.evidence.threat_model import Statement
+from nvflare_plugins.report import drift_page, ledger_page, local_page, profile_page, tuning_page
+from nvflare_plugins.report.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
+from nvflare_plugins.report.pages import environment, page
+from nvflare_plugins.report.report import build_report
+from nvflare_plugins.report.run_record import (
+    Curve,
+    PointCurve,
+    ReportSection,
+    RoundRow,
+    RunRecord,
+    Spending,
+    TrafficRow,
+)
+from nvflare_plugins.report.summary import build_summary
+from tests.support.evidence_attempts import Attempt
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</style></title></svg></pre><b>",
+    "{{7*7}}",
+    '{% include "style.css" %}{# gone #}',
+    "&lt;i&gt;&#60;i&#62;",
+)
+PLAIN = "a name"
+TEXTS = ("summary", "server_alone", "one_site", "server_and_one_site", "all_but_one")
+TAGS = """html head meta title style body main header footer section div h1 h2 h3 p span b i br code pre
+ ul li table tr th td svg g line rect circle polyline text"""
+ATTRIBUTES = """lang charset name content http-equiv class style role aria-label viewbox width height
+ x y x1 x2 y1 y2 cx cy r rx points fill stroke stroke-width text-anchor transform xmlns"""
+
+
+def run_record(text: str, **changes: object) -> RunRecord:
+    """Return a record that has something of all, and the text in all of it."""
+    columns = tuple(f"{text} {n}" for n in range(50))
+    facts = {
+        "columns": columns,
+        "missing": dict.fromkeys(columns, 3),
+        "categories": {text: (text, "b")},
+        "label": text,
+        "label_classes": (text, "no"),
+        "weight": text,
+    }
+    section = ReportSection(
+        text,
+        (text, f"with `{text}` as code"),
+        (text, "b"),
+        ((text, "c"),),
+        ((text, 1.0, text),),
+        (PointCurve(text, ((1.0, 0.5), (2.0, 0.25))),),
+        text,
+        text,
+    )
+    values: dict[str, object] = {
+        "job_id": text,
+        "attempt": text,
+        "site": text,
+        "sites": (text, "site-2", text + "3"),
+        "profile": text,
+        "status": text,
+        "params": {text: text, "max_depth": 3},
+        "settings": {text: [text]},
+        "cuts": {text: {text: 1}},
+        "versions": {text: text, "veilboost": text},
+        "rounds": tuple(
+            RoundRow(
+                i,
+                2.0,
+                {f"{text}-{text}": 0.5 + i / 10, "eval-auc": 0.75, "loss": float("nan")},
+                {"xgboost": 0.5},
+                (("encrypt", 0.0, 0.5), ("network", 0.5, 2.0)),
+            )
+            for i in range(3)
+        ),
+        "traffic": (TrafficRow(text, text, True, 5000, 10_000, 5, 0.5), TrafficRow("METRIC", "PLAIN", True, 1, 8, 8)),
+        "registry": text,
+        "model": "model.json",
+        "evidence": "site-1.evidence.jsonl",
+        "best_round": 1,
+        "comparison": (Curve(f"central {text}", text, (0.5, 0.75)),),
+        "notes": (text,),
+        "title": text,
+        "sections": (section,),
+        "started": f"2026-11-22T10:00:00{text}",
+        "finished": f"2026-11-22T11:00:00{text}",
+        "policy_hash": text,
+        "consents": (text, "exact_cuts"),
+        "data": (
+            DataFacts(text, TRAINING, 1234, **facts),
+            DataFacts(text, EVALUATION, 56, **facts),
+            DataFacts("other", text, 7),
+        ),
+        "statement": {"controller": text, "purpose": text},
+        "spending": (Spending(text, 2.0, 1e-6, 0.75), Spending(text, 1.0, 1e-6)),
+    }
+    return RunRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def fill(folder: Path, text: str) -> Path:
+    """Write the model and the evidence of a plugin's run, with the text wherever it may stand."""
+    rows = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
+    booster = xgb.train({"nthread": 1, "max_depth": 3}, xgb.DMatrix(rows, rows[:, 1] + rows[:, 2] ** 2), 2)
+    document = json.loads(bytes(booster.save_raw("json")))
+    document["learner"]["feature_names"] = [text, f"{text} 2", "c"]
+    document["learner"]["feature_types"] = ["float"] * 3
+    (folder / "model.json").write_text(json.dumps(document))
+    attempt = Attempt(folder, profile="plugin.toy")
+    claims = plugin_facts("toy", text, text, Statement(**dict.fromkeys(TEXTS, text), notes=(text, text)))
+    attempt.open_session(**{site: {"protection": claims, "policy_hash": "ab" * 32} for site in attempt.sites})
+    log = attempt.logs["site-1"]
+    log.content("sent", "site-2", Content.GRADIENTS, Protection.PAILLIER, 100)
+    log.content("received", "site-2", Content.HISTOGRAMS, Protection.PAILLIER, 50)
+    log.spend(text, text, 0.5, 1e-6)
+    log.end("completed")
+    attempt.close()
+    return folder
+
+
+def shifted(text: str) -> dict[str, object]:
+    one = {
+        "name": text,
+        "index": 0.5,
+        "by_chance": 0.01,
+        "missing_before": 0.1,
+        "missing_now": 0.2,
+        "unknown": 7,
+        "new_categories": {text: 6, "b": 1},
+        "labels": [text, "b"],
+        "before": [0.5, 0.5],
+        "now": [0.25, 0.75],
+    }
+    calm = {**one, "index": 0.01, "unknown": 0, "new_categories": {}}
+    return {
+        "model": text,
+        "job": text,
+        "site": text,
+        "threshold": 0.1,
+        "training_rows": 1,
+        "new_rows": 20,
+        "scores": [calm],
+        "features": [one, calm],
+        "drifted": [text],
+        "notes": [text],
+    }
+
+
+def ledger_of(text: str) -> LedgerHistory:
+    cost = PrivacyCost(mu_squared=0.01)
+    jobs = tuple(
+        JobSpending(text, f"2026-11-0{n}T10:00:00+00:00", text, text, 1000, cost, None, ()) for n in range(1, 4)
+    )
+    identity = LedgerIdentity(text, text, NeighbouringRelation.ADD_OR_REMOVE_ROW)
+    return LedgerHistory(identity, Budget(2.0, 1e-5, 0.5), jobs, cost, cost, cost)
+
+
+def attacked(text: str) -> AttackReport:
+    one = Estimate(0.6, 0.55, 0.65)
+    found = (Attacked("loss", one, one), Attacked("reference", one, one))
+    values = (Reconstructed(text, 4, one, one, 0.3, one),)
+    bound = Bound(0.7, 0.1, 0.6, text)
+    return AttackReport("", text, text, found, found, Attacked("none", one, one), bound, values, (0.5,), (text,))
+
+
+def cover_of(text: str, folder: Path) -> str:
+    job = {"number": 1, "is_this_job": True, "opened": text, "state": text, "releases": 1000, "spent_epsilon": None}
+    ledger = {
+        "data_set": text,
+        "budget": {"epsilon": 1.0, "delta": 1e-6},
+        "jobs": [{**job, "is_this_job": n == 44} for n in range(45)],
+        "spent_epsilon": 0.5,
+        "neighbouring": text,
+        "rows_per_person": 2,
+    }
+    threats = {
+        "summary": text,
+        "claimed_by_plugin": True,
+        "who_learns_what": [{"who": text, "learns": text}],
+        "parties": 3,
+    }
+    policy = {"min_sites": text, "allowed_profiles": [text], "unsigned_peers": True, "consents": {text: [text], "b": 0}}
+    models = [{"file": text, "sha256": text}, {"file": text, "commitment": text}]
+    parts = (
+        Part(text, {"models.json": as_json(models), "threats.json": as_json(threats)}, remark=text),
+        Part(text, {"ledger.json": as_json([ledger]), "policy.json": as_json(policy)}),
+        Part(text, {"bom.cdx.json": as_json({"components": [1, 2]}), **{f"{text} {n}": b"" for n in range(9)}}),
+        Part(text, missing=text),
+        Part(text, missing=text, is_due=False),
+    )
+    return build_cover(run_record(text), parts, Facts(text, text, True, datetime(2026, 11, 22, tzinfo=UTC)))
+
+
+def profile_of(text: str) -> profile_page.ProfileFacts:
+    cells = tuple(profile_page.ProfiledCell(f"{text} {n}", (5, 10, 20), (0.5, -0.5, 0.25)) for n in range(3))
+    several = tuple(
+        profile_page.ProfiledFeature(f"{text} {n}", 3, (0.3, 0.2, 0.1), (0.4, 0.2, 0.1), (0.01, 0.01, 0.01), cells)
+        for n in range(45)
+    )
+    return profile_page.ProfileFacts(text, text, text, 3, 1000, ((text, 1), ("b", 2), ("c", 3)), 5, several)
+
+
+def shifts_of(text: str) -> list[profile_page.Shift]:
+    return [profile_page.Shift(f"{text} {n}", index, ((text, 0.5, 0.25),)) for n, index in enumerate((0.3, 0.2, 0.01))]
+
+
+def tuned(text: str) -> tuning_page.TuningFacts:
+    trials = tuple(
+        tuning_page.TunedTrial(n, (("eta", 0.01 * 10**n), (text, float(n)), ("b", text)), 0.5, 0.1, (0.4, 0.6), 7)
+        for n in range(3)
+    )
+    failed = tuning_page.TunedTrial(3, ((text, 5.0),), float("nan"), float("nan"), (float("nan"),), 1)
+    return tuning_page.TuningFacts(text, text, text, text, True, 3, 2, (*trials, failed), f"first {text}\nsecond")
+
+
+def compared(text: str) -> local_page.Comparison:
+    metrics = (
+        local_page.Compared(text, True, 0.7, 0.75, 0.9, 0.05, 0.15),
+        local_page.Compared(text, False, 0.7, None, 0.9, -0.05, 0.15),
+    )
+    curves = tuple((f"{text} {n}", ((1.0, 0.5), (2.0, 0.75))) for n in range(2))
+    return local_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,))
+
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
+    "report": ("report.html", lambda text, folder: build_report(run_record(text), fill(folder, text))),
+    "report of a plugin": (
+        "report.html",
+        lambda text, folder: build_report(run_record(text, profile="plugin.toy"), fill(folder, text)),
+    ),
+    "report without anything": (
+        "report.html",
+        lambda text, folder: build_report(RunRecord(text, text, text, (text,), "masks"), folder),
+    ),
+    "summary": (
+        "summary.html",
+        lambda text, folder: build_summary(run_record(text, profile="plugin.toy"), fill(folder, text), [text, text]),
+    ),
+    "summary without anything": (
+        "summary.html",
+        lambda text, folder: build_summary(RunRecord(text, text, text, (text,), text), folder),
+    ),
+    "drift": ("drift.html", lambda text, folder: drift_page.build_page(shifted(text))),
+    "ledger": ("ledger.html", lambda text, folder: ledger_page.build_page([ledger_of(text)], text, NOW)),
+    "local": ("local.html", lambda text, folder: local_page.build_page(compared(text))),
+    "profile": ("profile.html", lambda text, folder: profile_page.build_page(profile_of(text))),
+    "profile of a site": (
+        "profile_local.html",
+        lambda text, folder: profile_page.build_local_page(text, profile_of(text), 10, shifts_of(text)),
+    ),
+    "tuning": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text))),
+    "attacks": ("attacks.html", lambda text, folder: attack_page.build_page(attacked(text), text, text)),
+    "no attacks": ("attacks.html", lambda text, folder: attack_page.build_page(AttackReport(text), text, text)),
+    "dossier": ("dossier.html", cover_of),
+    "picture": ("figures.svg", lambda text, folder: picture(horizontal_bars([Bar(text, 1.0, text)]), text)),
+}
+
+
+class Shape(HTMLParser):
+    """What a browser makes of a page: its elements with the names of their attributes, all values, all text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, ...]] = []
+        self.values: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, *(name for name, _ in attrs)))
+        self.values += [value or "" for _, value in attrs]
+
+    handle_startendtag = handle_starttag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_whatever_a_name_holds_is_text_and_is_not_evaluated(name: str, tmp_path: Path) -> None:
+    build = PAGES[name][1]
+    expected = Shape(build(PLAIN, folder(tmp_path, "plain")))
+    assert {element[0] for element in expected.elements} <= {*TAGS.split()}
+    assert {attribute for element in expected.elements for attribute in element[1:]} <= {*ATTRIBUTES.split()}
+    for number, text in enumerate(HOSTILE):
+        found = Shape(build(text, folder(tmp_path, str(number))))
+        assert found.elements == expected.elements, text
+        assert text in found.text
+        assert [value.replace(text, PLAIN) for value in found.values] == expected.values
+
+
+def folder(parent: Path, name: str) -> Path:
+    made = parent / name
+    made.mkdir()
+    return made
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_nothing_outside_of_itself(name: str, tmp_path: Path) -> None:
+    html = PAGES[name][1](PLAIN, tmp_path).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"://|url\(|@import|\b(src|href)\s*=", html)
+    assert "default-src 'none'" in html or name == "picture"
+
+
+def test_every_template_is_one_of_these_pages_or_part_of_one() -> None:
+    templates, reached = environment(), {template for template, _ in PAGES.values()}
+    waiting = list(reached)
+    while waiting:
+        source, _, _ = templates.loader.get_source(templates, waiting.pop())
+        found = {one for one in meta.find_referenced_templates(templates.parse(source)) if one} - reached
+        reached |= found
+        waiting += found
+    assert reached == set(templates.list_templates())
+
+
+def test_templates_escape_everything_and_take_nothing_for_granted() -> None:
+    templates = environment()
+    assert templates.autoescape is True and templates.undefined is StrictUndefined
+    for name in templates.list_templates():
+        source, _, _ = templates.loader.get_source(templates, name)
+        assert not re.search(r"\|\s*safe\b|autoescape|Markup|tojson|xmlattr|urlize", source), name
+        assert not re.search(r"=[^\"'\s<>{}]*\{\{", re.sub(r"\{%.*?%\}", "", source)), f"{name}: quote attributes"
+    with pytest.raises(AttributeError, match="'job_id' is undefined"):
+        page("attacks.html", site="", report=AttackReport("none"), summary="", names={})
+
+
+def test_a_script_is_shown_line_by_line() -> None:
+    html = tuning_page.build_page(tuned(PLAIN))
+    assert f"<pre>\nfirst {PLAIN}\nsecond\n</pre>" in html
+
+
+def test_a_column_named_like_a_colour_of_the_style_is_a_name() -> None:
+    drawn = picture(horizontal_bars([Bar("var(--none)", 1.0, "one")]), "caption")
+    assert "var(--none)" in drawn and "var(--c" not in drawn
