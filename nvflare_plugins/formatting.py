@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 _FEWEST_DIGITS, _MOST_DIGITS = 6, 17  # the latter tell any two doubles apart
@@ -112,6 +112,24 @@ def fitted(text: str, width: int) -> str:
         ends = accumulate(map(_cells_of, text))
         text = text[: sum(end < width for end in ends)] + "\u2026"
     return text + " " * (width - cells(text))
+
+
+def table_lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, is_ruled: bool = False) -> list[str]:
+    """Return the rows of a table as lines, with columns below one another.
+
+    Args:
+        right: numbers of the columns that stand flush right.
+        is_ruled: draw a line below the first row.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = [["-" * width for width in widths]] if is_ruled else []
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (rows[0], *rule, *rows[1:])
+    ]
 
 
 def near_name(name: str, present: Sequence[str]) -> str:

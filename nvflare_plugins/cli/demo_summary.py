@@ -17,6 +17,7 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.cli.demo import EVAL_SET, Split, columns, labels, layout, score
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
+from nvflare_plugins.formatting import table_lines
 from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.report.report import write_report
 from nvflare_plugins.report.run_record import Curve, RunRecord
@@ -160,11 +161,5 @@ def _print_protection(record: RunRecord) -> None:
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns of numbers stand flush right."""
-    numeric = [all(row[i][:1].isdigit() for row in rows) for i in range(len(header))]
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for line in (header, ["-" * width for width in widths], *rows):
-        cells = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        )
-        print("  " + "  ".join(cells).rstrip())
+    numeric = [i for i in range(len(header)) if all(row[i][:1].isdigit() for row in rows)]
+    print("\n".join(f"  {line}" for line in table_lines([header, *rows], numeric, is_ruled=True)))

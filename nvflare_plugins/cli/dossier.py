@@ -9,9 +9,9 @@ from pathlib import Path
 from dp_components.ledger_records import LedgerHistory
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.cli.outputs import check_output
+from nvflare_plugins.cli.outputs import DAMAGED, check_output
 from nvflare_plugins.cli.verify import Verification, find_evidence, verify
-from nvflare_plugins.cli.verify_command import render, to_json, trusted, verdict_text
+from nvflare_plugins.cli.verify_command import render, said, to_json, trusted, verdict_text
 from nvflare_plugins.dossier import attack_page
 from nvflare_plugins.dossier.attacks import AttackReport
 from nvflare_plugins.dossier.attacks_of_run import allowed, attack_run
@@ -38,8 +38,6 @@ from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy.values import POLICY_FILE, is_private
 
-_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
 
 def run(options: argparse.Namespace) -> int:
     """Gather, attack, write, and say what is in it and what is not."""
@@ -48,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     record = RunRecord.read(folder)
     try:
         content, parts = _dossier(options, folder, workspace, record)
-    except _DAMAGED:
+    except DAMAGED:
         raise ConfigurationError(f"{FILE_NAME} or a file in {folder} is damaged: copy the run again") from None
     write_private(options.out, content)
     for part in parts:
@@ -91,7 +89,7 @@ def _dossier(
     parts = [
         _attack_part(report, record),
         _page(
-            "data_protection.html", "The page for data protection", build_summary(record, folder, _said(verification))
+            "data_protection.html", "The page for data protection", build_summary(record, folder, said(verification))
         ),
         _page("report.html", "The report of the run", build_report(record, folder)),
         _verification_part(verification),
@@ -173,12 +171,6 @@ def _verification_part(result: Verification | None) -> Part:
         )
     stated = {"verification.txt": render(result).encode() + b"\n", "verification.json": as_json(to_json(result))}
     return Part(title, stated)
-
-
-def _said(result: Verification | None) -> list[str]:
-    if result is None:
-        return []
-    return [verdict_text(result), *result.failures, *(text for one in result.attempts for text in one.failures)]
 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from datetime import UTC, datetime
-from pathlib import Path
 
 from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
@@ -14,17 +13,12 @@ from nvflare_plugins.report.ledger_page import build_page
 from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 
-def ledger_folder(policy: SitePolicy) -> Path:
-    """Return where a site keeps the privacy ledgers of its data sets."""
-    return policy.ledgers
-
-
 def run(options: argparse.Namespace) -> int:
     """Show the ledgers, after the changes asked for."""
     if options.html is not None:
         check_output("--html", options.html, ".html")
     policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
-    folder, heads = ledger_folder(policy), policy.ledger_heads
+    folder, heads = policy.ledgers, policy.ledger_heads
     files = [path for path in ledger_files(folder) if options.data_set in (None, path.stem)]
     if not files:
         which = "" if options.data_set is None else f" for data set {options.data_set!r}"

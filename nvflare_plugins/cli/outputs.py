@@ -7,6 +7,9 @@ from pathlib import Path
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.formatting import printable
 
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading a run's files ends in where they are not as they were written: their fields are looked at where used."""
+
 
 def check_output(option: str, path: Path, *suffixes: str) -> None:
     """Refuse a name that might be that of another file (a ledger, a model, a log), before any work is done.

@@ -12,6 +12,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn, TypeAlias
@@ -44,7 +45,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_demo, _site_setup, _check, _plan, _verify, _report, add_compare, add_predict, add_export):
+    for add in (
+        _demo,
+        _site_setup,
+        _check,
+        partial(add_plan, bare_budget=_bare_budget),
+        _verify,
+        _report,
+        add_compare,
+        add_predict,
+        add_export,
+    ):
         add(subparsers)
     for add in (add_score, add_snapshot, add_models, add_drift, add_dossier, _registry, _ledger):
         add(subparsers)
@@ -265,10 +276,6 @@ def _bare_budget(text: str) -> dict[str, float]:
         raise argparse.ArgumentTypeError(
             "give EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS], for example 2,1e-6"
         ) from None
-
-
-def _plan(subparsers: _Subparsers) -> None:
-    add_plan(subparsers, _bare_budget)
 
 
 def _data_set(text: str) -> tuple[str, str]:

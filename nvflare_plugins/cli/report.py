@@ -6,16 +6,14 @@ import argparse
 import sys
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.cli.outputs import check_output
+from nvflare_plugins.cli.outputs import DAMAGED, check_output
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.cli.verify_command import DOES_NOT_SHOW, SHOWS, trusted, verdict_text
+from nvflare_plugins.cli.verify_command import DOES_NOT_SHOW, SHOWS, said, trusted
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import printable
 from nvflare_plugins.report.report import write_report
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.report.summary import build_summary
-
-_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (ConfigurationError, ProtocolError) as error:
         print(f"veilboost report: {printable(str(error), 2000)}", file=sys.stderr)
         return 1
-    except _DAMAGED:  # a record is read as it was written: what its fields hold is looked at where it is used
+    except DAMAGED:  # a record is read as it was written: what its fields hold is looked at where it is used
         text = f"run.json or the model in {arguments.run_folder} is damaged, or of another version: copy the run again"
         print(f"veilboost report: {printable(text, 2000)}", file=sys.stderr)
         return 1
@@ -57,5 +55,4 @@ def _verification(arguments: argparse.Namespace, record: RunRecord) -> list[str]
         return []
     root, servers = trusted(arguments.root_ca, arguments.evidence)
     result = verify(arguments.evidence, root, servers, record.job_id)
-    failures = [*result.failures, *(text for attempt in result.attempts for text in attempt.failures)]
-    return [verdict_text(result), *failures, *((SHOWS, DOES_NOT_SHOW) if result.sound else ())]
+    return [*said(result), *((SHOWS, DOES_NOT_SHOW) if result.sound else ())]

@@ -26,7 +26,7 @@ from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import SERVER, time_text
 from nvflare_plugins.evidence.plugin_claims import RELEASE_FACTS, is_claim, plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.threat_model import protection_text
-from nvflare_plugins.formatting import counted, human_bytes, printable
+from nvflare_plugins.formatting import counted, human_bytes, printable, table_lines
 from nvflare_plugins.site.certificates import UNREADABLE
 from nvflare_plugins.wire.catalogue import Kind
 
@@ -67,6 +67,13 @@ def render(result: Verification) -> str:
     return "\n".join(line for line, before in zip(tidy, ["", *tidy], strict=False) if line or before)
 
 
+def said(result: Verification | None) -> list[str]:
+    """Return the verdict and what failed, as sentences; nothing where evidence was not asked."""
+    if result is None:
+        return []
+    return [verdict_text(result), *result.failures, *(text for one in result.attempts for text in one.failures)]
+
+
 def _bounded(lines: Iterable[str]) -> list[str]:
     lines = list(lines)
     more = [f"  ... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
@@ -100,7 +107,7 @@ def _table(attempt: Audit) -> Iterator[str]:
         meaning = known.meaning if known is not None else "not in the catalogue"
         sizes = (f"{item.messages}", human_bytes(item.bytes_out), human_bytes(item.bytes_in))
         rows.append((printable(item.kind), meaning, *sizes, protection))
-    return _columns(rows)
+    yield from _ruled(rows)
 
 
 def _contents(attempt: Audit) -> Iterator[str]:
@@ -113,7 +120,11 @@ def _contents(attempt: Audit) -> Iterator[str]:
         size = human_bytes(item.size)
         rows.append((item.sender, item.receiver, f"{item.messages}", size, "", f"{meaning}: {protection}"))
     if len(rows) > 1:
-        yield from _columns(rows)
+        yield from _ruled(rows)
+
+
+def _ruled(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield from (f"  {line}" for line in table_lines(rows, (2, 3, 4), is_ruled=True))
 
 
 def _spending(attempt: Audit) -> Iterator[str]:
@@ -174,17 +185,6 @@ def verdict_text(result: Verification) -> str:
     if result.verdict is Verdict.SIGNED:
         return f"SIGNED, NOT VERIFIED: job {job} is consistent, but {'; '.join(result.unchecked)}{nothing}"
     return f"VERIFIED: job {job}{nothing}"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for number, row in enumerate(rows):
-        cells = [
-            cell.rjust(w) if 2 <= i <= 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield ("  " + "  ".join(cells)).rstrip()
-        if number == 0:
-            yield "  " + "  ".join("-" * w for w in widths)
 
 
 # -- for programs -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ _EXPRESSION = re.compile(r"[A-Za-z0-9.+() -]{1,120}")
 def bill(created: str) -> bytes:
     """Return the bill. Args: created: ISO 8601 in UTC. Raises: metadata.PackageNotFoundError: no VeilBoost here."""
     found, edges = _closure(NAME)
-    references = {name: _reference(name, distribution) for name, distribution in found.items()}
+    references = {name: f"pkg:pypi/{name}@{quote(one.version, safe='.-_~')}" for name, one in found.items()}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -85,10 +85,6 @@ def _requirements(distribution: metadata.Distribution, extras: frozenset[str]) -
         if requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in extras or {""}):
             found.append(requirement)
     return found
-
-
-def _reference(name: str, distribution: metadata.Distribution) -> str:
-    return f"pkg:pypi/{name}@{quote(distribution.version, safe='.-_~')}"
 
 
 def _component(name: str, distribution: metadata.Distribution, reference: str, kind: str) -> dict[str, Any]:

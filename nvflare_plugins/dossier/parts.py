@@ -139,15 +139,15 @@ def _history(one: LedgerHistory, job_id: str) -> dict[str, Any]:
                 "state": job.state,
                 "releases": job.n_releases,
                 "spent_epsilon": _finite(job.spent.epsilon(delta)),
-                **({"events": [_event(*event) for event in job.events]} if job.job_id == job_id else {}),
+                **(
+                    {"events": [{"times": n, **event_document(event)} for event, n in job.events]}
+                    if job.job_id == job_id
+                    else {}
+                ),
             }
             for number, job in enumerate(one.jobs, 1)
         ],
     }
-
-
-def _event(event: Any, count: int) -> dict[str, Any]:
-    return {"times": count, **event_document(event)}
 
 
 def _finite(value: float) -> float | None:

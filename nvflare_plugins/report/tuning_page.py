@@ -5,6 +5,7 @@ Privacy: everything on it is pooled metrics, which all sites have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -77,16 +78,13 @@ def build_page(facts: TuningFacts) -> str:
 
 
 def _drawn(facts: TuningFacts) -> list[TunedTrial]:
-    return [one for one in facts.trials if one.mean == one.mean and abs(one.mean) < float("inf")]
-
-
-def _spread(one: TunedTrial) -> float:
-    return one.spread if one.spread == one.spread else 0.0
+    return [one for one in facts.trials if math.isfinite(one.mean)]
 
 
 def _point(facts: TuningFacts, one: TunedTrial, x: float) -> Point:
     name = f"trial {one.number}: {number(one.mean)}, spread {number(one.spread)} ({one.text})"
-    return Point(name, x, one.mean, _spread(one), _BEST if one is facts.trials[0] else _OTHER)
+    spread = 0.0 if math.isnan(one.spread) else one.spread
+    return Point(name, x, one.mean, spread, _BEST if one is facts.trials[0] else _OTHER)
 
 
 def _by_parameter(facts: TuningFacts) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ from nvflare_plugins.cli.plan.rates import (
     process_memory_bytes,
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
-from nvflare_plugins.formatting import human_bytes, human_seconds
+from nvflare_plugins.formatting import human_bytes, human_seconds, table_lines
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.horizontal.growing import arithmetic_of_job, check_words, is_grown
 from nvflare_plugins.horizontal.job import WORD_BITS, HorizontalJob
@@ -255,14 +255,7 @@ _COLUMNS = (
 def render(workload: Workload, network: Network, estimates: Sequence[Estimate]) -> str:
     """Return the plan as text."""
     rows = [_COLUMNS, *(_row(e) for e in estimates)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    text = [_shape(workload), ""]
-    for row in rows:
-        cells = [
-            c.ljust(w) if i in (0, len(_COLUMNS) - 1) else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip())
+    text = [_shape(workload), "", *table_lines(rows, range(1, len(_COLUMNS) - 1))]
     text += ["", "Site RAM where the site's policy has the table read in passes (data_sets.<name>.memory):"]
     for e in estimates:
         in_passes, in_files = human_bytes(e.passes_memory), human_bytes(e.external_memory)

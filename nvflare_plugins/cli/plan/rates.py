@@ -74,7 +74,7 @@ def measure_trees(workload: Workload) -> TreeRate:
 def measure_protection(profile: str, n_sites: int) -> ProtectionRate:
     """Protect, add and reveal 32,768 values under ``profile`` as ``n_sites`` sites would."""
     processor, add = _processor(profile, n_sites)
-    tags = _tags(n_sites) if profile != "plain" else None
+    tags = SumTags(b"plan", 0, *_secrets(n_sites)) if profile != "plain" else None
     n_added = min(n_sites, _MOST_SUMMANDS)
     grid = Grid.for_sum(10, n_sites, processor.capacity_bits)
     values = np.random.default_rng(0).normal(size=_N_VALUES)
@@ -108,10 +108,6 @@ def _reveal(
 def _tag(tags: SumTags | None, integers: NDArray[np.int64], label: MessageLabel) -> None:
     if tags is not None:
         tags.protect(integers, np.zeros(0, dtype=np.uint64), label)
-
-
-def _tags(n_sites: int) -> SumTags:
-    return SumTags(b"plan", 0, *_secrets(n_sites))
 
 
 def _secrets(n_sites: int) -> tuple[dict[int, bytes], bytes]:

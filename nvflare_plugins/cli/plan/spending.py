@@ -203,9 +203,5 @@ def shown_lines(shown: Mapping[str, str | Sequence[str]]) -> str:
     lines = []
     for name, texts in shown.items():
         for number, text in enumerate([texts] if isinstance(texts, str) else texts):
-            lines.append(_line("" if number else name, text))
+            lines.append(f"{'' if number else name:<{_WIDTH}}{text}")
     return "\n".join(lines)
-
-
-def _line(name: str, text: str) -> str:
-    return f"{name:<{_WIDTH}}{text}"

@@ -35,9 +35,10 @@ from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
-from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, noise_json, noise_lines, noise_plan
-from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers, workers_json
-from nvflare_plugins.formatting import human_bytes, human_seconds
+from nvflare_plugins.cli.plan.spending import shown_lines
+from nvflare_plugins.cli.plan.vertical_noise import noise_advice, noise_json, noise_lines, noise_plan
+from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers
+from nvflare_plugins.formatting import human_bytes, human_seconds, table_lines
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
@@ -85,7 +86,7 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     shards = [] if n_workers is None else estimate_workers(workload, rates, result, memory, n_workers)
     if arguments.json:
         document = vertical_json(workload, rates, result)
-        document |= {"workers": workers_json(shards)} if shards else {}
+        document |= {"workers": list(map(dataclasses.asdict, shards))} if shards else {}
         if job is not None and noised is not None:
             advice = noise_advice(arguments, job, noised, workload.foreign)
             document |= {"noise": noise_json(noised, workload.foreign) | advice.figures()}
@@ -93,7 +94,7 @@ def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
     text = render_vertical(workload, result, network.site_bytes_per_s)
     if job is not None and noised is not None:
         advice = noise_advice(arguments, job, noised, workload.foreign)
-        text += "\n".join(["", *noise_lines(noised, workload.foreign, workload.rows), advice_lines(advice)])
+        text += "\n".join(["", *noise_lines(noised, workload.foreign, workload.rows), shown_lines(advice.shown())])
     return text + (render_workers(shards) if shards else "")
 
 
@@ -392,12 +393,11 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
         stages = ", ".join(f"{name} {human_seconds(seconds)}" for name, seconds in steps)
         sizes = map(human_bytes, (p.bytes_in, p.bytes_out, p.memory))
         table.append((f"passive party {number}", human_seconds(p.core_s), stages, *sizes))
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = [
         f"{workload.rows:,} rows, {workload.own} own and {foreign} foreign features, {workload.bins} bins; "
         f"{workload.trees} trees of depth {workload.depth}; {workload.scheme}",
         "",
-        *("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table),
+        *table_lines(table),
     ]
     lines += ["", "Memory where a party's policy has its table read in passes (data_sets.<name>.memory):"]
     lines.append(f"  active party     {human_bytes(estimate.active_passes_memory)}")

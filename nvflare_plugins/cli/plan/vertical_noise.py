@@ -10,7 +10,6 @@ from dp_components.accounting.composition import PrivacyCost, compose
 from dp_components.accounting.trade_off import TradeOff
 from nvflare_plugins.cli.plan.choosing import BETWEEN_ROWS, Advice, NoiseToSignal, Person, trainings, warnings
 from nvflare_plugins.cli.plan.expected_loss import NOISED, ExpectedLoss
-from nvflare_plugins.cli.plan.spending import shown_lines
 from nvflare_plugins.formatting import human_number
 from nvflare_plugins.vertical.job import VerticalJob
 from nvflare_plugins.vertical.noised.plan import NoisePlan, plan_of
@@ -71,11 +70,6 @@ def noise_advice(arguments: argparse.Namespace, job: VerticalJob, plan: NoisePla
         warnings(plan.epsilon, plan.delta, arguments.rows),
         f"{BETWEEN_ROWS}, the bits of its splits apart",
     )
-
-
-def advice_lines(advice: Advice) -> str:
-    """Return the advice as text."""
-    return shown_lines(advice.shown())
 
 
 def noise_json(plan: NoisePlan, foreign: Sequence[int]) -> dict[str, Any]:

@@ -6,14 +6,12 @@ a party's process, the encrypted pairs above all, and what workers send one anot
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data_sets.cluster_declaration import MOST_WORKERS
-from nvflare_plugins.formatting import human_bytes, human_seconds
+from nvflare_plugins.formatting import human_bytes, human_seconds, table_lines
 
 if TYPE_CHECKING:
     from nvflare_plugins.cli.plan.vertical import CipherRates, VerticalEstimate, VerticalWorkload
@@ -91,21 +89,10 @@ def render_workers(found: list[WorkersEstimate]) -> str:
     for one in found:
         sizes = human_bytes(one.party_bytes), human_bytes(one.worker_memory)
         table.append((str(one.workers), f"{human_seconds(one.s)}", one.limited_by, *sizes))
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return "\n".join(["", "", *_lines(table, widths), "", f"  - {_ASSUMED}"])
+    return "\n".join(["", "", *table_lines(table), "", f"  - {_ASSUMED}"])
 
 
 _ASSUMED = (
     f"a worker computes like one thread of this machine, and reaches its party at {INNER_BYTES_PER_S / 1.25e8:g} "
     "Gbit/s; steps come one after the other, which overlap in a real run"
 )
-
-
-def _lines(table: Sequence[tuple[str, ...]], widths: Sequence[int]) -> Iterator[str]:
-    for row in table:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def workers_json(found: list[WorkersEstimate]) -> list[dict[str, Any]]:
-    """Return the estimates as JSON values."""
-    return [dataclasses.asdict(one) for one in found]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from nvflare_plugins.formatting import bounds, cells, fitted, human_number, human_seconds
+from nvflare_plugins.formatting import bounds, cells, fitted, human_number, human_seconds, table_lines
 
 
 def test_bounds_of_large_numbers_are_told_apart_and_written_out() -> None:
@@ -82,3 +82,9 @@ def test_what_is_too_wide_is_cut_before_its_column_ends() -> None:
 @given(st.text(), st.integers(1, 40))
 def test_every_text_takes_just_its_column(text: str, width: int) -> None:
     assert cells(fitted(text, width)) == width
+
+
+def test_columns_of_a_table_stand_below_one_another() -> None:
+    rows = [("name", "n", ""), ("a", "12", "end"), ("longer", "3", "")]
+    assert table_lines(rows, (1,)) == ["name     n", "a       12  end", "longer   3"]
+    assert table_lines(rows[:2], is_ruled=True) == ["name  n", "----  --  ---", "a     12  end"]

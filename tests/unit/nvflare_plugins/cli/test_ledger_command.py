@@ -16,7 +16,6 @@ from dp_components.events import LaplaceEvent, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.ledger_records import JobSpending, LedgerHistory
 from dp_components.neighbouring import NeighbouringRelation
-from nvflare_plugins.cli.ledger import ledger_folder
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.report.ledger_page import build_page
 from nvflare_plugins.site.policy.policy import SitePolicy, template
@@ -35,7 +34,7 @@ def begin(workspace: Path, data_set: str) -> Ledger:
     policy = SitePolicy.load(workspace, "site-1")
     event, budget = LaplaceEvent(0.1, ROW), Budget(1.0, 1e-6, pure_epsilon=0.5)
     identity = LedgerIdentity("site-1", data_set, ROW)
-    ledger = Ledger.open(ledger_folder(policy), identity, budget, policy.ledger_heads)
+    ledger = Ledger.open(policy.ledgers, identity, budget, policy.ledger_heads)
     ledger.open_job("job-17", RepeatedEvent(event, 5))
     ledger.release("job-17", "tree 0", lambda: Release(np.array([1]), event))
     return ledger

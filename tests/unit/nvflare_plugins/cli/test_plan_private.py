@@ -20,7 +20,8 @@ from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan.choosing import warnings
 from nvflare_plugins.cli.plan.command import has_budget, read_job
-from nvflare_plugins.cli.plan.vertical_noise import advice_lines, noise_advice, noise_plan
+from nvflare_plugins.cli.plan.spending import shown_lines
+from nvflare_plugins.cli.plan.vertical_noise import noise_advice, noise_plan
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.site.policy.policy import SitePolicy, template
 from nvflare_plugins.vertical.job import VerticalJob
@@ -171,7 +172,7 @@ def test_noised_sums_say_all_of_it_too() -> None:
     job, plan = noised()
     arguments = argparse.Namespace(rows=20_000, budget={"epsilon": 8.0, "delta": 1e-4}, workspace=None, site=None)
     advice = noise_advice(arguments, job, plan, (4, 12))
-    said = advice_lines(advice)
+    said = shown_lines(advice.shown())
     assert said.startswith("one person       whoever sees all of it and guesses between two rows")
     assert "the bits of its splits apart" in said and "expected loss    not estimated" in said
     assert advice.trainings is not None and 2 < advice.trainings.left < 8

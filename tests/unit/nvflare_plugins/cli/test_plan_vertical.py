@@ -20,7 +20,7 @@ from nvflare_plugins.cli.plan.vertical import (
     render_vertical,
 )
 from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
-from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers, workers_json
+from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers
 from nvflare_plugins.formatting import human_bytes
 from nvflare_plugins.vertical.job import VerticalJob
 
@@ -166,4 +166,4 @@ def test_workers_divide_what_can_be_divided_and_say_what_limits_them() -> None:
     for most in (0, BASE.rows + 1, 4096):
         with pytest.raises(ConfigurationError, match="--workers must be from 1"):
             estimate_workers(BASE, RATES, estimate, 0, most)
-    assert "5  " in render_workers([five]) and workers_json([five])[0]["workers"] == 5
+    assert "5  " in render_workers([five]) and five.workers == 5
