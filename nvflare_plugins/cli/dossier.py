@@ -12,14 +12,14 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.cli.outputs import DAMAGED, check_output
 from nvflare_plugins.cli.verify import Verification, find_evidence, verify
 from nvflare_plugins.cli.verify_command import render, said, to_json, trusted, verdict_text
-from nvflare_plugins.dossier import attack_page
-from nvflare_plugins.dossier.attacks import AttackReport
-from nvflare_plugins.dossier.attacks_of_run import allowed, attack_run
+from nvflare_plugins.dossier.attacks import AttackReport, allowed, attack_run, build_page
 from nvflare_plugins.dossier.bill import bill
-from nvflare_plugins.dossier.cover import COVER, Facts, build_cover
 from nvflare_plugins.dossier.parts import (
+    COVER,
+    Facts,
     Part,
     as_json,
+    build_cover,
     histories,
     ledger_part,
     models_part,
@@ -101,7 +101,7 @@ def _dossier(
         Part("Software bill of materials (CycloneDX)", {"bom.cdx.json": bill(time_text(created))}),
         Part("The site's own record of the run", {FILE_NAME: (folder / FILE_NAME).read_bytes()}),
     ]
-    facts = Facts(verdict, attack_page.summary(report), identity.is_signed, created)
+    facts = Facts(verdict, report.summary, identity.is_signed, created)
     members = {COVER: build_cover(record, parts, facts).encode()}
     members |= {name: content for part in parts for name, content in part.members.items()}
     dossier = Dossier(record.job_id, record.attempt, record.site, record.profile, created, members, identity.is_signed)
@@ -177,7 +177,7 @@ def _verification_part(result: Verification | None) -> Part:
 
 
 def _attack_part(report: AttackReport, record: RunRecord) -> Part:
-    html = attack_page.build_page(report, record.job_id, record.site)
+    html = build_page(report, record.job_id, record.site)
     files = {"attacks.html": html.encode(), "attacks.json": as_json(report.to_dict())}
     remark = f"no attack was run: {report.reason}" if report.reason else ""
     return Part("Attacks on the model", files, remark=remark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from nvflare_plugins.data_sets.part_files import is_in_parts
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import fitted, printable
-from nvflare_plugins.report.drift_page import build_page
+from nvflare_plugins.report.charts import Bar, horizontal_bars
+from nvflare_plugins.report.pages import page
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
 from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of
@@ -27,6 +29,7 @@ from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
 
 DRIFTED = 3
 _SHOWN = 12
+_MOST_BARS = 30
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,6 +79,21 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigurationError(f"--out {shown} cannot be written: {reason_of(error)}") from None
         print(f"wrote {options.out} and {target.name}: for this site only, sent nowhere")
     return DRIFTED if document["drifted"] else 0
+
+
+def build_page(document: Mapping[str, Any]) -> str:
+    """Return the page as HTML. Args: document: what the command writes as JSON."""
+    threshold = document["threshold"]
+    figures = {
+        f"of_{what}": horizontal_bars(
+            [
+                Bar(one["name"], one["index"], f"{one['index']:.3f}", 5 if one["index"] >= threshold else 1)
+                for one in document[what][:_MOST_BARS]
+            ]
+        )
+        for what in ("scores", "features")
+    }
+    return page("drift.html", **document, **figures)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -24,6 +24,9 @@ class Estimate:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
     def to_list(self) -> list[float]:
         """Return value, low and high to three decimals: more would tell of single rows and nothing of the attack."""
         return [round(number, 3) for number in (self.value, self.low, self.high)]

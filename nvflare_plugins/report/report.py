@@ -25,10 +25,9 @@ from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, no
 from nvflare_plugins.failures import reason_of
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import human_bytes, number
-from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars
+from nvflare_plugins.report.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars, timeline
 from nvflare_plugins.report.pages import page
 from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
-from nvflare_plugins.report.timeline import timeline
 from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from dp_components.accounting.composition import PrivacyCost
 from dp_components.accounting.trade_off import TradeOff
 from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.dossier import attack_page, membership, statistics
+from nvflare_plugins.dossier import attacks, membership, statistics
 from nvflare_plugins.dossier.attacks import AttackReport, run_attacks
 from nvflare_plugins.dossier.statistics import area_under_curve, difference, hits, hits_with_interval, share
 from nvflare_plugins.scoring.model import FinishedModel
@@ -117,7 +117,7 @@ def test_too_few_rows_are_said_to_be(groups) -> None:
     few = rows(60, 9)
     report = run_attacks(model_of(few), {}, ("train", few), ("test", groups[1]), None)
     assert "60 usable rows" in report.reason and report.model == ()
-    assert "not run" in attack_page.build_page(report, "job", "site-1")
+    assert "not run" in attacks.build_page(report, "job", "site-1")
 
 
 def test_the_bound_stands_beside_the_attacks(groups) -> None:
@@ -127,13 +127,13 @@ def test_the_bound_stands_beside_the_attacks(groups) -> None:
     assert report.bound is not None
     assert report.bound.hits == pytest.approx(norm.cdf(norm.ppf(0.01) + mu), abs=2e-3)
     assert len(report.value_bounds) == len(report.values)
-    page = attack_page.build_page(report, "job", "site-1")
+    page = attacks.build_page(report, "job", "site-1")
     assert f"{report.bound.area:.3f}" in page and "right in" in page and "No bound is proven" not in page
-    assert "The accounted privacy allows" in attack_page.summary(report)
+    assert "The accounted privacy allows" in report.summary
 
 
 def test_no_row_score_or_value_is_told(groups, of_members: AttackReport) -> None:
-    said = json.dumps(of_members.to_dict()) + attack_page.build_page(of_members, "job", "site-1")
+    said = json.dumps(of_members.to_dict()) + attacks.build_page(of_members, "job", "site-1")
     for table in groups:
         for value in table.features[:, :2].ravel()[:200]:
             assert f"{value:.4f}" not in said

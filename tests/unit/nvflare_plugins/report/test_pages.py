@@ -17,17 +17,17 @@ from jinja2 import StrictUndefined, meta
 from dp_components.accounting.composition import PrivacyCost
 from dp_components.ledger_records import Budget, JobSpending, LedgerHistory, LedgerIdentity
 from dp_components.neighbouring import NeighbouringRelation
-from nvflare_plugins.dossier import attack_page
+from nvflare_plugins.cli import drift
+from nvflare_plugins.dossier import attacks
 from nvflare_plugins.dossier.attacks import AttackReport, Bound
-from nvflare_plugins.dossier.cover import Facts, build_cover
 from nvflare_plugins.dossier.membership import Attacked
-from nvflare_plugins.dossier.parts import Part, as_json
+from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.dossier.reconstruction import Reconstructed
 from nvflare_plugins.dossier.statistics import Estimate
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.plugin_claims import plugin_facts
 from nvflare_plugins.evidence.threat_model import Statement
-from nvflare_plugins.report import drift_page, ledger_page, local_page, profile_page, tuning_page
+from nvflare_plugins.report import ledger_page, local_page, profile_page, tuning_page
 from nvflare_plugins.report.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.report.pages import environment, page
@@ -270,7 +270,7 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         "summary.html",
         lambda text, folder: build_summary(RunRecord(text, text, text, (text,), text), folder),
     ),
-    "drift": ("drift.html", lambda text, folder: drift_page.build_page(shifted(text))),
+    "drift": ("drift.html", lambda text, folder: drift.build_page(shifted(text))),
     "ledger": ("ledger.html", lambda text, folder: ledger_page.build_page([ledger_of(text)], text, NOW)),
     "local": ("local.html", lambda text, folder: local_page.build_page(compared(text))),
     "profile": ("profile.html", lambda text, folder: profile_page.build_page(profile_of(text))),
@@ -279,8 +279,8 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         lambda text, folder: profile_page.build_local_page(text, profile_of(text), 10, shifts_of(text)),
     ),
     "tuning": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text))),
-    "attacks": ("attacks.html", lambda text, folder: attack_page.build_page(attacked(text), text, text)),
-    "no attacks": ("attacks.html", lambda text, folder: attack_page.build_page(AttackReport(text), text, text)),
+    "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
+    "no attacks": ("attacks.html", lambda text, folder: attacks.build_page(AttackReport(text), text, text)),
     "dossier": ("dossier.html", cover_of),
     "picture": ("figures.svg", lambda text, folder: picture(horizontal_bars([Bar(text, 1.0, text)]), text)),
 }
@@ -352,7 +352,7 @@ def test_templates_escape_everything_and_take_nothing_for_granted() -> None:
         assert not re.search(r"\|\s*safe\b|autoescape|Markup|tojson|xmlattr|urlize", source), name
         assert not re.search(r"=[^\"'\s<>{}]*\{\{", re.sub(r"\{%.*?%\}", "", source)), f"{name}: quote attributes"
     with pytest.raises(AttributeError, match="'job_id' is undefined"):
-        page("attacks.html", site="", report=AttackReport("none"), summary="", names={})
+        page("attacks.html", site="", report=AttackReport("none"), names={})
 
 
 def test_a_script_is_shown_line_by_line() -> None:
