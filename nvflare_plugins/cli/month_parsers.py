@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TypeAlias
 
 from nvflare_plugins.cli import descriptions
-from nvflare_plugins.cli.later import later
+from nvflare_plugins.cli.later import Subparsers, add_command
 from nvflare_plugins.data_sets.declaration import ENCODINGS
 
-_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-
-def add_compare(subparsers: _Subparsers) -> None:
+def add_compare(subparsers: Subparsers) -> None:
     """Add ``veilboost compare``."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "compare",
-        help="compare the model of a horizontal job with one of this site's own rows",
-        description=descriptions.COMPARE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "compare the model of a horizontal job with one of this site's own rows",
+        descriptions.COMPARE,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
     parser.add_argument(
@@ -28,17 +25,11 @@ def add_compare(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"
     )
-    parser.set_defaults(func=later("compare"))
 
 
-def add_predict(subparsers: _Subparsers) -> None:
+def add_predict(subparsers: Subparsers) -> None:
     """Add ``veilboost predict``."""
-    parser = subparsers.add_parser(
-        "predict",
-        help="score a file with a finished model",
-        description=descriptions.PREDICT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(subparsers, "predict", "score a file with a finished model", descriptions.PREDICT)
     parser.add_argument(
         "model",
         type=Path,
@@ -65,42 +56,36 @@ def add_predict(subparsers: _Subparsers) -> None:
     )
     reading.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
     reading.add_argument("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace")
-    parser.set_defaults(func=later("predict"))
 
 
-def add_export(subparsers: _Subparsers) -> None:
+def add_export(subparsers: Subparsers) -> None:
     """Add ``veilboost export``."""
-    parser = subparsers.add_parser(
-        "export", help="write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
+    parser = add_command(
+        subparsers, "export", "write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
     )
     parser.add_argument("model", type=Path, help="model.json of a run")
     parser.add_argument(
         "output", type=Path, help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON"
     )
-    parser.set_defaults(func=later("export"))
 
 
-def add_models(subparsers: _Subparsers) -> None:
+def add_models(subparsers: Subparsers) -> None:
     """Add ``veilboost models``."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "models",
-        help="list the models that a site has from its jobs, name them, go back to an earlier version",
-        description=descriptions.MODELS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "list the models that a site has from its jobs, name them, go back to an earlier version",
+        descriptions.MODELS,
     )
     parser.add_argument("action", nargs="?", choices=("list", "add", "rollback"), default="list")
     parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="add: NAME JOB_ID; rollback: NAME VERSION")
     _add_site(parser)
-    parser.set_defaults(func=later("models"))
 
 
-def add_drift(subparsers: _Subparsers) -> None:
+def add_drift(subparsers: Subparsers) -> None:
     """Add ``veilboost drift``."""
-    parser = subparsers.add_parser(
-        "drift",
-        help="compare a file of new rows with those that a model was trained on",
-        description=descriptions.DRIFT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        subparsers, "drift", "compare a file of new rows with those that a model was trained on", descriptions.DRIFT
     )
     parser.add_argument("model", metavar="NAME", help="name of a model (veilboost models), NAME@VERSION, or a job's id")
     parser.add_argument("data", type=Path, metavar="NEW_FILE", help="the new rows, written as the training file is")
@@ -113,30 +98,25 @@ def add_drift(subparsers: _Subparsers) -> None:
     )
     parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
     _add_site(parser)
-    parser.set_defaults(func=later("drift"))
 
 
-def add_snapshot(subparsers: _Subparsers) -> None:
+def add_snapshot(subparsers: Subparsers) -> None:
     """Add ``veilboost snapshot``."""
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "snapshot",
-        help="write the rows of a query to a database into a dated file that jobs read; without a name, list them",
-        description=descriptions.SNAPSHOT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "write the rows of a query to a database into a dated file that jobs read; without a name, list them",
+        descriptions.SNAPSHOT,
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="a snapshot of the site's policy")
     parser.add_argument("--keep", type=int, metavar="N", help="remove all but the N newest afterwards")
     _add_site(parser)
-    parser.set_defaults(func=later("snapshot"))
 
 
-def add_score(subparsers: _Subparsers) -> None:
+def add_score(subparsers: Subparsers) -> None:
     """Add ``veilboost score``."""
-    parser = subparsers.add_parser(
-        "score",
-        help="ask a job that stays (action serve) for scores of rows",
-        description=descriptions.SCORE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        subparsers, "score", "ask a job that stays (action serve) for scores of rows", descriptions.SCORE
     )
     parser.add_argument("job", metavar="JOB_ID", help="the job that stays")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="positions in the alignment; none reads standard input")
@@ -147,16 +127,12 @@ def add_score(subparsers: _Subparsers) -> None:
     parser.add_argument("--workspace", metavar="DIR", type=Path, help="the site's workspace")
     parser.add_argument("--site", metavar="NAME", help="the site's name")
     parser.add_argument("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site")
-    parser.set_defaults(func=later("score"))
 
 
-def add_dossier(subparsers: _Subparsers) -> None:
+def add_dossier(subparsers: Subparsers) -> None:
     """Add ``veilboost dossier``."""
-    parser = subparsers.add_parser(
-        "dossier",
-        help="put all that this site can show of a job into one signed archive",
-        description=descriptions.DOSSIER,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        subparsers, "dossier", "put all that this site can show of a job into one signed archive", descriptions.DOSSIER
     )
     parser.add_argument("job", metavar="JOB", help="folder of a run at a site, or a job's id (with a workspace)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.zip", help="archive to write")
@@ -179,7 +155,6 @@ def add_dossier(subparsers: _Subparsers) -> None:
         help="data set of the policy with rows that the model was not trained on (default: the job's evaluation set)",
     )
     parser.add_argument("--no-attacks", action="store_true", help="run no attacks, which the archive then says")
-    parser.set_defaults(func=later("dossier"))
 
 
 def _add_site(parser: argparse.ArgumentParser) -> None:

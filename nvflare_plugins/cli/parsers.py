@@ -15,10 +15,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from nvflare_plugins.cli import descriptions
-from nvflare_plugins.cli.later import later as _later
+from nvflare_plugins.cli.later import Subparsers, add_command
 from nvflare_plugins.cli.month_parsers import (
     add_compare,
     add_dossier,
@@ -35,7 +35,6 @@ from nvflare_plugins.site.policy.values import PROFILES, Consents
 
 ROOT_CERTIFICATE = "rootCA.pem"
 FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")
-_Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,22 +69,21 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _demo(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser("demo", help="run the main job on one machine beside centralized XGBoost")
+def _demo(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "demo", "run the main job on one machine beside centralized XGBoost")
     parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")
     parser.add_argument("--label", help="label column of the file")
     parser.add_argument("--profile", choices=HORIZONTAL_PROFILES, default="masks")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the demo's runs (default: runs)")
-    parser.set_defaults(func=_later("demo"))
 
 
-def _site_setup(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
+def _site_setup(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
         "site-setup",
-        help="prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
-        description=descriptions.SITE_SETUP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
+        descriptions.SITE_SETUP,
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     _data_set_options(parser)
@@ -105,7 +103,6 @@ def _site_setup(subparsers: _Subparsers) -> None:
         help="write data that are nobody's, and policies that consent to all that the job folders under jobs ask for, "
         "so that each runs as it stands; in an empty workspace, for trying out",
     )
-    parser.set_defaults(func=_later("site_setup"))
 
 
 def _data_set_options(parser: argparse.ArgumentParser) -> None:
@@ -355,12 +352,12 @@ _READER_OPTIONS: dict[str, tuple[str, str, Callable[[str], tuple[str, object]], 
 """Options -> (key of the policy's data set, what to give, how it is read, help)."""
 
 
-def _check(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
+def _check(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
         "check",
-        help="find all problems of a table at once, and draft what a job and the policy could say",
-        description=descriptions.CHECK,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "find all problems of a table at once, and draft what a job and the policy could say",
+        descriptions.CHECK,
     )
     parser.add_argument(
         "where", type=Path, metavar="FILE_OR_DIR", help="a table, or the workspace of a site that is set up"
@@ -371,18 +368,16 @@ def _check(subparsers: _Subparsers) -> None:
     asked.add_argument("--job", type=Path, metavar="JOB_FOLDER", help="check for this job: its label, features, lists")
     asked.add_argument("--label", metavar="COLUMN", help="check for training with this label")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(func=_later("check"))
 
 
-def _verify(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "verify",
-        help="check the evidence of a job",
-        description="Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
+def _verify(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "verify", "check the evidence of a job", module="verify_command")
+    parser.description = (
+        "Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
         "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
         "could have written them (or wrong usage); 3: SIGNED, but root or server names were not given; 4: no such "
         "path, or no evidence at it; 5: the root certificate is not there, or cannot be used; 6: EMPTY, it shows no "
-        "private message and no round. A dossier (.zip) is checked with the evidence in it.",
+        "private message and no round. A dossier (.zip) is checked with the evidence in it."
     )
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="PATH", help="folder or files of exported evidence, or one dossier"
@@ -410,7 +405,6 @@ def _verify(subparsers: _Subparsers) -> None:
         "take a day (default: by the clocks of those who signed)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(func=_later("verify_command"))
 
 
 def _moment(text: str) -> datetime:
@@ -420,12 +414,12 @@ def _moment(text: str) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
-def _report(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser(
+def _report(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
         "report",
-        help="rebuild the HTML report of a run, or make a page of it for a data-protection officer",
-        description=descriptions.REPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "rebuild the HTML report of a run, or make a page of it for a data-protection officer",
+        descriptions.REPORT,
     )
     parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
     parser.add_argument(
@@ -443,11 +437,10 @@ def _report(subparsers: _Subparsers) -> None:
     parser.add_argument(
         "--root-ca", type=Path, metavar="FILE", help=f"with --evidence: the {ROOT_CERTIFICATE} of your own startup kit"
     )
-    parser.set_defaults(func=_later("report"))
 
 
-def _registry(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser("registry", help="list the runs and searches that a site remembers")
+def _registry(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "registry", "list the runs and searches that a site remembers")
     parser.add_argument(
         "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
     )
@@ -464,11 +457,10 @@ def _registry(subparsers: _Subparsers) -> None:
         type=Path,
         help="copy what the site remembers to a new file, while jobs go on, and check the copy",
     )
-    parser.set_defaults(func=_later("registry"))
 
 
-def _ledger(subparsers: _Subparsers) -> None:
-    parser = subparsers.add_parser("ledger", help="show what a site has spent of its privacy budgets")
+def _ledger(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "ledger", "show what a site has spent of its privacy budgets")
     parser.add_argument(
         "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
     )
@@ -486,4 +478,3 @@ def _ledger(subparsers: _Subparsers) -> None:
         help="go on with a ledger whose last records, or whose head, are lost and cannot be restored: all that may be "
         "missing is charged, the whole budget where the head is lost too",
     )
-    parser.set_defaults(func=_later("ledger"))

@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
-from nvflare_plugins.cli.later import later
+from nvflare_plugins.cli.later import Subparsers, add_command
 
 HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
 VERTICAL_PROFILES = ("paillier", "elgamal")  # that can be planned
 CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
 
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
 
 def add_plan(subparsers: Subparsers, bare_budget: Callable[[str], dict[str, float]]) -> None:
     """Add the subcommand. Args: bare_budget: reads the text of a budget."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="estimate time, bytes, memory and leakage before a run",
-        description="Estimate a training from its shape, or from a job folder plus rows and features. With "
+    parser = add_command(
+        subparsers, "plan", "estimate time, bytes, memory and leakage before a run", module="plan.command"
+    )
+    parser.description = (
+        "Estimate a training from its shape, or from a job folder plus rows and features. With "
         "--foreign-features it is a vertical training. For a private job it says what is spent, how much noise that "
-        "means and what one person is promised.",
+        "means and what one person is promised."
     )
     parser.add_argument(
         "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
@@ -34,7 +32,6 @@ def add_plan(subparsers: Subparsers, bare_budget: Callable[[str], dict[str, floa
     parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
     _private_options(parser, bare_budget)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(func=later("plan.command"))
 
 
 def _shape_options(parser: argparse.ArgumentParser) -> None:
