@@ -13,28 +13,22 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.cli import descriptions
-from nvflare_plugins.cli.later import Subparsers, add_command
-from nvflare_plugins.cli.month_parsers import (
-    add_compare,
-    add_dossier,
-    add_drift,
-    add_export,
-    add_models,
-    add_predict,
-    add_score,
-    add_snapshot,
-)
-from nvflare_plugins.cli.plan_parser import HORIZONTAL_PROFILES, add_plan
 from nvflare_plugins.data_sets.declaration import ANSWERS, ENCODINGS
 from nvflare_plugins.site.policy.values import PROFILES, Consents
 
 ROOT_CERTIFICATE = "rootCA.pem"
 FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")
+HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
+VERTICAL_PROFILES = ("paillier", "elgamal")  # that can be planned
+CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -44,19 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (
-        _demo,
-        _site_setup,
-        _check,
-        partial(add_plan, bare_budget=_bare_budget),
-        _verify,
-        _report,
-        add_compare,
-        add_predict,
-        add_export,
-    ):
+    for add in (_demo, _site_setup, _check, _plan, _verify, _report, _compare, _predict):
         add(subparsers)
-    for add in (add_score, add_snapshot, add_models, add_drift, add_dossier, _registry, _ledger):
+    for add in (_export, _score, _snapshot, _models, _drift, _dossier, _registry, _ledger):
         add(subparsers)
     return parser
 
@@ -69,8 +53,30 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _command(
+    subparsers: Subparsers, name: str, words: str, description: str | None = None, *, module: str = ""
+) -> argparse.ArgumentParser:
+    """Add a subcommand, and return its parser.
+
+    Args:
+        words: for the list of subcommands.
+        description: printed as it stands.
+        module: whose ``run`` it calls, below ``nvflare_plugins.cli``; the subcommand's own name where none is given.
+    """
+    parser = subparsers.add_parser(name, help=words, description=description)
+    if description is not None:
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(func=partial(_run, module or name.replace("-", "_")))
+    return parser
+
+
+def _run(module: str, options: argparse.Namespace) -> int:
+    code: int = import_module(f"nvflare_plugins.cli.{module}").run(options)
+    return code
+
+
 def _demo(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "demo", "run the main job on one machine beside centralized XGBoost")
+    parser = _command(subparsers, "demo", "run the main job on one machine beside centralized XGBoost")
     parser.add_argument("--data", type=Path, help="CSV or Parquet file; default: scikit-learn's breast cancer set")
     parser.add_argument("--label", help="label column of the file")
     parser.add_argument("--profile", choices=HORIZONTAL_PROFILES, default="masks")
@@ -79,7 +85,7 @@ def _demo(subparsers: Subparsers) -> None:
 
 
 def _site_setup(subparsers: Subparsers) -> None:
-    parser = add_command(
+    parser = _command(
         subparsers,
         "site-setup",
         "prepare a simulator workspace, a POC workspace or a site's startup kit for VeilBoost jobs",
@@ -353,7 +359,7 @@ _READER_OPTIONS: dict[str, tuple[str, str, Callable[[str], tuple[str, object]], 
 
 
 def _check(subparsers: Subparsers) -> None:
-    parser = add_command(
+    parser = _command(
         subparsers,
         "check",
         "find all problems of a table at once, and draft what a job and the policy could say",
@@ -370,8 +376,90 @@ def _check(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def _plan(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers, "plan", "estimate time, bytes, memory and leakage before a run", module="plan.command"
+    )
+    parser.description = (
+        "Estimate a training from its shape, or from a job folder plus rows and features. With "
+        "--foreign-features it is a vertical training. For a private job it says what is spent, how much noise that "
+        "means and what one person is promised."
+    )
+    parser.add_argument(
+        "job", nargs="?", type=Path, metavar="JOB_FOLDER", help="take the training's shape from this job"
+    )
+    _shape_options(parser)
+    parser.add_argument("--latency-ms", type=float, default=10.0, help="one empty rendezvous of all sites (default 10)")
+    parser.add_argument("--bandwidth-mbit", type=float, default=100.0, help="link of each site (default 100)")
+    parser.add_argument("--server-bandwidth-mbit", type=float, help="link of the server (default: as a site's)")
+    _private_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def _shape_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how large a training is, and under which profile."""
+    parser.add_argument(
+        "--rows", type=int, help="training rows of all sites together; for private jobs only if that number is public"
+    )
+    parser.add_argument(
+        "--features",
+        type=int,
+        help="columns; in vertical training the active party's, in a FederBoost job a passive party's",
+    )
+    parser.add_argument(
+        "--foreign-features",
+        type=int,
+        nargs="+",
+        help="vertical training: columns of each passive party, in order of their names",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="vertical training: also with 1, 2, 4, ... up to N workers at each party (jobs/CLUSTER.md)",
+    )
+    parser.add_argument("--key-bits", type=int, help="vertical training: key length (default 3072, or the job's)")
+    parser.add_argument("--sites", type=int, default=3)
+    for name, default in (("bins", 256), ("depth", 6), ("rounds", 10)):
+        parser.add_argument(f"--{name}", type=int, default=None, help=f"default {default}, or the job's")
+    parser.add_argument("--outputs", type=int, default=None, help="classes of a multiclass objective")
+    parser.add_argument("--max-leaves", type=int, default=None, help="leaves per tree, for lossguide")
+    parser.add_argument(
+        "--metrics", type=int, default=None, help="evaluation metrics times evaluation sets (default 1)"
+    )
+    parser.add_argument("--cuts", choices=CUT_MODES, default=None)
+    parser.add_argument("--missing", action="store_true", help="every feature has missing values somewhere")
+    parser.add_argument(
+        "--profile",
+        choices=["all", *HORIZONTAL_PROFILES, *VERTICAL_PROFILES],
+        default="all",
+        help="horizontal training: one, or all beside each other; vertical: paillier (or the job's) or elgamal",
+    )
+
+
+def _private_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a plan of a private job is asked beside its shape."""
+    budget = parser.add_argument_group("private jobs: how many more trainings a budget bears")
+    budget.add_argument(
+        "--budget",
+        type=_bare_budget,
+        metavar="EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS]",
+        help="of a whole budget, as site-setup takes it",
+    )
+    budget.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="of what is left of a site's budget: its workspace"
+    )
+    budget.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
+    parser.add_argument(
+        "--base-rate",
+        type=float,
+        metavar="P",
+        help="private trees: share of one of the two classes, where it is public (default 0.5)",
+    )
+
+
 def _verify(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "verify", "check the evidence of a job", module="verify_command")
+    parser = _command(subparsers, "verify", "check the evidence of a job", module="verify_command")
     parser.description = (
         "Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
         "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "
@@ -415,7 +503,7 @@ def _moment(text: str) -> datetime:
 
 
 def _report(subparsers: Subparsers) -> None:
-    parser = add_command(
+    parser = _command(
         subparsers,
         "report",
         "rebuild the HTML report of a run, or make a page of it for a data-protection officer",
@@ -439,8 +527,150 @@ def _report(subparsers: Subparsers) -> None:
     )
 
 
+def _compare(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers,
+        "compare",
+        "compare the model of a horizontal job with one of this site's own rows",
+        descriptions.COMPARE,
+    )
+    parser.add_argument("run_folder", type=Path, metavar="RUN_DIR", help="folder of a run at a site")
+    parser.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where RUN_DIR lies)"
+    )
+    parser.add_argument(
+        "--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"
+    )
+
+
+def _predict(subparsers: Subparsers) -> None:
+    parser = _command(subparsers, "predict", "score a file with a finished model", descriptions.PREDICT)
+    parser.add_argument(
+        "model",
+        type=Path,
+        help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
+    )
+    parser.add_argument("data", type=Path, help="rows to score: CSV (also .csv.gz) or Parquet, also a folder of files")
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .csv or .parquet")
+    parser.add_argument("--explain", action="store_true", help="SHAP values too, and a picture beside the file (.svg)")
+    parser.add_argument(
+        "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
+    )
+    parser.add_argument("--id", metavar="COLUMN", help="column that names the rows, kept in the file that is written")
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
+    parser.add_argument("--unknown-is-missing", action="store_true", help="categories in no list count as missing")
+    parser.add_argument(
+        "--rounds", choices=["all", "best"], default="all", help="best: up to the best round of early stopping"
+    )
+    reading = parser.add_argument_group("how the file is read")
+    reading.add_argument("--missing", metavar="TEXT", action="append", default=[], help="one more text for missing")
+    reading.add_argument("--separator", help="between the columns of a CSV file (default: a comma)")
+    reading.add_argument("--encoding", choices=ENCODINGS, help="of a CSV file (default: utf-8)")
+    reading.add_argument(
+        "--workspace", metavar="DIR", type=Path, help="read it as a data set of the site in this workspace is read"
+    )
+    reading.add_argument("--site", metavar="NAME", help="the site's name; with a workspace")
+    reading.add_argument("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace")
+
+
+def _export(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers, "export", "write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite"
+    )
+    parser.add_argument("model", type=Path, help="model.json of a run")
+    parser.add_argument(
+        "output", type=Path, help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON"
+    )
+
+
+def _models(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers,
+        "models",
+        "list the models that a site has from its jobs, name them, go back to an earlier version",
+        descriptions.MODELS,
+    )
+    parser.add_argument("action", nargs="?", choices=("list", "add", "rollback"), default="list")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="add: NAME JOB_ID; rollback: NAME VERSION")
+    _add_site(parser)
+
+
+def _drift(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers, "drift", "compare a file of new rows with those that a model was trained on", descriptions.DRIFT
+    )
+    parser.add_argument("model", metavar="NAME", help="name of a model (veilboost models), NAME@VERSION, or a job's id")
+    parser.add_argument("data", type=Path, metavar="NEW_FILE", help="the new rows, written as the training file is")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="write a page, and FILE.json beside it")
+    parser.add_argument(
+        "--threshold", type=float, default=0.25, help="stability index from which it is drift (default: 0.25)"
+    )
+    parser.add_argument(
+        "--training", type=Path, metavar="FILE", help="the training rows (default: the data set as it is now)"
+    )
+    parser.add_argument("--ignore", metavar="COLUMN", action="append", default=[], help="column that is no feature")
+    _add_site(parser)
+
+
+def _snapshot(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers,
+        "snapshot",
+        "write the rows of a query to a database into a dated file that jobs read; without a name, list them",
+        descriptions.SNAPSHOT,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a snapshot of the site's policy")
+    parser.add_argument("--keep", type=int, metavar="N", help="remove all but the N newest afterwards")
+    _add_site(parser)
+
+
+def _score(subparsers: Subparsers) -> None:
+    parser = _command(subparsers, "score", "ask a job that stays (action serve) for scores of rows", descriptions.SCORE)
+    parser.add_argument("job", metavar="JOB_ID", help="the job that stays")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="positions in the alignment; none reads standard input")
+    parser.add_argument("--ids", action="store_true", help="the rows are ids of this site")
+    parser.add_argument("--status", action="store_true", help="say what was answered so far, and how fast")
+    parser.add_argument("--refresh", metavar="JOB_ID", help="take the rows of that alignment, at all parties")
+    parser.add_argument("--stop", action="store_true", help="end the job at all parties")
+    parser.add_argument("--workspace", metavar="DIR", type=Path, help="the site's workspace")
+    parser.add_argument("--site", metavar="NAME", help="the site's name")
+    parser.add_argument("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site")
+
+
+def _dossier(subparsers: Subparsers) -> None:
+    parser = _command(
+        subparsers, "dossier", "put all that this site can show of a job into one signed archive", descriptions.DOSSIER
+    )
+    parser.add_argument("job", metavar="JOB", help="folder of a run at a site, or a job's id (with a workspace)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.zip", help="archive to write")
+    parser.add_argument("--workspace", metavar="DIR", type=Path, help="the site's workspace (default: where JOB lies)")
+    parser.add_argument("--site", metavar="NAME", help="the site's name; with a job's id")
+    parser.add_argument(
+        "--evidence",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="exported evidence of all parties, which is verified and goes into the archive",
+    )
+    parser.add_argument(
+        "--root-ca", type=Path, metavar="FILE", help="with --evidence: the rootCA.pem of your own startup kit"
+    )
+    parser.add_argument(
+        "--held-out",
+        metavar="NAME",
+        help="data set of the policy with rows that the model was not trained on (default: the job's evaluation set)",
+    )
+    parser.add_argument("--no-attacks", action="store_true", help="run no attacks, which the archive then says")
+
+
+def _add_site(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workspace", metavar="DIR", type=Path, required=True, help="the site's workspace")
+    parser.add_argument("--site", metavar="NAME", required=True, help="the site's name")
+
+
 def _registry(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "registry", "list the runs and searches that a site remembers")
+    parser = _command(subparsers, "registry", "list the runs and searches that a site remembers")
     parser.add_argument(
         "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
     )
@@ -460,7 +690,7 @@ def _registry(subparsers: Subparsers) -> None:
 
 
 def _ledger(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "ledger", "show what a site has spent of its privacy budgets")
+    parser = _command(subparsers, "ledger", "show what a site has spent of its privacy budgets")
     parser.add_argument(
         "workspace", type=Path, help="the site's workspace, or the folder in which it lies under the site's name"
     )

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nvflare_plugins.cli import parsers, plan_parser
+from nvflare_plugins.cli import parsers
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.evidence.threat_model import HORIZONTAL
 from nvflare_plugins.site.flare_boundary import EXTRAS
@@ -58,7 +58,7 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
 
 def test_choices_that_are_written_out_are_those_there_are() -> None:
     assert parsers.HORIZONTAL_PROFILES == HORIZONTAL
-    assert tuple(mode.value for mode in CutMode) == plan_parser.CUT_MODES
+    assert tuple(mode.value for mode in CutMode) == parsers.CUT_MODES
     assert tuple(EXTRAS) == parsers.FLARE_EXTRAS
 
 
