@@ -21,6 +21,19 @@ _LONGEST_NAME = 256
 _MOST_VALUES = 1 << 20
 
 
+def too_old(what: str, before: str, remedy: str) -> ConfigurationError:
+    """Return the refusal of what a version before 0.9 wrote, which is never read as if nothing were there.
+
+    Args:
+        before: the first version that wrote otherwise.
+        remedy: what to do with 0.10, the last version that reads it.
+    """
+    return ConfigurationError(
+        f"{what}: a version of VeilBoost before {before} wrote it, and this one does not read it. Remedy: {remedy} "
+        "with VeilBoost 0.10."
+    )
+
+
 def plain(value: object, levels: int = 2) -> Any:
     """Return what a caller in Python gave with dictionaries and lists in the place of other mappings and sequences."""
     if isinstance(value, Mapping):

@@ -147,7 +147,7 @@ def verify(
         job: id of the job that must be shown; evidence of others is left aside.
         at: when the job ran, if the caller knows it. Else the signers' clocks are believed.
     """
-    result = verify_files(find_evidence(paths), FlareAuthority(root, servers, at), job)
+    result = verify_files(find_evidence(paths), FlareAuthority(root, servers), job)
     failures, notes = list(result.failures), list(result.notes)
     for attempt in result.attempts:
         name = f"job {attempt.job_id}, attempt {attempt.attempt}"

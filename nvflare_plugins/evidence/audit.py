@@ -43,7 +43,7 @@ class CertificateAuthority(Protocol):
     """Knows which certificates to believe."""
 
     def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
-        """Check that a certificate (PEM) belonged to ``site`` at these moments; none if the evidence tells no time.
+        """Check that a certificate (PEM) belonged to ``site`` at these moments.
 
         Raises:
             AuthenticationError: it did not, or no authority that is believed says so.
@@ -77,7 +77,7 @@ class Audit:
     Attributes:
         signed: every site that opened the session signed, and each signature was checked.
         had_session: some site opened a session; before it nothing private is sent, and nobody can sign.
-        times: first and last moment that the sites state, by their own clocks; None if they state none.
+        times: first and last moment that the sites state, by their own clocks; None without any site's log.
         failures: what is wrong, one sentence each; empty means that the evidence holds.
         notes: what a reader should know although nothing is wrong.
     """
@@ -234,8 +234,6 @@ def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Itera
 
 def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
     """Clocks agree well enough to judge by them until when a certificate was valid."""
-    if len({log.format for log in logs}) > 1:
-        yield "the logs are of different formats: they are not of one attempt"
     if len({log.number for log in logs}) > 1:
         yield "the logs give the attempt different numbers"
     for log in logs:
@@ -253,8 +251,8 @@ def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
 def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iterator[str]:
     """The certificate that a signed log brings along is the one that its session was opened with, and its own."""
     signed = [(log, log.session) for log in sites if log.session is not None and log.session["signed"]]
-    stated = [log.times["session"] for log, _ in signed if "session" in log.times]
-    moments = sorted({min(stated), max(stated)}) if stated else ()
+    stated = [log.times["session"] for log, _ in signed]
+    moments = sorted({min(stated), max(stated)} if stated else ())
     owners: dict[str, str] = {}
     for log, session in signed:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -24,8 +24,7 @@ from nvflare_plugins.site.certificates import (
 class FlareAuthority:
     """Believes site certificates that lead to the project's root; without a root, any that names the site as one.
 
-    A certificate must have been valid when the job ran: at the times that the evidence states or, where it states none,
-    at ``at`` or else today.
+    A certificate must have been valid when the job ran: at the times that the evidence states.
 
     Security: without ``root`` a forger of all logs can bring certificates of his own. A server's certificate from
         ordinary provisioning differs from a site's in nothing but its name: only ``server_names`` tells it.
@@ -33,15 +32,11 @@ class FlareAuthority:
     Args:
         root: the project's root, never from the evidence.
         server_names: names of the project's servers, which are never a site's.
-        at: when the job ran, from another source than the evidence.
     """
 
-    def __init__(
-        self, root: x509.Certificate | None, server_names: Collection[str] = (), at: datetime | None = None
-    ) -> None:
+    def __init__(self, root: x509.Certificate | None, server_names: Collection[str] = ()) -> None:
         self._root = root
         self._server_names = frozenset(server_names)
-        self._at = at
 
     def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
         """Check that a certificate belonged to ``site`` at these moments. Raises: AuthenticationError."""
@@ -59,23 +54,17 @@ class FlareAuthority:
     def _check(
         self, leaf: x509.Certificate, others: Sequence[x509.Certificate], site: str, moments: Sequence[datetime]
     ) -> None:
-        stated = bool(moments)
-        moments = moments or ((datetime.now(UTC),) if self._at is None else (self._at,))
-        for moment in moments if stated or self._root is not None else ():
+        if not moments:
+            raise AuthenticationError("it was not said when the job ran")
+        for moment in moments:
             if not leaf.not_valid_before_utc <= moment <= leaf.not_valid_after_utc:
-                raise AuthenticationError(_not_valid(moment, told=stated or self._at is not None))
+                raise AuthenticationError(f"it was not valid on {moment:%Y-%m-%d}, when the job ran")
         if self._root is None:
             check_role(leaf, site, self._server_names)
         else:
             chain = [c.public_bytes(Encoding.DER) for c in (leaf, *others)]
             for moment in moments:
                 check_site_chain(chain, site, self._root, self._server_names, moment)
-
-
-def _not_valid(moment: datetime, told: bool) -> str:
-    if told:
-        return f"it was not valid on {moment:%Y-%m-%d}, when the job ran"
-    return "it is not valid today, and this evidence is of a version that stated no times: say when the job ran (--at)"
 
 
 def _load(certificate: str) -> list[x509.Certificate]:

@@ -10,8 +10,7 @@ The writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.p
 
 Opening, session and end carry the time by their party's clock, in UTC and whole seconds. The opening tells of which
 attempt of the job a log is, and names the party's own log of the attempt before by that attempt and by the hash of its
-last record, so that nobody can leave out an attempt of which a later log is shown. Logs of earlier formats are still
-read: the second names no attempt before, the first has no times either.
+last record, so that nobody can leave out an attempt of which a later log is shown.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from typing import Any, BinaryIO
 from he_processors.errors import ProtocolError
 
 FORMAT = "veilboost-evidence-3"
-UNLINKED_FORMAT = "veilboost-evidence-2"
-UNTIMED_FORMAT = "veilboost-evidence-1"
+FORMATS_BEFORE = ("veilboost-evidence-1", "veilboost-evidence-2")
 EXPORT_SUFFIX = ".evidence.jsonl"
 SALTS_SUFFIX = ".evidence.salts"
 SERVER = "server"

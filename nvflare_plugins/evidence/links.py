@@ -18,7 +18,7 @@ def left_out(attempts: Attempts) -> Iterator[str]:
     """Yield the attempts that logs name and that are missing, changed or out of order, one sentence each."""
     for (job_id, attempt), logs in sorted(attempts.items()):
         for log in sorted(logs, key=lambda log: log.site):
-            if log.number is None or log.earlier is None:
+            if log.earlier is None:
                 continue
             before = _named(attempts, log, log.earlier)
             here = f"job {job_id}, attempt {attempt} (number {log.number})"
@@ -32,7 +32,7 @@ def left_out(attempts: Attempts) -> Iterator[str]:
                     f"{here} follows another log of {log.site} of attempt {log.earlier.attempt} than the one here: "
                     "one was rewritten or cut"
                 )
-            elif before.number is not None and before.number >= log.number:
+            elif before.number >= log.number:
                 yield f"{here} of {log.site} follows attempt {before.attempt}, whose number is {before.number}"
     yield from _numbered_alike(attempts)
 
@@ -42,7 +42,7 @@ def not_shown(attempts: Attempts) -> Iterator[str]:
     for (job_id, attempt), logs in sorted(attempts.items()):
         for log in sorted(logs, key=lambda log: log.site):
             here = f"job {job_id}, attempt {attempt} (number {log.number})"
-            if log.number is not None and log.number > 1 and log.earlier is None:
+            if log.number > 1 and log.earlier is None:
                 yield f"{here}: {log.site} says that it has no log of one before: it took part in none, or lost it"
             before = None if log.earlier is None else _named(attempts, log, log.earlier)
             if (
@@ -57,7 +57,7 @@ def _numbered_alike(attempts: Attempts) -> Iterator[str]:
     """Yield attempts of one job that have one number."""
     seen: dict[tuple[str, int], str] = {}
     for (job_id, attempt), logs in sorted(attempts.items()):
-        for number in sorted({log.number for log in logs if log.number is not None}):
+        for number in sorted({log.number for log in logs}):
             other = seen.setdefault((job_id, number), attempt)
             if other != attempt:
                 yield f"job {job_id}: attempts {other} and {attempt} both have number {number}"

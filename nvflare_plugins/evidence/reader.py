@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.checks import too_old
 from nvflare_plugins.evidence.format import (
     FORMAT,
+    FORMATS_BEFORE,
     GENESIS,
     SERVER,
-    UNLINKED_FORMAT,
-    UNTIMED_FORMAT,
     Earlier,
     Record,
     SignedHead,
@@ -34,7 +34,18 @@ _DECIMAL = "decimal number as text"
 _NUMBER = re.compile(r"[0-9][0-9.]{0,39}(?:e[+-]?[0-9]{1,4})?", re.ASCII)
 
 _FIELDS: dict[str, dict[str, object]] = {
-    "open": {"format": str, "role": str, "site": str, "job_id": str, "attempt": str, "profile": str},
+    "open": {
+        "format": str,
+        "role": str,
+        "site": str,
+        "job_id": str,
+        "attempt": str,
+        "profile": str,
+        "time": str,
+        "number": int,
+        "earlier_attempt": _TEXT_OR_NONE,
+        "earlier_digest": _TEXT_OR_NONE,
+    },
     "session": {
         "sites": _TEXT_LIST,
         "signed": bool,
@@ -45,6 +56,7 @@ _FIELDS: dict[str, dict[str, object]] = {
         "policy_hash": str,
         "versions": _TEXT_MAP,
         "protection": _TEXT_MAP,
+        "time": str,
     },
     "message": {
         "direction": str,
@@ -65,18 +77,10 @@ _FIELDS: dict[str, dict[str, object]] = {
     "round": {"round": int},
     "model": {"name": str, "size": int, "hmac": str},
     "heads": {"heads": list},
-    "end": {"status": str, "reason": str},
+    "end": {"status": str, "reason": str, "time": str},
     "seal": {"signature": _TEXT_OR_NONE},
 }
-_TIMED = ("open", "session", "end")
-_LINK = {"number": int, "earlier_attempt": _TEXT_OR_NONE, "earlier_digest": _TEXT_OR_NONE}
-_TIMED_FIELDS = {**_FIELDS, **{kind: {**_FIELDS[kind], "time": str} for kind in _TIMED}}
-_LINKED_FIELDS = {**_TIMED_FIELDS, "open": {**_TIMED_FIELDS["open"], **_LINK}}
-_FIELDS_OF = {UNTIMED_FORMAT: _FIELDS, UNLINKED_FORMAT: _TIMED_FIELDS, FORMAT: _LINKED_FIELDS}
-_NAMES = {
-    name: {kind: {"type", "n", "hash", *expected} for kind, expected in fields.items()}
-    for name, fields in _FIELDS_OF.items()
-}
+_NAMES = {kind: {"type", "n", "hash", *expected} for kind, expected in _FIELDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ class Log:
     Attributes:
         digests: hash after each record, bytes[32] each.
         heads: (record number, heads of all parties that it holds).
-        times: by the party's own clock, of its records of opening, session and end; none in the first format.
-        number: of the attempt in its job, from 1; None in the first two formats, which do not tell.
+        times: by the party's own clock, of its records of opening, session and end.
+        number: of the attempt in its job, from 1.
         earlier: the party's own log of the attempt before, as it says; None if it says that it has none.
     """
 
@@ -142,9 +146,8 @@ class Log:
     attempt: str
     profile: str
     digests: list[bytes]
-    format: str = FORMAT
-    number: int | None = None
-    earlier: Earlier | None = None
+    number: int
+    earlier: Earlier | None
     times: dict[str, datetime] = field(default_factory=dict)
     session: Record | None = None
     messages: list[Message] = field(default_factory=list)
@@ -156,11 +159,6 @@ class Log:
     models: list[Record] = field(default_factory=list)
     end: Record | None = None
     seal: Record | None = None
-
-    @property
-    def timed(self) -> bool:
-        """Whether the log's format states times."""
-        return self.format != UNTIMED_FORMAT
 
     @property
     def unfinished(self) -> bool:
@@ -181,12 +179,14 @@ def read_log(path: Path) -> Log:
     """Read and check one log on its own.
 
     Raises:
-        ProtocolError: broken chain, unknown or malformed record, or an order that no log can have.
+        ProtocolError: broken chain, unknown or malformed record, an order that no log can have, or an earlier format.
         OSError: the file cannot be read.
     """
     log: Log | None = None
     for record, digest in read_chain(path):
-        _check_fields(record, _format_of(record) if log is None else log.format)
+        if log is None and record.get("format") in FORMATS_BEFORE:
+            raise ProtocolError(str(too_old(f"evidence of format {record['format']}", "0.8", "verify it")))
+        _check_fields(record)
         if log is None:
             log = _open(path, record)
         else:
@@ -200,7 +200,7 @@ def read_log(path: Path) -> Log:
 
 
 def _open(path: Path, record: Record) -> Log:
-    if record["type"] != "open" or record["format"] not in _FIELDS_OF:
+    if record["type"] != "open" or record["format"] != FORMAT:
         raise ProtocolError("the first record is not the opening of a log of this format")
     role, site = record["role"], record["site"]
     if role not in ("site", "server") or (role == "server") != (site == SERVER):
@@ -208,14 +208,11 @@ def _open(path: Path, record: Record) -> Log:
     names = (site, record["job_id"], record["attempt"], record["profile"])
     if not all(map(is_name, names)):
         raise ProtocolError("the log is opened with a name that is not allowed")
-    log = Log(path, role, *names, digests=[], format=record["format"])
-    if log.format == FORMAT:
-        log.number = record["number"]
-        before = (record["earlier_attempt"], record["earlier_digest"])
-        log.earlier = None if before == (None, None) else Earlier.read(*before)
-        if record["number"] < 1 or (record["number"] == 1 and log.earlier is not None):
-            raise ProtocolError("the log is opened with a number that no attempt has")
-    return log
+    number, before = record["number"], (record["earlier_attempt"], record["earlier_digest"])
+    earlier = None if before == (None, None) else Earlier.read(*before)
+    if number < 1 or (number == 1 and earlier is not None):
+        raise ProtocolError("the log is opened with a number that no attempt has")
+    return Log(path, role, *names, digests=[], number=number, earlier=earlier)
 
 
 def _enter(log: Log, record: Record) -> None:
@@ -270,16 +267,10 @@ def _message(record: Record) -> Message:
     return message
 
 
-def _format_of(record: Record) -> str:
-    """Return the format that the first record of a log states; the present one if it states none that is known."""
-    stated = record.get("format")
-    return stated if isinstance(stated, str) and stated in _FIELDS_OF else FORMAT
-
-
-def _check_fields(record: Record, log_format: str) -> None:
+def _check_fields(record: Record) -> None:
     kind = record["type"] if isinstance(record.get("type"), str) else ""
-    expected = _FIELDS_OF[log_format].get(kind)
-    if expected is None or record.keys() != _NAMES[log_format][kind]:
+    expected = _FIELDS.get(kind)
+    if expected is None or record.keys() != _NAMES[kind]:
         raise ProtocolError(f"record {record['n']} is of no known type or has other fields than its type")
     for name, kind in expected.items():
         if not _is(record[name], kind):

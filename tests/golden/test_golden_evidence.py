@@ -11,42 +11,40 @@ import pytest
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence import audit as evidence_audit
 from nvflare_plugins.evidence import authority as evidence_certificates
+from tests.support.evidence_attempts import rewrite
 
 HERE = Path(__file__).parent
-FORMATS = ("evidence_2", "evidence_3")
+WRITTEN = HERE / "evidence_3"
 KINDS = ("horizontal", "vertical", "private")
 
 
-def verify(written: str, folder: Path, job: str) -> int:
+def verify(folder: Path, job: str) -> int:
     """Call ``veilboost verify`` with the root of the project's startup kit; return its exit code."""
     parser = make_parser()
-    root = HERE / written / "startup" / "rootCA.pem"
+    root = WRITTEN / "startup" / "rootCA.pem"
     options = parser.parse_args(["verify", str(folder), "--root-ca", str(root), "--job", job])
     return options.func(options)
 
 
-@pytest.mark.parametrize("written", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_signed_evidence_verifies(written: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(list((HERE / written / kind).glob("*.jsonl"))) == 4
-    assert verify(written, HERE / written / kind, f"golden-{kind}") == 0
+def test_signed_evidence_verifies(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((WRITTEN / kind).glob("*.jsonl"))) == 4
+    assert verify(WRITTEN / kind, f"golden-{kind}") == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"VERIFIED: job golden-{kind}"
 
 
-@pytest.mark.parametrize("written", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("log", ["server", "site-2"])
-def test_one_changed_character_fails(written: str, kind: str, log: str, tmp_path: Path) -> None:
-    shutil.copytree(HERE / written / kind, tmp_path, dirs_exist_ok=True)
+def test_one_changed_character_fails(kind: str, log: str, tmp_path: Path) -> None:
+    shutil.copytree(WRITTEN / kind, tmp_path, dirs_exist_ok=True)
     path = tmp_path / f"{log}.evidence.jsonl"
     content = path.read_bytes()
     at = content.index(b'"size":') + len(b'"size":')
     path.write_bytes(content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :])
-    assert verify(written, tmp_path, f"golden-{kind}") == 1
+    assert verify(tmp_path, f"golden-{kind}") == 1
 
 
-@pytest.mark.parametrize("written", FORMATS)
-def test_it_verifies_after_the_certificates_have_expired(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_verifies_after_the_certificates_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(datetime):
         @classmethod
         def now(cls, tz=None):
@@ -54,4 +52,18 @@ def test_it_verifies_after_the_certificates_have_expired(written: str, monkeypat
 
     for module in (evidence_audit, evidence_certificates):
         monkeypatch.setattr(module, "datetime", Later)
-    assert verify(written, HERE / written / "horizontal", "golden-horizontal") == 0
+    assert verify(WRITTEN / "horizontal", "golden-horizontal") == 0
+
+
+@pytest.mark.parametrize("written", ["veilboost-evidence-1", "veilboost-evidence-2"])
+def test_earlier_formats_are_refused_by_name(written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def earlier(records: list[dict]) -> None:
+        records[0]["format"] = written
+
+    shutil.copytree(WRITTEN / "horizontal", tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.glob("*.jsonl"):
+        rewrite(path, earlier)
+    assert verify(tmp_path, "golden-horizontal") == 1
+    said = capsys.readouterr().out
+    assert f"evidence of format {written}: a version of VeilBoost before 0.8 wrote it" in said
+    assert "verify it with VeilBoost 0.10" in said

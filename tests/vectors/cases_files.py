@@ -41,8 +41,6 @@ from dp_components.ledger_records import (
 from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import (
-    UNLINKED_FORMAT,
-    UNTIMED_FORMAT,
     SignedHead,
     canonical,
     chain_line,
@@ -107,21 +105,6 @@ def _set(records: Records, type_: str, **values: Any) -> None:
     next(r for r in records if r["type"] == type_).update(values)
 
 
-_LINK = ("number", "earlier_attempt", "earlier_digest")
-
-
-def _of_format(data: bytes, name: str, *without: str) -> bytes:
-    """Return a log in an earlier format, which lacks fields."""
-
-    def change(records: Records) -> None:
-        for record in records:
-            for field in without:
-                record.pop(field, None)
-        _set(records, "open", format=name)
-
-    return _again(data, change)
-
-
 def _evidence() -> Iterator[Case]:
     before = {"earlier_attempt": "11" * 16, "earlier_digest": drawn("earlier").hex()}
     good, lines = site_log(False), site_log(False).splitlines(keepends=True)
@@ -132,8 +115,6 @@ def _evidence() -> Iterator[Case]:
         "cut after a record": b"".join(lines[:4]),
         "of a later attempt": _again(good, lambda rs: _set(rs, "open", number=3, **before)),
         "of a later attempt without an earlier log": _again(good, lambda rs: _set(rs, "open", number=2)),
-        "of the second format": _of_format(good, UNLINKED_FORMAT, *_LINK),
-        "of the first format": _of_format(good, UNTIMED_FORMAT, "time", *_LINK),
     }
     for name, data in logs.items():
         yield f"evidence {name}", "evidence", {"log": data.decode()}
@@ -148,7 +129,8 @@ def _evidence() -> Iterator[Case]:
         "the digest of a link cut": lambda rs: _set(rs, "open", number=2, **{**before, "earlier_digest": "ab" * 31}),
         "attempt 0": lambda rs: _set(rs, "open", number=0),
         "no number of the attempt": lambda rs: rs[0].pop("number"),
-        "a link in the second format": lambda rs: _set(rs, "open", format=UNLINKED_FORMAT),
+        "the first format": lambda rs: _set(rs, "open", format="veilboost-evidence-1"),
+        "the second format": lambda rs: _set(rs, "open", format="veilboost-evidence-2"),
         "another format": lambda rs: _set(rs, "open", format="veilboost-evidence-9"),
         "a server's role": lambda rs: _set(rs, "open", role="server"),
         "a name with a path": lambda rs: _set(rs, "open", job_id="../x"),

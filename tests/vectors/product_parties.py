@@ -171,7 +171,6 @@ def _evidence(given: Given) -> Gives:
         "job_id": log.job_id,
         "attempt": log.attempt,
         "profile": log.profile,
-        "timed": log.timed,
         "link": [log.number, *((None, None) if log.earlier is None else (log.earlier.attempt, log.earlier.digest))],
         "records": len(log.digests),
         "head": log.digests[-1].hex(),

@@ -145,17 +145,12 @@ def evidence(given: Given) -> Any:
 
 
 def _told(records: list[dict[str, Any]]) -> dict[str, Any]:
-    timed = records[0].get("format") != "veilboost-evidence-1"
-    linked = records[0].get("format") == "veilboost-evidence-3"
     link = ("number", "earlier_attempt", "earlier_digest")
     seen: list[str] = []
     for record in records:
         rules = TYPES.get(record.get("type")) if isinstance(record.get("type"), str) else None
         require(rules is not None)
         assert rules is not None
-        rules = {
-            name: rule for name, rule in rules.items() if (timed or name != "time") and (linked or name not in link)
-        }
         require(set(record) == {"type", "n", "hash", *rules})
         require(all(rule(record[name]) for name, rule in rules.items()))
         kind = record["type"]
@@ -164,11 +159,10 @@ def _told(records: list[dict[str, Any]]) -> dict[str, Any]:
         require((kind == "seal") == ("end" in seen))
         seen.append(kind)
     first = records[0]
-    require(first["format"] in (f"veilboost-evidence-{number}" for number in (1, 2, 3)))
-    if linked:
-        number, attempt, digest = (first[name] for name in link)
-        require(number >= 1 and (attempt is None) == (digest is None) and (number > 1 or digest is None))
-        require(digest is None or (_name(attempt) and len(digest) == 64 and bool(_HEX.fullmatch(digest))))
+    require(first["format"] == "veilboost-evidence-3")
+    number, attempt, digest = (first[name] for name in link)
+    require(number >= 1 and (attempt is None) == (digest is None) and (number > 1 or digest is None))
+    require(digest is None or (_name(attempt) and len(digest) == 64 and bool(_HEX.fullmatch(digest))))
     require((first["role"] == "server") == (first["site"] == "server"))
 
     def of(kind: str, *names: str) -> list[Any]:
@@ -177,7 +171,6 @@ def _told(records: list[dict[str, Any]]) -> dict[str, Any]:
     heads = [[_head_of(head)["site"] for head in heads] for (heads,) in of("heads", "heads")]
     return {
         **{name: first[name] for name in ("role", "site", "job_id", "attempt", "profile")},
-        "timed": timed,
         "link": [first.get(name) for name in link],
         "messages": of("message", "direction", "counter", "kind", "size", "sha256", "salt"),
         "contents": of("content", "direction", "peer", "what", "protection", "size"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -21,7 +20,7 @@ from nvflare_plugins.evidence.authority import FlareAuthority
 from nvflare_plugins.evidence.log import utc_now
 from nvflare_plugins.site.certificates import Identity
 from tests.support import evidence_attempts
-from tests.support.evidence_attempts import SITES, Attempt, rewrite
+from tests.support.evidence_attempts import SITES, Attempt
 
 SERVERS = ("server1.bank.example",)
 
@@ -304,47 +303,6 @@ def test_one_thief_cannot_turn_the_clock_back_alone(tmp_path, project, monkeypat
 def test_times_in_the_future_are_refused(tmp_path, project, monkeypatch, days):
     run(tmp_path, project, monkeypatch, clock=lambda party: utc_now() + timedelta(days=days))
     assert "lies in the future" in failures(verify([tmp_path], project.root, SERVERS))
-
-
-def as_first_format(folder):
-    """Turn evidence into that of the first format, as an older release (or a forger) would write it, unsigned."""
-    for path in folder.glob("*.jsonl"):
-        rewrite(
-            path,
-            lambda records: [
-                (
-                    [record.pop(name, None) for name in ("time", "number", "earlier_attempt", "earlier_digest")],
-                    record.update(format="veilboost-evidence-1") if "format" in record else None,
-                )
-                for record in records
-            ],
-        )
-
-
-def test_evidence_without_times_is_judged_today_unless_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("nvflare_plugins.evidence.audit._head_signature", lambda *_: iter(()))
-    monkeypatch.setattr("nvflare_plugins.evidence.audit._seal", lambda *_: iter(()))
-    monkeypatch.setattr("nvflare_plugins.evidence.audit._heads", lambda *_: iter(()))
-    end = datetime.now(UTC) - timedelta(days=400)
-    expired = Project(end=end)
-    run(tmp_path, expired, monkeypatch)
-    as_first_format(tmp_path)
-    assert "(--at)" in failures(verify([tmp_path], expired.root, SERVERS))
-    told = verify([tmp_path], expired.root, SERVERS, at=end - timedelta(days=3))
-    assert told.verified, failures(told)
-    assert "it was not valid on" in failures(verify([tmp_path], expired.root, SERVERS, at=end + timedelta(days=3)))
-
-
-GOLDEN = Path(__file__).parents[3] / "golden" / "evidence_1"
-
-
-def test_evidence_of_the_first_format_still_verifies():
-    root = x509.load_pem_x509_certificate((GOLDEN / "rootCA.pem").read_bytes())
-    signed = verify([GOLDEN / "signed"], root, SERVERS)
-    assert signed.verdict is Verdict.VERIFIED, failures(signed)
-    assert signed.attempts[0].times is None
-    assert verify([GOLDEN / "unsigned"]).verdict is Verdict.UNSIGNED
-    assert verify([GOLDEN / "unsigned"], root, SERVERS).verdict is Verdict.FAILED
 
 
 def test_the_job_is_pinned(tmp_path, project, monkeypatch, capsys):

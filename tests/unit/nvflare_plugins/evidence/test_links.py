@@ -10,7 +10,7 @@ import pytest
 
 from nvflare_plugins.cli.verify import Verification, verify_files
 from nvflare_plugins.evidence.ended import before_attempt, earlier_log
-from nvflare_plugins.evidence.format import SERVER, UNLINKED_FORMAT, Earlier, export_name, read_chain
+from nvflare_plugins.evidence.format import SERVER, Earlier, export_name, read_chain
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
 from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
@@ -61,20 +61,6 @@ def test_an_attempt_that_is_left_out_is_named(tmp_path, shown, missing):
     failures = check(*(folders[i] for i in shown)).failures
     assert len(failures) == 4  # of three sites and the server
     assert all("follows an attempt that is left out" in text and f"attempt {missing} " in text for text in failures)
-
-
-def test_without_the_links_nothing_would_show_it(tmp_path):
-    """As the format before did: a server could leave out what it liked of attempts that were not completed."""
-    folders = job(tmp_path, earlier=lambda folder: {})
-    for path in folders[2].glob("*.jsonl"):
-        rewrite(path, of_second_format)
-    assert not check(folders[2]).failures
-
-
-def of_second_format(records: list[dict]) -> None:
-    for name in ("number", "earlier_attempt", "earlier_digest"):
-        del records[0][name]
-    records[0]["format"] = UNLINKED_FORMAT
 
 
 @pytest.mark.parametrize("party", ["site-2", SERVER])
