@@ -53,7 +53,7 @@ def _policy() -> Target:
         path.write_bytes(data)
         return SitePolicy.load(folder, "site-2")
 
-    files = [GOLDEN / "site_2" / "local" / "veilboost.json", *GOLDEN.glob("set_up/**/veilboost.json")]
+    files = [GOLDEN / "site_3" / "local" / "veilboost.json", *GOLDEN.glob("set_up/**/veilboost.json")]
     return Target(parse, [file.read_bytes() for file in files if file.exists()], (ConfigurationError,), most=1 << 14)
 
 

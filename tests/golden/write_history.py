@@ -164,7 +164,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "job_folders.json": write_job_folders,
     "set_up": write_set_up,
     "evidence_3": write_evidence,
-    "site_1": write_site,
+    "site_3": write_site,
 }
 
 

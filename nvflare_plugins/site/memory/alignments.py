@@ -43,7 +43,7 @@ from nvflare_plugins.site.policy.values import Consents
 
 
 class State(IntEnum):
-    """How far an alignment has come, as it is stored; earlier versions knew the first two."""
+    """How far an alignment has come, as it is stored."""
 
     RESERVED = 0
     ALIGNED = 1

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 APPLICATION = int.from_bytes(b"VeiB", "big")
 FORMAT = 3
 
-# Files of an earlier version of which the memory was made, as they were read, until they have been moved away.
-_EARLIER_VERSION = "CREATE TABLE earlier_version (name TEXT PRIMARY KEY, digest BLOB NOT NULL)"
 # What standing scoring has shown of rows, per data set (a hash of its name), by keyed hashes: too many to be rewritten.
-SCORED_TABLES = (
+_SCORED_TABLES = (
     "CREATE TABLE scored_sets (id INTEGER PRIMARY KEY, data_set TEXT NOT NULL UNIQUE, day INTEGER NOT NULL, "
     "rows INTEGER NOT NULL)",
     "CREATE TABLE scored_answers (data_set INTEGER NOT NULL REFERENCES scored_sets, answer INTEGER NOT NULL, "
@@ -30,7 +28,8 @@ SCORED_TABLES = (
 )
 STATEMENTS = (
     "CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB NOT NULL)",
-    _EARLIER_VERSION,
+    # Of versions up to 0.10, which copied files of versions before 0.3.
+    "CREATE TABLE earlier_version (name TEXT PRIMARY KEY, digest BLOB NOT NULL)",
     "CREATE TABLE arrays (id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, length INTEGER NOT NULL)",
     "CREATE TABLE array_parts (array INTEGER NOT NULL REFERENCES arrays ON DELETE CASCADE, part INTEGER NOT NULL, "
     "digest BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (array, part))",
@@ -63,14 +62,11 @@ STATEMENTS = (
     "CREATE TABLE refusals (question TEXT NOT NULL, data_set TEXT NOT NULL, at REAL NOT NULL)",
     "CREATE INDEX refusals_by_data_set ON refusals (question, data_set, at)",
     "CREATE TABLE policy_keys (name TEXT PRIMARY KEY, hash TEXT NOT NULL)",
-    *SCORED_TABLES,
+    *_SCORED_TABLES,
 )
 
-# What makes a memory of format 1 one of format 2: that one knew whether files had been moved away.
-FROM_FORMAT_1 = ("DROP TABLE earlier_version", _EARLIER_VERSION)
-
 RELEASED_SUMS, TOLD_BITS, PREDICTIONS = "released sums", "told split bits", "predictions"
-UNCHECKED, PERSONS, SCORED = "runs whose added rows were not checked", "persons of budgets", "scored rows"
+UNCHECKED, PERSONS = "runs whose added rows were not checked", "persons of budgets"
 UNNAMED, NAMED_ROWS = "spent without noting on whom", "rows by values and id"  # the latter by version's number
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
@@ -87,9 +83,8 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     PERSONS: {"keys": "<u8"},
     UNNAMED: {"is_spent": "<i8"},
     NAMED_ROWS: {"keys": "<u8"},
-    SCORED: {"answered": "<u8", "rows": "<u8", "bits": "<i8", "day": "<i8"},
 }
-"""The arrays that are kept for each data set, by purpose and name; those of scored rows up to format 2 alone."""
+"""The arrays that are kept for each data set, by purpose and name."""
 
 _KINDS = ("<u8", "<i8", "<i4", "<f4", "|u1")
 _PART_BYTES = 1 << 19  # SQLite takes no value beyond 10^9 bytes, and a changed part is written whole
@@ -178,7 +173,7 @@ def save_counts(db: sqlite3.Connection, purpose: str, data_set: str, arrays: Map
 
 
 def counted(data_set: str) -> str:
-    """Return what stands for the name of a data set beside its counts: earlier versions named their files so."""
+    """Return what stands for the name of a data set beside its counts."""
     return hashlib.sha256(data_set.encode()).hexdigest()[:32]
 
 

@@ -18,14 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.site.memory.schema import (
-    SCORED,
-    SCORED_TABLES,
-    DamagedArray,
-    drop_array,
-    insert,
-    load_counts,
-)
+from nvflare_plugins.site.memory.schema import DamagedArray, insert
 
 _ANSWER = "SELECT answer FROM scored_answers WHERE data_set = ? AND answer = ?"
 _ROW = "SELECT row, bits, digest FROM scored_rows WHERE data_set = ? AND row = ?"
@@ -102,24 +95,6 @@ class ScoredRows:
             if type(bits) is not int or bits < 0 or digest != _digest(row, bits):
                 raise DamagedArray("its record of scored rows is damaged")
             yield row, bits
-
-
-def take_over(db: sqlite3.Connection) -> None:
-    """Make the tables, of the arrays in which memories of formats before kept the same. Raises: DamagedArray."""
-    for statement in SCORED_TABLES:
-        db.execute(statement)
-    of_format_2 = "SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?"
-    for (data_set,) in db.execute(of_format_2, (SCORED,)).fetchall():
-        before = load_counts(db, SCORED, data_set)
-        if before["rows"].size != before["bits"].size or before["day"].size not in (0, 2):
-            raise DamagedArray("its record of scored rows does not fit together")
-        day = Day(*before["day"].tolist()) if before["day"].size else Day(0, 0)
-        ScoredRows(db, data_set).add(before["answered"], before["rows"], before["bits"], day)
-        key = (SCORED, data_set)
-        numbers = db.execute("SELECT array FROM row_counts WHERE purpose = ? AND data_set = ?", key).fetchall()
-        db.execute("DELETE FROM row_counts WHERE purpose = ? AND data_set = ?", key)
-        for (number,) in numbers:
-            drop_array(db, number)
 
 
 def _signed(keys: NDArray[np.uint64]) -> list[int]:

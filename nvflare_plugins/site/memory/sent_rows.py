@@ -128,7 +128,7 @@ class SentRows:
 
 
 def _sent(db: sqlite3.Connection, data_set: str) -> set[bytes]:
-    """See ``SentRows._of_others``. Notes of older releases have no name."""
+    """See ``SentRows._of_others``. Notes of versions before 0.3 have no name."""
     numbers = db.execute("SELECT row_hashes FROM sent_rows WHERE ? = '' OR data_set != ?", (data_set, data_set))
     stored = [load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
     return {hashes[start : start + _HASH_BYTES] for hashes in stored for start in range(0, len(hashes), _HASH_BYTES)}

@@ -30,10 +30,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import too_old
 from nvflare_plugins.files import make_folder, sync_folder, write_private
-from nvflare_plugins.site.memory.old_files import OldFiles, note
-from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, FROM_FORMAT_1, STATEMENTS, DamagedArray
-from nvflare_plugins.site.memory.scored_rows import take_over
+from nvflare_plugins.site.memory.old_files import copied, not_copied
+from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
 from nvflare_plugins.site.memory.volume import why_no_locks
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -64,33 +64,34 @@ class Memory:
     """The memory of one site. See the module."""
 
     def __init__(self, folder: Path, site: str, ledgers: Path | None = None) -> None:
-        """Open the memory, or make it: of the files of earlier versions, where there are such.
+        """Open the memory, or make it.
 
         Args:
             folder: of the site's registry.
-            ledgers: folder of the privacy ledgers, where earlier versions kept the rows whose buckets were sent.
+            ledgers: folder of the privacy ledgers, where versions before 0.3 kept the rows whose buckets were sent.
 
         Raises:
-            ConfigurationError: the file is damaged, lost or of a newer version, file locks do not work in the folder,
-                or what an earlier version left cannot be read or has changed since it was.
+            ConfigurationError: the file is damaged, lost or of another version's format, file locks do not work in the
+                folder, or files of a version before 0.3 lie there.
             OSError: the folder cannot be written, or its disk is full.
         """
         self.site, self.path = site, folder / NAME
-        old = OldFiles(folder, ledgers, site)
         make_folder(folder)
         self._require_locks(folder / _LOCK)
         made = folder / MADE
-        if self.path.exists():
-            if self.path.with_name(f"{NAME}-journal").exists():
-                self._check_journal()
-            self._upgrade(old)
-        if not (made.exists() and self.path.exists()) or self._left_behind() or old.found():
+        old = not_copied(folder, ledgers)
+        if self.path.exists() and self.path.with_name(f"{NAME}-journal").exists():
+            self._check_journal()
+        if old or not (made.exists() and self.path.exists()):
             with _alone(folder / _LOCK):
-                if not self.path.exists():
-                    self._make(old)
+                if not self.path.exists() and (made.exists() or not old):
+                    self._make(copied(folder, ledgers))
+                if old:
+                    raise self._too_old(", ".join(old))
                 if not made.exists():
                     write_private(made, _MADE_TEXT.encode())
-                self._leave_behind(old)
+        with self.reading():  # which refuses what is no memory, or one of another format
+            pass
         if self.path.stat().st_mode & 0o077:  # as copied back from a backup
             self.path.chmod(0o600)
 
@@ -102,8 +103,8 @@ class Memory:
     @staticmethod
     def is_there(policy: SitePolicy) -> bool:
         """Return whether the site remembers anything, or has lost what it remembered; makes nothing."""
-        old = OldFiles(policy.registry, policy.ledgers, policy.site)
-        return any((policy.registry / name).exists() for name in (NAME, MADE)) or bool(old.found() or old.moved())
+        is_there = any((policy.registry / name).exists() for name in (NAME, MADE))
+        return is_there or bool(copied(policy.registry, policy.ledgers))
 
     @contextlib.contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
@@ -174,6 +175,10 @@ class Memory:
             f"rows can accept that it forgets them: by moving what tells of it out of its folder ({names})."
         )
 
+    def _too_old(self, what: str) -> ConfigurationError:
+        remedy = "let `veilboost registry DIR` bring it to the present format"
+        return too_old(f"{self.site}: its memory ({what})", "0.7", remedy)
+
     def _require_locks(self, lock: Path) -> None:
         os.close(os.open(lock, os.O_RDWR | os.O_CREAT, 0o600))
         facts = lock.parent.stat()
@@ -189,14 +194,14 @@ class Memory:
             )
         _tried.add((facts.st_dev, facts.st_ino))
 
-    def _make(self, old: OldFiles) -> None:
-        """Write the file under another name, with all that an earlier version left, and then give it its own.
+    def _make(self, copied_before: list[str]) -> None:
+        """Write the file under another name, and then give it its own: one of no bytes has lost its content.
 
-        So the file is never there without its content: one of no bytes has lost it.
+        Args:
+            copied_before: what shows that there was a memory.
         """
-        is_made = self.path.with_name(MADE).exists()
-        if is_made or (old.moved() and not old.found()):
-            raise self._lost(() if old.found() else old.moved())
+        if copied_before or self.path.with_name(MADE).exists():
+            raise self._lost(copied_before)
         partial = self.path.with_name(f".{NAME}.partial")
         for left in (partial, partial.with_name(f"{partial.name}-journal")):  # by a process that was killed
             left.unlink(missing_ok=True)
@@ -205,8 +210,6 @@ class Memory:
             db.execute("BEGIN IMMEDIATE")
             for statement in STATEMENTS:
                 db.execute(statement)
-            if old.found():
-                old.copy_to(db)
             db.execute(f"PRAGMA application_id={APPLICATION}")
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
@@ -237,43 +240,6 @@ class Memory:
             if not is_whole or db.execute("PRAGMA foreign_key_check").fetchall():
                 raise self.damaged("it does not fit together")
 
-    def _upgrade(self, old: OldFiles) -> None:
-        """Bring a memory of an earlier format to this one, in one transaction."""
-        with self._in_words(), contextlib.closing(_connect(self.path)) as db:
-            if _format(db) not in (1, 2):
-                return
-            db.execute("BEGIN IMMEDIATE")
-            before = _format(db)
-            if before not in (1, 2):  # another process was faster
-                return
-            if before == 1:
-                were_moved = all(done for (done,) in db.execute("SELECT is_moved_away FROM earlier_version"))
-                for statement in FROM_FORMAT_1:
-                    db.execute(statement)
-                if not were_moved:
-                    note(db, old.digests())
-            take_over(db)
-            db.execute(f"PRAGMA user_version={FORMAT}")
-            db.execute("COMMIT")
-
-    def _leave_behind(self, old: OldFiles) -> None:
-        """Move the files of an earlier version out of the way, once the memory holds what they say."""
-        if as_read := self._left_behind():
-            old.move_away(as_read, f"{NAME} and {MADE}")
-            with self.transaction() as db:
-                db.execute("DELETE FROM earlier_version")
-        if names := old.found():
-            raise ConfigurationError(
-                f"{self.site}: files of an earlier version lie where they did not before ({names}): it has run since "
-                f"{NAME} was made, or a backup of it was restored. They may tell of releases that {NAME} does not "
-                f"know. Remedy: move away either these files, or {NAME} and {MADE}, whichever know less."
-            )
-
-    def _left_behind(self) -> dict[str, bytes]:
-        """Return the files of an earlier version that wait to be moved away, with hashes of what was read of them."""
-        with self.reading() as db:
-            return dict(db.execute("SELECT name, digest FROM earlier_version"))
-
     def _check(self, db: sqlite3.Connection) -> None:
         facts = ("application_id", "user_version", "page_count", "page_size")
         application, version, n_pages, page_bytes = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in facts)
@@ -284,6 +250,8 @@ class Memory:
                 f"{self.site}: {NAME} in the registry's folder has format {version}, of a newer VeilBoost; this one "
                 f"reads format {FORMAT}. Remedy: install that version again."
             )
+        if 0 < version < FORMAT:
+            raise self._too_old(f"{NAME} of format {version}")
         found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")}
         if self.path.stat().st_size < n_pages * page_bytes:  # SQLite reads what is missing of a page as zeros
             raise self.damaged("its end is missing")
@@ -356,15 +324,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _format(db: sqlite3.Connection) -> int | None:
-    """Return the format of a memory; None where it is none."""
-    is_ours = db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION
-    return db.execute("PRAGMA user_version").fetchone()[0] if is_ours else None
-
-
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Hold the lock that earlier versions hold while they write."""
+    """Hold the lock of those who make the memory."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released_sums import ReleasedSums
 from nvflare_plugins.site.memory.schema import load_array
 from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.memory.store import NAME, Memory
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.vertical.guards.guards import Guard
 from tests.support.crashes import WAYS, Say, crash_everywhere
 from tests.support.memories import told
 
-GOLDEN = Path(__file__).parents[5] / "tests" / "golden" / "site_1"
 SITE = "site-2"
 IDS = [f"row-{number}" for number in range(200)]
 NAMES = ("a", "b")
@@ -102,38 +100,6 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
         assert told(memory, "SELECT job_id FROM alignments") == [("aligned",)]
 
 
-def content_of(memory: Memory) -> dict[str, list[tuple]]:
-    """Return all that a memory says, but for whether earlier files have been moved away."""
-    tables = [name for (name,) in told(memory, "SELECT name FROM sqlite_master WHERE type = 'table'")]
-    queries = {name: f"SELECT * FROM {name}" for name in tables if name != "earlier_version"}  # noqa: S608 (its own)
-    return {name: told(memory, query) for name, query in queries.items()}
-
-
-def golden_policy(folder: Path) -> SitePolicy:
-    return SitePolicy.load(folder, SITE)
-
-
-def move_the_golden_files(folder: Path, say: Say) -> None:
-    Memory.open(golden_policy(folder))
-    say("moved")
-
-
-def the_golden_files_are_moved_once(folder: Path, said: list[str]) -> None:
-    root = golden_policy(folder).registry
-    if "moved" in said:
-        assert (root / NAME).exists()
-    memory = Memory.open(golden_policy(folder))
-    expected = json.loads((folder.parent / "expected.json").read_text())
-    assert json.loads(json.dumps(content_of(memory), default=bytes.hex)) == expected
-    left = {path.relative_to(folder).as_posix() for path in root.parent.rglob("*") if path.is_file()}
-    left = {name for name in left if ".migrated" not in name and name.endswith((".policy", ".npz", ".u64", "y.json"))}
-    assert not left, "every store is where nothing reads it"
-    assert told(memory, "SELECT * FROM earlier_version") == []
-    kept = {path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    before = [path for path in GOLDEN.rglob("*") if path.is_file() and "veilboost_" in str(path)]
-    assert all(path.read_bytes() in kept for path in before), "a file of an earlier version is lost"
-
-
 EVERY = [pytest.param(1, marks=pytest.mark.slow), 79]
 
 
@@ -144,14 +110,3 @@ def test_whatever_was_over_is_remembered_and_nothing_by_half(tmp_path: Path, eve
     work.mkdir()
     calls = crash_everywhere(__name__, "take_part_in_jobs", "all_of_it_is_there_or_none", base, work, every)
     assert set(calls) == set(WAYS) and min(calls.values()) > 300
-
-
-@pytest.mark.parametrize("every", EVERY)
-def test_earlier_files_are_moved_once_wherever_the_process_ends(tmp_path: Path, every: int) -> None:
-    base, whole = (Path(shutil.copytree(GOLDEN, tmp_path / name)) for name in ("base", "whole"))
-    (tmp_path / "work").mkdir()
-    expected = content_of(Memory.open(golden_policy(whole)))
-    (tmp_path / "work" / "expected.json").write_text(json.dumps(expected, default=bytes.hex))
-    judge = "the_golden_files_are_moved_once"
-    calls = crash_everywhere(__name__, "move_the_golden_files", judge, base, tmp_path / "work", every)
-    assert set(calls) == set(WAYS) and min(calls.values()) > 80

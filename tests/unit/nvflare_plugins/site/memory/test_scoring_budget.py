@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site.memory.schema import SCORED, counted, save_counts
+from nvflare_plugins.site.memory.schema import counted
 from nvflare_plugins.site.memory.scored_rows import ScoredRows
 from nvflare_plugins.site.memory.scoring_budget import ScoringBudget
 from nvflare_plugins.site.memory.store import Memory
@@ -145,28 +145,6 @@ def test_a_charge_writes_its_own_rows_alone(tmp_path: Path) -> None:
         charge = ours._charge(record, ["another"], VALUES[:1])
         record.add(charge.answers, charge.rows, charge.bits, charge.day)
         assert db.total_changes - before == 3  # an answer, a row, the day
-
-
-def test_the_record_of_the_format_before_is_taken_over(tmp_path: Path) -> None:
-    """Format 2 kept it as arrays."""
-    budget(tmp_path).charge(NAMES, VALUES)
-    memory, key = Memory.open(policy(tmp_path)), counted("people")
-    with memory.transaction() as db:
-        queries = ("SELECT answer FROM scored_answers", "SELECT row FROM scored_rows", "SELECT bits FROM scored_rows")
-        stored = [np.array([n for (n,) in db.execute(query)], dtype="<i8") for query in queries]
-        answered, rows = (np.sort(one.view("<u8")) for one in stored[:2])
-        save_counts(db, SCORED, key, {"answered": answered, "rows": rows, "bits": stored[2], "day": np.array([7, 3])})
-        for statement in ("answers", "rows", "sets"):
-            db.execute(f"DROP TABLE scored_{statement}")
-        db.execute("PRAGMA user_version = 2")
-    budget(tmp_path).charge(NAMES, VALUES)
-    assert bits(tmp_path) == [10, 10, 10], "what was answered before is free"
-    assert told(Memory.open(policy(tmp_path)), "SELECT COUNT(*) FROM row_counts") == [(0,)]
-    with pytest.raises(PolicyRefusal, match="rows_per_day"):
-        budget(tmp_path, "m2", day=7, scoring_rows_per_day=3).charge(NAMES[:1], VALUES[:1])
-    budget(tmp_path, "m2").charge(NAMES, VALUES)
-    with pytest.raises(PolicyRefusal, match="bits_per_row"):
-        budget(tmp_path, "m3").charge(NAMES, VALUES)
 
 
 def test_callers_at_the_same_time_spend_each_row_once(tmp_path: Path) -> None:
