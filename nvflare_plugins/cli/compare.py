@@ -58,12 +58,10 @@ def run(options: argparse.Namespace) -> int:
 def _facts(record: RunRecord, folder: Path) -> DataFacts:
     """Return the training set of a horizontal run. Raises: ConfigurationError, for other runs."""
     facts = next((one for one in record.data if one.use == TRAINING), None)
-    if not is_horizontal(record.profile) or record.model is None:
+    if not is_horizontal(record.profile) or record.model is None or facts is None:
         raise ConfigurationError(
             f"{folder} is of no horizontal training: a site of another kind of job cannot train such a model by itself"
         )
-    if facts is None:
-        raise ConfigurationError(f"{folder} was written by a version before 0.4, which did not note columns and lists")
     return facts
 
 

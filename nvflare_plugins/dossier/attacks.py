@@ -173,7 +173,7 @@ def attack_run(
     if record.model is None or not (folder / record.model).is_file():
         return AttackReport("the job has left no model at this site that scores rows")
     if facts is None or not facts.columns:
-        return AttackReport("the run has no training rows of this site, or is of a version before 0.4")
+        return AttackReport("the run has no training rows of this site")
     if policy is None:
         return AttackReport("the site's workspace was not named, so that its rows are not known (--workspace DIR)")
     held_out = held_out or next((one.name for one in record.data if one.use == EVALUATION), None)

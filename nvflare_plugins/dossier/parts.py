@@ -80,8 +80,6 @@ def as_json(value: Any) -> bytes:
 def policy_part(run: RunRecord, folder: Path, policy: SitePolicy | None) -> Part:
     """Return what the site's policy allowed in the run: the file is the one whose SHA-256 the evidence holds."""
     title = "The site's policy at the time of the job"
-    if not run.policy_hash:
-        return Part(title, missing="the run was made by a version before 0.4, which recorded no hash of the policy")
     kept = folder / POLICY
     candidates = [kept.read_bytes()] if kept.is_file() else []
     candidates += [policy.allowed()] if policy is not None else []
@@ -93,7 +91,7 @@ def policy_part(run: RunRecord, folder: Path, policy: SitePolicy | None) -> Part
     why = (
         "the copy in the run's folder is not the one whose hash was recorded"
         if kept.is_file()
-        else ("the run was made by a version before 0.6, which kept the hash alone, and the policy has changed since")
+        else "the run's folder holds no copy, and the policy has changed since"
     )
     return Part(title, missing=f"{why}; the hash is {run.policy_hash}")
 
@@ -105,8 +103,7 @@ def histories(run: RunRecord, policy: SitePolicy | None) -> tuple[list[LedgerHis
     """Return the ledgers of the data sets that the job has used here, and which could not be read."""
     found, problems = [], []
     files = {} if policy is None else {path.stem: path for path in ledger_files(policy.ledgers)}
-    named = [one.name for one in run.data] or [str(run.settings.get("data_set"))]  # records before 0.4 have no data
-    for name in dict.fromkeys(named):
+    for name in dict.fromkeys(one.name for one in run.data):
         if name not in files or policy is None:
             continue
         try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.checks import too_old
 from nvflare_plugins.files import write_atomically
 from nvflare_plugins.formatting import utc
 from nvflare_plugins.report.data_facts import DataFacts
@@ -163,7 +164,7 @@ class RunRecord:
         title: what kind of job it was.
         sections: what this kind of job adds to the report.
         started, finished: when this site's attempt began and when its record was written, ISO 8601 in UTC.
-        policy_hash: hash of what the site's policy allowed, as in the evidence; "" in records before 0.4.
+        policy_hash: hash of what the site's policy allowed, as in the evidence.
         consents: consents of that policy without which the job would have been refused here.
         data: the data sets, with counts of this site's own rows.
         statement: what the policy says to data-protection officers (``DataProtection``), by its keys.
@@ -220,6 +221,8 @@ class RunRecord:
         """
         if not isinstance(document, Mapping) or document.get("format") != FORMAT:
             raise ConfigurationError(f"this is not a run record of format {FORMAT}")
+        if not {"policy_hash", "data"} <= document.keys():
+            raise too_old("the run record", "0.4", "read it")
         values = {name: value for name, value in document.items() if name != "format"}
         try:
             values["rounds"] = tuple(RoundRow.from_dict(row) for row in values.get("rounds", ()))

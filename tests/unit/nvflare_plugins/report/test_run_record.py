@@ -64,11 +64,12 @@ def test_other_documents_are_refused(change):
         RunRecord.from_dict({**example().to_dict(), **change})
 
 
-def test_a_record_of_before_is_read():
+def test_a_record_of_before_0_4_is_refused_by_name():
     document = example().to_dict()
     for name in ("started", "finished", "policy_hash", "consents", "data", "statement", "spending"):
         del document[name]
-    assert RunRecord.from_dict(document).data == ()
+    with pytest.raises(ConfigurationError, match=r"before 0\.4 wrote it.*with VeilBoost 0\.10"):
+        RunRecord.from_dict(document)
 
 
 def test_missing_or_broken_file(tmp_path):
