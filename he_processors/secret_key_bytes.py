@@ -13,7 +13,6 @@ import struct
 from he_processors.additive.scheme import Scheme
 from he_processors.elgamal.keys import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
 from he_processors.errors import ProtocolError
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier.keys import PaillierPrivateKey
 
 _MAGIC = b"VBSK"
@@ -22,15 +21,13 @@ _PREFIX = struct.Struct("<4sBBB")
 _LENGTH = struct.Struct("<I")
 _REFUSED = "these bytes are no secret key of this version"
 
-SecretKey = PaillierPrivateKey | OkamotoUchiyamaPrivateKey | ElGamalPrivateKey
+SecretKey = PaillierPrivateKey | ElGamalPrivateKey
 
 
 def secret_key_to_bytes(key: SecretKey) -> bytes:
     """Write a key with what its owner encrypts fast with. Secret."""
     if isinstance(key, PaillierPrivateKey):
         numbers = [key.p, key.q, key.p_generator or 0, key.q_generator or 0]
-    elif isinstance(key, OkamotoUchiyamaPrivateKey):
-        numbers = [key.p, key.q, key.p_generator, key.q_generator, key.g]
     else:
         numbers = list(key.scalars)
     prefix = _PREFIX.pack(_MAGIC, _VERSION, key.public_key.scheme.value, len(numbers))
@@ -62,8 +59,6 @@ def secret_key_from_bytes(data: bytes, points: ElGamalPublicKey | None = None) -
         raise ProtocolError(_REFUSED)
     if scheme == Scheme.PAILLIER.value and count == 4 and numbers[0] > numbers[1] > 1:
         return PaillierPrivateKey(numbers[0], numbers[1], numbers[2] or None, numbers[3] or None)
-    if scheme == Scheme.OKAMOTO_UCHIYAMA.value and count == 5 and all(numbers):
-        return OkamotoUchiyamaPrivateKey(*numbers)
     if scheme == Scheme.ELGAMAL.value and count in MESSAGES and points is not None and points.n_messages == count:
         return ElGamalPrivateKey(tuple(numbers), points)
     raise ProtocolError(_REFUSED)

@@ -13,12 +13,11 @@ from typing import Protocol
 import gmpy2
 
 from he_processors.additive.scheme import StaysInProcess
-from he_processors.bignum import registry
 from he_processors.bignum.batch_ops import add, constant, lift, product, scale
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_rows, random_rows_below, rows_from_ints, sum_rows, widen
 from he_processors.errors import VeilBoostError
-from he_processors.randomness import BULK_RANDOMNESS, RandomSource
+from he_processors.randomness import RandomSource
 
 
 class ArithmeticFault(VeilBoostError):
@@ -126,10 +125,3 @@ class OwnerRandomisers:
         )
         shifted = scale(self.arithmetic, lift(self.arithmetic, upper, quotient), self._small_modulus)
         return add(self.arithmetic, shifted, lift(self.arithmetic, lower, small))
-
-
-def generator_powers(
-    modulus: int, generator: int, order: int, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
-) -> GeneratorPowers:
-    """Open the table of one subgroup on a backend."""
-    return GeneratorPowers(registry.open_backend(backend, modulus), generator, order, source)

@@ -1,6 +1,6 @@
-"""The interface behind which Paillier and Okamoto-Uchiyama stand; the codes of all schemes.
+"""The interface behind which Paillier stands; the codes of all schemes.
 
-In both, a ciphertext of m is E(m) * x^n modulo one number, where E is a homomorphism from the integers and x^n is a
+A ciphertext of m is E(m) * x^n modulo one number, where E is a homomorphism from the integers and x^n is a
 uniformly random n-th residue; adding plaintexts is multiplying ciphertexts, and 1 is an (unhidden) encryption of 0.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.interface import Residues
 from he_processors.errors import ConfigurationError
 
 DEFAULT_KEY_BITS = 3072
@@ -27,8 +27,7 @@ class Scheme(enum.Enum):
     """The additively homomorphic schemes; the value is the code on the wire."""
 
     PAILLIER = 1
-    OKAMOTO_UCHIYAMA = 2
-    ELGAMAL = 3
+    ELGAMAL = 3  # 2 was Okamoto-Uchiyama
 
 
 class PublicKey(Protocol):
@@ -65,18 +64,6 @@ class RandomiserSource(Protocol):
     """Yields random n-th residues. Security: each one is drawn afresh and handed out once."""
 
     def draw(self, n: int) -> Residues: ...
-
-
-class Encryptor(Protocol):
-    """Encrypts signed integers in batches."""
-
-    @property
-    def public_key(self) -> PublicKey: ...
-    @property
-    def arithmetic(self) -> ModBatch: ...
-
-    def encrypt(self, plaintexts: NDArray[np.uint8]) -> Residues:
-        """Encrypt. Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n]."""
 
 
 class Decryptor(Protocol):

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import Encryptor, PublicKey, Scheme
 from he_processors.bignum.batch_ops import constant
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.errors import CapacityExceeded
 from he_processors.fixed_pairs import PairFormat
-from he_processors.okamoto_uchiyama.encryption import OkamotoUchiyamaEncryptor
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPublicKey
 from he_processors.paillier.encryption import PaillierEncryptor
 from he_processors.paillier.keys import PaillierPublicKey
 
@@ -50,15 +47,8 @@ class BinNoise:
 class BareEncryptions:
     """Encrypts without hiding, for values that are added to what is hidden afterwards."""
 
-    def __init__(self, public_key: PublicKey, arithmetic: ModBatch) -> None:
-        ones = _Ones(arithmetic)
-        self._encryptor: Encryptor
-        if isinstance(public_key, PaillierPublicKey):
-            self._encryptor = PaillierEncryptor(public_key, arithmetic, ones)
-        elif isinstance(public_key, OkamotoUchiyamaPublicKey):
-            self._encryptor = OkamotoUchiyamaEncryptor(public_key, arithmetic, ones)
-        else:
-            raise TypeError(f"no noise under a key of scheme {Scheme(public_key.scheme).name}")
+    def __init__(self, public_key: PaillierPublicKey, arithmetic: ModBatch) -> None:
+        self._encryptor = PaillierEncryptor(public_key, arithmetic, _Ones(arithmetic))
 
     def add(self, bins: Residues, noise: BinNoise, pair_format: PairFormat) -> Residues:
         """Add noise to encrypted sums. Shapes: bins, result: Residues[n_bins].

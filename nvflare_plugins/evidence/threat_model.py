@@ -248,7 +248,7 @@ THREAT_MODELS = {
             profile="okamoto_uchiyama",
             codecs=_SAFE,
             changed="As under `paillier`.",
-            summary="Vertical, as paillier, with the faster and more brittle Okamoto-Uchiyama scheme.",
+            summary="Vertical, as paillier, with the more brittle Okamoto-Uchiyama scheme of versions up to 0.10.",
             server_alone="As under `paillier`.",
             one_site="As under `paillier`.",
             server_and_one_site="As under `paillier`.",
@@ -379,7 +379,7 @@ THREAT_MODELS = {
 
 
 HORIZONTAL = ("plain", "masks", "bfv", "ckks")
-VERTICAL = ("paillier", "okamoto_uchiyama", "elgamal")
+VERTICAL = ("paillier", "elgamal")
 PRIVATE = ("dp_distributed", "dp_trusted", "dp_local")
 ALIGNMENT = ("psi",)  # not a choice that a policy makes: a data set with an id column may be aligned
 BAGGING = ("own_trees",)  # nor this: a consent says whether

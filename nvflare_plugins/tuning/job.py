@@ -45,7 +45,6 @@ _WHY_NOT: Mapping[str, str] = {
     "masks or bfv",
     "paillier": _VERTICAL,
     "elgamal": _VERTICAL,
-    "okamoto_uchiyama": _VERTICAL,
     "dp_distributed": _PRIVATE,
     "dp_trusted": _PRIVATE,
     "dp_local": _PRIVATE,

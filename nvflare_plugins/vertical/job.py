@@ -7,10 +7,11 @@ from enum import Enum
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from he_processors.additive.scheme import security_bits
 from he_processors.elgamal.digits import EXACT_FRACTION_BITS, FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.checks import expect, not_misspelt
 from nvflare_plugins.data_sets.declaration import Delta, Epsilon
@@ -28,6 +29,7 @@ from nvflare_plugins.declared import (
     Words,
     document,
 )
+from nvflare_plugins.site.policy.values import REMOVED_PROFILES
 
 ALIGN_FIRST = "first"
 ELGAMAL_STRENGTH = 128
@@ -40,9 +42,18 @@ class VerticalProfile(Enum):
     """How gradients and their sums are protected from the parties that compute on them."""
 
     PAILLIER = "paillier"
-    OKAMOTO_UCHIYAMA = "okamoto_uchiyama"
     ELGAMAL = "elgamal"
     PLAIN = "plain"
+
+
+def _not_removed(value: object) -> object:
+    if isinstance(value, str) and value in REMOVED_PROFILES:
+        instead = REMOVED_PROFILES[value]
+        raise ConfigurationError(f"profile {value} was removed. Remedy: profile={instead}, which is faster.")
+    return value
+
+
+ProfileOfParties = Annotated[str, OneOf(VerticalProfile), BeforeValidator(_not_removed)]
 
 
 class Preset(Enum):
@@ -95,8 +106,8 @@ class VerticalJob(JobDocument):
     """
     num_rounds: Rounds = 10
     """Boosting rounds."""
-    profile: Annotated[str, OneOf(VerticalProfile)] = VerticalProfile.PAILLIER.value
-    """``paillier``, ``okamoto_uchiyama``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
+    profile: ProfileOfParties = VerticalProfile.PAILLIER.value
+    """``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
     key_bits: Annotated[Whole, Ge(2048)] = 3072
     """Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength always."""
     fraction_bits: Annotated[int, OneOf(*FRACTION_BITS)] = EXACT_FRACTION_BITS
@@ -180,7 +191,7 @@ class VerticalJob(JobDocument):
         if self.is_noised and self.profile == VerticalProfile.ELGAMAL.value:
             expect(
                 "weight is refused in preset noised under elgamal, whose 14 fraction bits would not count light rows: "
-                "choose profile paillier or okamoto_uchiyama, or leave the column out",
+                "choose profile paillier, or leave the column out",
                 self.weight is None,
             )
         if self.fraction_bits != EXACT_FRACTION_BITS:
@@ -252,8 +263,7 @@ class VerticalJob(JobDocument):
     @property
     def key_length(self) -> int | None:
         """Bits of the modulus that gradients are encrypted under; None where there is none."""
-        has_one = self.profile in (VerticalProfile.PAILLIER.value, VerticalProfile.OKAMOTO_UCHIYAMA.value)
-        return self.key_bits if has_one else None
+        return self.key_bits if self.profile == VerticalProfile.PAILLIER.value else None
 
     @property
     def sums_per_set(self) -> int:

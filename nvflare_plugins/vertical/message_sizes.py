@@ -73,10 +73,7 @@ class MessageSizes:
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, n_rows).n_messages
             return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
-        is_paillier = job.profile == VerticalProfile.PAILLIER.value
-        plaintext_bits = (job.key_bits if is_paillier else job.key_bits // 3) - 2
-        packing = PackingLayout.fit(pairs, plaintext_bits)
-        # A ciphertext of Paillier has twice the key's bits; one of Okamoto-Uchiyama has as many, and fits too.
+        packing = PackingLayout.fit(pairs, job.key_bits - 2)
         return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
 
     def longest_question(self, n_features: int, n_earlier_splits: int, most_categories: int = 0) -> int:

@@ -18,7 +18,6 @@ from nvflare_plugins.declared import (
     EntriesOfSites,
     Flag,
     Name,
-    OneOf,
     Parameters,
     Rounds,
     Seconds,
@@ -28,7 +27,14 @@ from nvflare_plugins.declared import (
 )
 from nvflare_plugins.tuning.job import MOST_FOLDS, Search, Trials
 from nvflare_plugins.tuning.space import MOST_TRIALS, Trial, checked_trials
-from nvflare_plugins.vertical.job import AlignmentId, NamesOfSites, Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.vertical.job import (
+    AlignmentId,
+    NamesOfSites,
+    Preset,
+    ProfileOfParties,
+    VerticalJob,
+    VerticalProfile,
+)
 from nvflare_plugins.vertical.parameters import check_active_party, check_vertical_parameters
 from nvflare_plugins.xgb.parameters import without_columns
 
@@ -94,8 +100,8 @@ class VerticalTuningJob(JobDocument):
     """Most boosting rounds of each training."""
     early_stopping_rounds: Rounds | None = None
     """End a training after so many rounds without improvement of the last metric on its fold; its best round counts."""
-    profile: Annotated[str, OneOf(VerticalProfile)] = VerticalProfile.PAILLIER.value
-    """``paillier``, ``okamoto_uchiyama``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
+    profile: ProfileOfParties = VerticalProfile.PAILLIER.value
+    """``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
     key_bits: Annotated[Whole, Ge(2048)] = 3072
     """Length of the keys that the active party generates, one for each training; ``elgamal`` has 128-bit strength."""
     preset: ExactPreset = Preset.EXACT.value

@@ -1,9 +1,9 @@
 """Side by side: our big-number backends, phe, a gmpy2 loop and sf-heu, and one whole CreditCard round.
 
-Every figure is per core of CPU time, on one thread. The last line of the output is one JSON object: for each scheme
-and key length the four rates of every implementation, the ratios of our fastest CPU backend to each peer,
+Every figure is per core of CPU time, on one thread. The last line of the output is one JSON object: for each
+key length the four rates of every implementation, the ratios of our fastest CPU backend to each peer,
 ``round_core_s``, and ``gpu_stage_s_per_tree``, the wall-clock seconds of encryption, histograms, packing and
-decryption on a GPU. What is not installed, lacks the scheme or needs a missing GPU is null.
+decryption on a GPU. What is not installed or needs a missing GPU is null.
 
 Run: make bench-he, or python -m tests.bench.bench_he [--quick] [--cases paillier-2048 ...] [--backends ifma ...]
 """
@@ -20,14 +20,12 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # read when a backend opens: on
 
 from he_processors.additive.scheme import security_bits
 from he_processors.bignum.registry import available_backends
-from tests.bench.he_ours import PrivateKey, Rates, SchemeCase, measure_ours
+from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from tests.bench.he_ours import Rates, measure_ours
 from tests.bench.he_peers import measure_peers
 from tests.bench.he_round import RoundResult, measure_round
 
-CASES = {
-    f"{name}-{bits}": SchemeCase(name, bits)
-    for name, bits in (("paillier", 2048), ("paillier", 3072), ("okamoto-uchiyama", 2048), ("okamoto-uchiyama", 3072))
-}
+CASES = {f"paillier-{bits}": bits for bits in (2048, 3072)}
 METRICS = ("encrypt_per_s", "add_per_s", "pack_per_s", "decrypt_per_s")
 
 
@@ -47,9 +45,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure_case(case: SchemeCase, options: argparse.Namespace) -> dict[str, object]:
-    print(f"\n{case.name}, {case.key_bits} bits ({security_bits(case.key_bits)}-bit strength), per core second")
-    key = case.generate_key()
+def _measure_case(key_bits: int, options: argparse.Namespace) -> dict[str, object]:
+    print(f"\npaillier, {key_bits} bits ({security_bits(key_bits)}-bit strength), per core second")
+    key = generate_paillier_key(key_bits)
     ours: dict[str, Rates] = {}
     for backend in options.backends:
         ours[backend] = measure_ours(key, backend)
@@ -67,13 +65,13 @@ def _measure_case(case: SchemeCase, options: argparse.Namespace) -> dict[str, ob
     }
 
 
-def _round_core_s(key: PrivateKey, backend: str, n_rows: int) -> float:
+def _round_core_s(key: PaillierPrivateKey, backend: str, n_rows: int) -> float:
     result = measure_round(key, backend, n_rows)
     _print_round(backend, result)
     return round(result.total_s, 2)
 
 
-def _gpu_stage_s(key: PrivateKey, n_rows: int) -> float:
+def _gpu_stage_s(key: PaillierPrivateKey, n_rows: int) -> float:
     result = measure_round(key, "cuda", n_rows, time.perf_counter)
     _print_round("cuda (wall clock)", result)
     return round(result.arithmetic_s, 3)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from he_processors.additive.scheme import Decryptor, Encryptor
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import sum_bins
 from he_processors.histogram.planner import plan_level
-from he_processors.okamoto_uchiyama import decryption as ou_decryption
-from he_processors.okamoto_uchiyama import encryption as ou_encryption
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, generate_okamoto_uchiyama_key
 from he_processors.packing import PackingLayout
-from he_processors.paillier import decryption, encryption
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
+from he_processors.paillier.keys import PaillierPrivateKey
 
-PrivateKey = PaillierPrivateKey | OkamotoUchiyamaPrivateKey
 Rates = dict[str, float]
 Clock = Callable[[], float]
 
@@ -33,19 +28,6 @@ N_BINS = 256
 _ROWS = {"cuda": 200_000, "ifma": 40_000, "avx2": 8_000, "portable": 3_000, "gmpy2": 1_500, "reference": 24}
 
 
-@dataclass(frozen=True, slots=True)
-class SchemeCase:
-    """One scheme at one key length."""
-
-    name: str
-    key_bits: int
-
-    def generate_key(self) -> PrivateKey:
-        """Generate a key."""
-        generate = generate_paillier_key if self.name == "paillier" else generate_okamoto_uchiyama_key
-        return generate(self.key_bits)
-
-
 def cpu_seconds(work: Callable[[], object], clock: Clock = time.process_time) -> tuple[float, Any]:
     """Run once; return the CPU seconds of all threads (or another clock's), and the result."""
     begin = clock()
@@ -53,21 +35,7 @@ def cpu_seconds(work: Callable[[], object], clock: Clock = time.process_time) ->
     return clock() - begin, result
 
 
-def open_encryptor(key: PrivateKey, backend: str) -> Encryptor:
-    """Open the owner's encryption."""
-    module = encryption if isinstance(key, PaillierPrivateKey) else ou_encryption
-    return module.owner_encryptor(key, backend)
-
-
-def open_decryptors(key: PrivateKey, backend: str) -> tuple[Decryptor, Decryptor]:
-    """Open the full decryption and the one modulo one prime; for Okamoto-Uchiyama they are the same."""
-    if isinstance(key, PaillierPrivateKey):
-        return decryption.PaillierDecryptor(key, backend), decryption.OnePrimeDecryptor(key, backend)
-    decryptor = ou_decryption.OkamotoUchiyamaDecryptor(key, backend)
-    return decryptor, decryptor
-
-
-def measure_ours(key: PrivateKey, backend: str) -> Rates:
+def measure_ours(key: PaillierPrivateKey, backend: str) -> Rates:
     """Measure one backend.
 
     ``encrypt_per_s``: owner encryption with fresh randomisers, table made before. ``add_per_s``: products of a whole
@@ -76,14 +44,14 @@ def measure_ours(key: PrivateKey, backend: str) -> Rates:
     """
     rng = np.random.default_rng(1)
     n_rows = _ROWS[backend]
-    encryptor = open_encryptor(key, backend)
+    encryptor = owner_encryptor(key, backend)
     plaintexts = random_plaintexts(n_rows, rng)
     encryptor.encrypt(plaintexts)  # makes the tables
     encrypt_s, ciphertexts = cpu_seconds(lambda: _encrypt_to_wire(encryptor, plaintexts))
     arithmetic = encryptor.arithmetic
     residues = arithmetic.from_wire(ciphertexts)
-    full, one_prime = open_decryptors(key, backend)
-    packing = PackingLayout.fit(FORMAT, full.plaintext_bits)
+    one_prime = OnePrimeDecryptor(key, backend)
+    packing = PackingLayout.fit(FORMAT, PaillierDecryptor(key, backend).plaintext_bits)
 
     layout = BinLayout((N_BINS,) * 18)
     codes = rng.integers(0, N_BINS, (18, n_rows)).astype(np.uint16)
@@ -108,5 +76,5 @@ def random_plaintexts(n_rows: int, rng: np.random.Generator) -> np.ndarray:
     return FORMAT.plaintext_rows(g, h)
 
 
-def _encrypt_to_wire(encryptor: Encryptor, plaintexts: np.ndarray) -> np.ndarray:
+def _encrypt_to_wire(encryptor: PaillierEncryptor, plaintexts: np.ndarray) -> np.ndarray:
     return encryptor.arithmetic.to_wire(encryptor.encrypt(plaintexts))

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import gmpy2
 import numpy as np
 
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.paillier.keys import PaillierPrivateKey
-from tests.bench.he_ours import FORMAT, N_BINS, PrivateKey, Rates, cpu_seconds
+from tests.bench.he_ours import FORMAT, N_BINS, Rates, cpu_seconds
 
 _N_ENCRYPT = 24
 _N_ADD_ROWS = 3_000
@@ -21,9 +20,9 @@ _N_FEATURES = 6
 _PACK_GROUP = 16
 
 
-def measure_peers(key: PrivateKey) -> dict[str, Rates | None]:
-    """Measure every peer; None for one that is not installed or does not have the scheme."""
-    peers: dict[str, Callable[[PrivateKey], Rates | None]] = {
+def measure_peers(key: PaillierPrivateKey) -> dict[str, Rates | None]:
+    """Measure every peer; None for one that is not installed."""
+    peers: dict[str, Callable[[PaillierPrivateKey], Rates | None]] = {
         "phe": measure_phe,
         "gmpy2_loop": _measure_gmpy2_loop,
         "sf_heu": _measure_sf_heu,
@@ -45,9 +44,7 @@ def _n_additions(codes: list[list[int]]) -> int:
     return sum(len(feature_codes) - len(set(feature_codes)) for feature_codes in codes)
 
 
-def measure_phe(key: PrivateKey) -> Rates | None:
-    if not isinstance(key, PaillierPrivateKey):
-        return None
+def measure_phe(key: PaillierPrivateKey) -> Rates | None:
     try:
         import phe
     except ImportError:
@@ -76,9 +73,7 @@ def measure_phe(key: PrivateKey) -> Rates | None:
     return _rates(encrypt_s, add_s, pack_s, decrypt_s)
 
 
-def _measure_gmpy2_loop(key: PrivateKey) -> Rates | None:
-    if not isinstance(key, PaillierPrivateKey):
-        return None
+def _measure_gmpy2_loop(key: PaillierPrivateKey) -> Rates | None:
     n, p, q = (gmpy2.mpz(value) for value in (key.public_key.n, key.p, key.q))
     square, p_square, q_square = n * n, p * p, q * q
     q_inverse = gmpy2.invert(q, p)
@@ -113,18 +108,17 @@ def _measure_gmpy2_loop(key: PrivateKey) -> Rates | None:
     return _rates(encrypt_s, add_s, pack_s, decrypt_s)
 
 
-def _measure_sf_heu(key: PrivateKey) -> Rates | None:
-    """Measure HEU's Paillier (ZPaillier) or OU with its own bucket sum; it has no packing of ciphertexts."""
+def _measure_sf_heu(key: PaillierPrivateKey) -> Rates | None:
+    """Measure HEU's Paillier (ZPaillier) with its own bucket sum; it has no packing of ciphertexts."""
     try:
         from heu import numpy as hnp
         from heu import phe as heu_phe
     except ImportError:
         return None
-    is_ou = isinstance(key, OkamotoUchiyamaPrivateKey)
-    schema = heu_phe.SchemaType.OU if is_ou else heu_phe.SchemaType.ZPaillier
+    schema = heu_phe.SchemaType.ZPaillier
     kit = hnp.setup(schema, key.public_key.key_bits)
     encoder = heu_phe.BigintEncoder(schema)
-    n_encrypt = 2_000 if is_ou else 400
+    n_encrypt = 400
     plain = hnp.array(np.array([[value] for value in _pairs(n_encrypt)], dtype=object), encoder)
     kit.encryptor().encrypt(plain)
     encrypt_s, encrypted = cpu_seconds(lambda: kit.encryptor().encrypt(plain))

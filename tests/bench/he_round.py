@@ -26,7 +26,10 @@ from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level, subtract_sibling
 from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, plan_level
 from he_processors.packing import PackingLayout
-from tests.bench.he_ours import FORMAT, N_BINS, Clock, PrivateKey, cpu_seconds, open_decryptors, open_encryptor
+from he_processors.paillier.decryption import PaillierDecryptor
+from he_processors.paillier.encryption import owner_encryptor
+from he_processors.paillier.keys import PaillierPrivateKey
+from tests.bench.he_ours import FORMAT, N_BINS, Clock, cpu_seconds
 
 N_FEATURES = 18
 DEPTH = 5
@@ -78,7 +81,7 @@ class _Data:
 
 
 def measure_round(
-    key: PrivateKey, backend: str, n_rows: int = 227_845, clock: Clock = time.process_time
+    key: PaillierPrivateKey, backend: str, n_rows: int = 227_845, clock: Clock = time.process_time
 ) -> RoundResult:
     """Run encryption, histograms, packing, re-randomisation and decryption of a tree of depth 5.
 
@@ -88,9 +91,9 @@ def measure_round(
     """
     data = _make_data(n_rows)
     watch = Stopwatch(clock)
-    encryptor = open_encryptor(key, backend)
+    encryptor = owner_encryptor(key, backend)
     encryptor.encrypt(np.zeros((min(n_rows, 20_000), 16), dtype=np.uint8))
-    decryptor, _ = open_decryptors(key, backend)
+    decryptor = PaillierDecryptor(key, backend)
     packing = PackingLayout.fit(FORMAT, decryptor.plaintext_bits)
     header = CiphertextHeader(key.public_key, Content.PAIRS, packing, n_rows)
     upload = watch.run("encrypt", lambda: _encrypt(encryptor, header, data))

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from he_processors.elgamal.digits import DigitFormat
 from he_processors.elgamal.small_logarithms import SmallLogarithms
 from he_processors.errors import JobAborted
-from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import generate_paillier_key
 from nvflare_plugins.data_sets.declaration import VerticalRules
 from nvflare_plugins.site.memory.store import Memory
@@ -133,7 +132,7 @@ def run_vertical(workload: Workload, scheme: str, size: int, guarded: bool = Fal
     """Train with one process for each party.
 
     Args:
-        scheme: "paillier", "okamoto_uchiyama", "elgamal" or "plain".
+        scheme: "paillier", "elgamal" or "plain".
         size: the key's length, or elgamal's fraction bits.
         guarded: the passive parties count what they give, and keep what their rules do not let go.
     """
@@ -340,8 +339,7 @@ def _owner(scheme: str, size: int, n_rows: int):
         return ClearGradientOwner(pair_format(n_rows))
     if scheme == "elgamal":
         return elgamal_owner(DigitFormat.of(size, n_rows))
-    key = generate_paillier_key(size) if scheme == "paillier" else generate_okamoto_uchiyama_key(size)
-    return gradient_owner(key, pair_format(n_rows))
+    return gradient_owner(generate_paillier_key(size), pair_format(n_rows))
 
 
 def _figures(cpu_s: float, clock: StageClock) -> PartyFigures:

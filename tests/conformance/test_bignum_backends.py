@@ -15,10 +15,9 @@ from he_processors.bignum.interface import ModBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable, ProtocolError
 
-# Keys of 2048, 3072 and 4096 bits. Paillier computes modulo n^2 and p^2, Okamoto-Uchiyama modulo n, p^2 and q.
+# Keys of 2048, 3072 and 4096 bits, of which Paillier computes modulo n^2 and p^2; and widths beside whole limbs.
 PAILLIER_BITS = (4096, 6144, 8192, 2048, 3072)
-OKAMOTO_UCHIYAMA_BITS = (2048, 3072, 4096, 1366, 2732, 682, 1024, 1364)
-KEY_MODULUS_BITS = sorted({683, *PAILLIER_BITS, *OKAMOTO_UCHIYAMA_BITS})
+KEY_MODULUS_BITS = sorted({682, 683, 1364, 1366, 2732, *PAILLIER_BITS})
 
 
 def _moduli() -> dict[str, int]:

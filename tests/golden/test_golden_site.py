@@ -187,7 +187,7 @@ def test_a_change_of_the_policy_is_noticed(policy: SitePolicy) -> None:
         "runs",
         *(f"data_sets.{name}" for name in policy.data_sets),
     }
-    assert changed == {"min_sites", *moved}
+    assert changed == {"min_sites", "allowed_profiles", *moved}, "one of its profiles was removed since"
 
 
 def test_the_commands_show_it(policy: SitePolicy, capsys: pytest.CaptureFixture[str]) -> None:

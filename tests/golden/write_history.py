@@ -64,7 +64,6 @@ EVERY_KEY = {
         "ckks",
         "plain",
         "paillier",
-        "okamoto_uchiyama",
         "dp_distributed",
         "dp_trusted",
         "dp_local",

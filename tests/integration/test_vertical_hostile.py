@@ -29,7 +29,7 @@ from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.envelope import unpack
 from tests.integration.test_vertical_jobs import nothing_written
 from tests.support.federation import SiteDied, dies_at
-from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import toy_paillier
 from tests.support.parties import Parties, succeed
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import first_difference, trees
@@ -49,7 +49,7 @@ def parties(tmp_path) -> Parties:
 @pytest.fixture
 def toy_keys(monkeypatch):
     """Short keys: fast, and refused outside tests."""
-    monkeypatch.setitem(key_owner._GENERATORS, "paillier", lambda bits: toy_paillier())
+    monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
     honest = encrypted_scheme.histogram_maker
     claimed = type("LongKey", (), {"key_bits": 2048})
     monkeypatch.setattr(passive_site, "unpack_public_key", lambda *of: claimed)
@@ -119,7 +119,7 @@ def test_an_unprotected_announcement_is_refused_in_an_encrypted_job(parties, mon
 
 
 def test_short_keys_are_refused(parties, monkeypatch):
-    monkeypatch.setitem(key_owner._GENERATORS, "paillier", lambda bits: toy_paillier())
+    monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "bits")
 
 
@@ -282,19 +282,6 @@ def partition_bits(model: bytes) -> list[bytes]:
             for order in ("little", "big")
         ]
     return found
-
-
-def test_okamoto_uchiyama_by_name(parties, monkeypatch):
-    honest = passive_site.histogram_maker
-    monkeypatch.setitem(key_owner._GENERATORS, "okamoto_uchiyama", lambda bits: toy_okamoto_uchiyama())
-    monkeypatch.setattr(passive_site, "unpack_public_key", lambda *of: type("LongKey", (), {"key_bits": 2048}))
-    monkeypatch.setattr(passive_site, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
-    of = job(profile="okamoto_uchiyama", key_bits=2048, num_rounds=2)
-    assert "allowed_profiles" in str(run(parties, of, "refused")["site-1"])
-    for site in parties.sites:
-        parties.set_policy(site, allowed_profiles=["okamoto_uchiyama"])
-    succeed(run(parties, of))
-    assert first_difference(merged(parties), central(table(390).iloc[:300], 2).save_raw("json")) == ""
 
 
 def number_forms(value: float) -> list[bytes]:

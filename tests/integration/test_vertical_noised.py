@@ -31,7 +31,7 @@ NOISED = {"preset": "noised", "epsilon": 4.0, "delta": 1e-5, "num_rounds": 6, "o
 
 def parties_with(folder, budget=BUDGET, n_rows=3000, n_sites=2, widths=(2, 4), **consents) -> Parties:
     given = {**POLICY["consents"], "split_bits": True, **consents}
-    allowed = ["plain", "paillier", "elgamal", "okamoto_uchiyama"]
+    allowed = ["plain", "paillier", "elgamal"]
     parties = Parties(folder, n_sites, {"allowed_profiles": allowed, "consents": given})
     frame = table(n_rows, sum(widths))
     give_columns(parties, "data", frame, widths)
@@ -108,7 +108,7 @@ def test_weights_too_light_for_the_grid_of_noised_gradients_are_refused(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["paillier", "okamoto_uchiyama", "elgamal"])
+@pytest.mark.parametrize("profile", ["paillier", "elgamal"])
 def test_a_job_under_encryption(tmp_path, profile):
     parties = parties_with(tmp_path, n_rows=400)
     options = {"fraction_bits": 14} if profile == "elgamal" else {"key_bits": 2048}

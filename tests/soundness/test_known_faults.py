@@ -15,14 +15,11 @@ from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
-from he_processors.okamoto_uchiyama.decryption import OkamotoUchiyamaDecryptor
-from he_processors.okamoto_uchiyama.encryption import owner_encryptor as ou_owner_encryptor
-from he_processors.okamoto_uchiyama.keys import generate_okamoto_uchiyama_key
 from he_processors.packing import PackingLayout
 from he_processors.paillier.decryption import OnePrimeDecryptor
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor, public_encryptor
 from he_processors.paillier.keys import generate_paillier_key
-from tests.support.he_toys import SeededRandomness, signed_rows, toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
 KEY = toy_paillier()
 N, MODULUS = KEY.public_key.n, KEY.public_key.modulus
@@ -66,8 +63,7 @@ def test_a_shared_randomiser_reveals_differences_and_ours_are_not_shared() -> No
 
 @pytest.mark.parametrize("n_batches", [1, 5])
 def test_equal_plaintexts_have_different_ciphertexts(n_batches: int) -> None:
-    encryptors = [owner_encryptor(KEY), public_encryptor(KEY.public_key), ou_owner_encryptor(toy_okamoto_uchiyama())]
-    for encryptor in encryptors:
+    for encryptor in (owner_encryptor(KEY), public_encryptor(KEY.public_key)):
         ciphertexts = [c for _ in range(n_batches) for c in encrypted(encryptor, [0] * 40)]
         assert len(set(ciphertexts)) == 40 * n_batches
 
@@ -82,10 +78,9 @@ def test_a_key_from_a_small_seed_is_found_by_trying_seeds() -> None:
 
 
 def test_our_keys_come_from_the_operating_system_and_take_no_seed() -> None:
-    for generate in (generate_paillier_key, generate_okamoto_uchiyama_key):
-        parameters = inspect.signature(generate).parameters
-        assert not any("seed" in name for name in parameters)
-        assert parameters["source"].default.bytes(16) != parameters["source"].default.bytes(16)
+    parameters = inspect.signature(generate_paillier_key).parameters
+    assert not any("seed" in name for name in parameters)
+    assert parameters["source"].default.bytes(16) != parameters["source"].default.bytes(16)
     keys = [generate_paillier_key(512, allow_toy_keys=True) for _ in range(8)]
     primes = [prime for key in keys for prime in (key.p, key.q)]
     assert len(set(primes)) == 16
@@ -94,21 +89,15 @@ def test_our_keys_come_from_the_operating_system_and_take_no_seed() -> None:
 # --- decryption modulo one prime ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["paillier", "okamoto-uchiyama"])
-def test_a_wrapped_plaintext_reveals_p_and_is_never_shown(scheme: str) -> None:
-    if scheme == "paillier":
-        key, encryptor, decryptor = KEY, owner_encryptor(KEY), OnePrimeDecryptor(KEY)
-    else:
-        key = toy_okamoto_uchiyama()
-        encryptor, decryptor = ou_owner_encryptor(key), OkamotoUchiyamaDecryptor(key)
+def test_a_wrapped_plaintext_reveals_p_and_is_never_shown() -> None:
+    encryptor, decryptor = owner_encryptor(KEY), OnePrimeDecryptor(KEY)
     # The attacker shifts a known plaintext beyond p, as a Horner packing of too many bins would.
-    modulus = key.public_key.modulus
-    shift = 1 << (key.p.bit_length() + 20)
+    shift = 1 << (KEY.p.bit_length() + 20)
     (ciphertext,) = encrypted(encryptor, [3])
-    too_large = int(gmpy2.powmod(ciphertext, shift, modulus))
+    too_large = int(gmpy2.powmod(ciphertext, shift, MODULUS))
     rows = rows_from_ints([too_large], encryptor.arithmetic.width)
     (wrapped,) = decryptor.decrypt(rows)
-    assert math.gcd(3 * shift - wrapped, key.public_key.n) == key.p, "shown, the wrapped value is the key"
+    assert math.gcd(3 * shift - wrapped, N) == KEY.p, "shown, the wrapped value is the key"
     layout = PackingLayout.fit(PairFormat.logistic(30, 100), decryptor.plaintext_bits)
     with pytest.raises(ProtocolError) as caught:
         layout.unpack([wrapped], layout.pairs_per_plaintext)

@@ -21,22 +21,19 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
 from he_processors.histogram.planner import plan_level
-from he_processors.okamoto_uchiyama.decryption import OkamotoUchiyamaDecryptor
-from he_processors.okamoto_uchiyama.encryption import owner_encryptor as ou_owner_encryptor
 from he_processors.packing import PackingLayout
 from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
-from tests.support.he_toys import signed_rows, toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import signed_rows, toy_paillier
 
 SECRET_PLAINTEXT = 31415926535897932384
 SECRET_GRADIENT = 0.7182818284590452
 
 
 def _secrets() -> list[str]:
-    paillier, other = toy_paillier(), toy_okamoto_uchiyama()
-    numbers = [paillier.p, paillier.q, paillier.p_generator, paillier.q_generator]
-    numbers += [other.p, other.q, other.p_generator, other.q_generator, SECRET_PLAINTEXT]
+    paillier = toy_paillier()
+    numbers = [paillier.p, paillier.q, paillier.p_generator, paillier.q_generator, SECRET_PLAINTEXT]
     texts = [form for number in numbers for form in (str(number), f"{number:x}")]
     return [text.lower() for text in [*texts, str(SECRET_GRADIENT)[:10]]]
 
@@ -56,8 +53,8 @@ def _round(key: PaillierPrivateKey) -> tuple[PaillierDecryptor, PackingLayout, B
 
 
 def _failures() -> list[Callable[[], object]]:
-    key, ou_key = toy_paillier(), toy_okamoto_uchiyama()
-    encryptor, ou_encryptor = owner_encryptor(key), ou_owner_encryptor(ou_key)
+    key = toy_paillier()
+    encryptor = owner_encryptor(key)
     arithmetic = encryptor.arithmetic
     decryptor, packing, layout, rows, total = _round(key)
     header = CiphertextHeader(key.public_key, Content.PACKED_BINS, packing, 1)
@@ -68,7 +65,6 @@ def _failures() -> list[Callable[[], object]]:
         lambda: decrypt_level(rows, decryptor, packing, layout, [replace(total, n_rows=0)]),
         lambda: packing.unpack([SECRET_PLAINTEXT << 700], packing.pairs_per_plaintext),
         lambda: encryptor.encrypt(signed_rows([SECRET_PLAINTEXT << 800], 120)),
-        lambda: ou_encryptor.encrypt(signed_rows([SECRET_PLAINTEXT], 32)),
         lambda: packing.pair_format.encode_pairs(out_of_bounds, np.zeros(1)),
         lambda: decode_ciphertexts(message[:-1], header, arithmetic),
         lambda: decode_ciphertexts(message[:-1] + b"\xff", header, arithmetic),
@@ -79,12 +75,10 @@ def _failures() -> list[Callable[[], object]]:
         lambda: PaillierPrivateKey.from_primes(key.p, key.q),
         lambda: PaillierPrivateKey(key.q, key.p),
         lambda: pickle.dumps(key),
-        lambda: pickle.dumps(ou_key),
         lambda: pickle.dumps(encryptor.randomisers),
         lambda: pickle.dumps(owner_encryptor(key, "gmpy2").randomisers._source),
         lambda: pickle.dumps(PaillierDecryptor(key, "gmpy2")),
         lambda: pickle.dumps(OnePrimeDecryptor(key, "gmpy2")),
-        lambda: pickle.dumps(OkamotoUchiyamaDecryptor(ou_key, "gmpy2")),
         lambda: pickle.dumps(Rerandomiser(key.public_key, open_backend("gmpy2", key.public_key.modulus))),
         lambda: copy.deepcopy(key),
     ]
@@ -100,7 +94,7 @@ def test_logs_errors_and_representations_hold_no_secret(caplog: pytest.LogCaptur
             with pytest.raises(Exception) as caught:
                 provoke()
             shown.append("".join(traceback.format_exception(caught.value)))
-        objects = [toy_paillier(), toy_okamoto_uchiyama(), decryptor, owner_encryptor(toy_paillier()), sums[0]]
+        objects = [toy_paillier(), decryptor, owner_encryptor(toy_paillier()), sums[0]]
         shown += [f"{thing!r} {thing}" for thing in objects]
     everything = ("\n".join(shown) + caplog.text).lower()
     for secret in _secrets():

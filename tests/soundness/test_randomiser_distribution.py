@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from he_processors.additive import owner_randomisers
-from he_processors.additive.owner_randomisers import OwnerRandomisers, PrimePowers, generator_powers
+from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, PrimePowers
 from he_processors.additive.public_randomisers import PublicRandomisers
 from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.registry import open_backend
@@ -47,12 +47,16 @@ def _generator(p: int) -> int:
     return next(g for g in range(2, p) if len({pow(g, e, p) for e in range(p - 1)}) == p - 1)
 
 
+def _powers(p: int, exponent: int, source: SeededRandomness) -> GeneratorPowers:
+    return GeneratorPowers(open_backend("gmpy2", p * p), pow(_generator(p), exponent, p * p), p - 1, source)
+
+
 def _owner(source: SeededRandomness, structured: bool) -> tuple[OwnerRandomisers, object]:
     arithmetic = open_backend("gmpy2", N * N)
     halves = []
     for p in (P, Q):
         if structured:
-            halves.append(generator_powers(p * p, pow(_generator(p), p, p * p), p - 1, "gmpy2", source))
+            halves.append(_powers(p, p, source))
         else:
             halves.append(PrimePowers(open_backend("gmpy2", p * p), p, source))
     return OwnerRandomisers(arithmetic, *halves), arithmetic
@@ -101,8 +105,7 @@ def test_exponents_by_modulo_instead_of_rejection_are_rejected(monkeypatch: pyte
 
 
 def test_a_base_that_is_no_generator_is_rejected() -> None:
-    square = generator_powers(P * P, pow(_generator(P), 2 * P, P * P), P - 1, "gmpy2", SeededRandomness(6))
-    small = generator_powers(Q * Q, pow(_generator(Q), Q, Q * Q), Q - 1, "gmpy2", SeededRandomness(7))
+    square, small = _powers(P, 2 * P, SeededRandomness(6)), _powers(Q, Q, SeededRandomness(7))
     arithmetic = open_backend("gmpy2", N * N)
     assert chi_squared(draw(OwnerRandomisers(arithmetic, square, small), arithmetic), RESIDUES) > LIMIT
 

@@ -59,7 +59,7 @@ def texts(outcomes: dict) -> dict[str, str]:
 
 def place_of(folder: Path, site: str = "site-1", **changes: object) -> SiteContext:
     document: dict[str, Any] = {
-        "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "okamoto_uchiyama", "dp_local"],
+        "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "dp_local"],
         "unsigned_sessions": True,
         "registry": "registry",
         "ledgers": "ledgers",

@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, generate_okamoto_uchiyama_key
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
 
 TOY_BITS = 768
@@ -32,12 +31,6 @@ class SeededRandomness:
 def toy_paillier(bits: int = TOY_BITS, seed: int = 1) -> PaillierPrivateKey:
     """Return a small Paillier key, the same in every run."""
     return generate_paillier_key(bits, SeededRandomness(seed), allow_toy_keys=True)
-
-
-@cache
-def toy_okamoto_uchiyama(bits: int = TOY_BITS, seed: int = 1) -> OkamotoUchiyamaPrivateKey:
-    """Return a small Okamoto-Uchiyama key, the same in every run."""
-    return generate_okamoto_uchiyama_key(bits, SeededRandomness(seed), allow_toy_keys=True)
 
 
 def signed_rows(values: Iterable[int], width: int = 16) -> NDArray[np.uint8]:

@@ -110,50 +110,43 @@ def _root(n: int, k: int) -> int:
     return low
 
 
-def _additive_key(data: bytes, toy: bool) -> tuple[int, list[int]]:
+def _additive_key(data: bytes, toy: bool) -> int:
     c = Cursor(data)
     c.head(b"VBPK")
-    scheme, values = c.number("B", 1, 2), []
-    while c.place < len(data):
-        raw = c.take(c.number("H", 1))
-        require(raw[-1] != 0)
-        values.append(int.from_bytes(raw, "little"))
-    require(len(values) == scheme)
-    n, bits = values[0], values[0].bit_length()
+    c.number("B", 1, 1)
+    raw = c.take(c.number("H", 1))
+    c.end()
+    require(raw[-1] != 0)
+    n = int.from_bytes(raw, "little")
+    bits = n.bit_length()
     require((256 if toy else 2048) <= bits <= 16384 and bits % 64 == 0)
     require(all(n % small for small in range(2, 4096)) and not _is_prime(n))
     require(all(_root(n, k) ** k != n for k in range(2, bits // 11)))
-    require(scheme == 1 or (1 < values[1] < n and math.gcd(values[1], n) == 1))
-    return scheme, values
+    return n
 
 
-def _fingerprint(scheme: int, values: list[int]) -> bytes:
-    data = b"veilboost public key " + (b"PAILLIER", b"OKAMOTO_UCHIYAMA")[scheme - 1]
-    for value in values:
-        raw = value.to_bytes(-(-value.bit_length() // 8), "big")
-        data += len(raw).to_bytes(4, "big") + raw
-    return hashlib.sha256(data).digest()
+def _fingerprint(n: int) -> bytes:
+    raw = n.to_bytes(-(-n.bit_length() // 8), "big")
+    return hashlib.sha256(b"veilboost public key PAILLIER" + len(raw).to_bytes(4, "big") + raw).digest()
 
 
 def public_key(given: Given) -> Any:
-    scheme, values = _additive_key(blob(given["data"]), given["toy"])
-    name = ("PAILLIER", "OKAMOTO_UCHIYAMA")[scheme - 1]
-    return {"scheme": name, "bits": values[0].bit_length(), "fingerprint": _fingerprint(scheme, values).hex()}
+    n = _additive_key(blob(given["data"]), given["toy"])
+    return {"scheme": "PAILLIER", "bits": n.bit_length(), "fingerprint": _fingerprint(n).hex()}
 
 
 def ciphertexts(given: Given) -> Any:
-    scheme, values = _additive_key(blob(given["key"]), True)
-    n, f, most = values[0], given["fraction_bits"], given["max_additions"]
-    modulus, bits = (n * n, n.bit_length() - 2) if scheme == 1 else (n, -(-n.bit_length() // 3) - 2)
+    n, f, most = _additive_key(blob(given["key"]), True), given["fraction_bits"], given["max_additions"]
+    modulus, bits = n * n, n.bit_length() - 2
     h_bits = (most * 2**f // 4).bit_length()
     pair_bits = h_bits + (2 * most * 2**f).bit_length()
     content = {"PAIRS": 1, "PACKED_BINS": 2}[given["content"]]
     pairs, width = 1 if content == 1 else (bits - 64) // pair_bits, -(-modulus.bit_length() // 8)
     c = Cursor(blob(given["data"]))
     c.head(b"VBHE", code="H")
-    due = (scheme, content, n.bit_length(), width, f, pair_bits, h_bits, pairs, most, given["count"])
+    due = (1, content, n.bit_length(), width, f, pair_bits, h_bits, pairs, most, given["count"])
     require(tuple(c.number(code) for code in "BBIIiHHIQQ") == due)
-    require(c.take(32) == _fingerprint(scheme, values))
+    require(c.take(32) == _fingerprint(n))
     rows = [c.take(width) for _ in range(given["count"])]
     c.end()
     for row in rows:

@@ -93,8 +93,8 @@ class SitePolicy(Document):
     allowed_profiles: Profiles = DEFAULT_PROFILES
     """Profiles that a job may use. `ckks`: the server together with any one site opens every site's messages.
     `dp_trusted`: the server sees exact sums. `dp_local`: each row's report is noised by itself (trees), or each value
-    (buckets). `okamoto_uchiyama`: weaker against parties that cheat. `elgamal`: the active party of a vertical job
-    sees each sum as two digits. `plain` needs the consent as well.
+    (buckets). `elgamal`: the active party of a vertical job sees each sum as two digits. `plain` needs the consent as
+    well.
     """
     plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
     """Processors of horizontal sums that others have written, such as `"acme_masks": {"distribution": "acme-veil",
@@ -109,7 +109,7 @@ class SitePolicy(Document):
     sum still mixes this site with an honest one.
     """
     min_key_bits: Annotated[int, STRICT, Ge(2048), Le(MOST_ROWS)] = 3072
-    """Shortest Paillier or Okamoto-Uchiyama key: 3072 bits (128-bit strength), 2048 (112-bit)."""
+    """Shortest Paillier key: 3072 bits (128-bit strength), 2048 (112-bit)."""
     min_rows_per_cut: Count = 10
     """Fewest pooled rows that a cut may single out (k)."""
     min_effective_rows: Count = MIN_EFFECTIVE_ROWS

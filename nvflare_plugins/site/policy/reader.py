@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from nvflare_plugins.checks import check_path_letters, check_plain
 from nvflare_plugins.data_sets.declaration import DataSet, SnapshotSource, format_of
 from nvflare_plugins.data_sets.part_files import is_pattern, known_files
 from nvflare_plugins.declared import refuse_unknown
-from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
+from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE, REMOVED_PROFILES
 
+_log = logging.getLogger(__name__)
 _Whole: TypeAlias = Callable[[str, object], object]
 """Makes the path that stands under a key whole."""
 
@@ -51,6 +53,17 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
         return workspace / value.replace("{site}", site)
 
     values = {**FOLDERS, **document}
+    profiles = values.get("allowed_profiles")
+    if isinstance(profiles, list):
+        for name in (one for one in profiles if isinstance(one, str) and one in REMOVED_PROFILES):
+            _log.warning(
+                "%s: profile %s was removed, and to allow it does nothing. Policy key: allowed_profiles. Remedy: allow "
+                "%s in its place, which is faster",
+                site,
+                name,
+                REMOVED_PROFILES[name],
+            )
+        values["allowed_profiles"] = [one for one in profiles if one not in list(REMOVED_PROFILES)]
     for key in (*FOLDERS, "ledger_heads"):
         if key in values:
             values[key] = whole(key, values[key])

@@ -24,12 +24,13 @@ PROFILES = (
     "bfv",
     "ckks",
     "paillier",
-    "okamoto_uchiyama",
     "elgamal",
     "dp_distributed",
     "dp_trusted",
     "dp_local",
 )
+REMOVED_PROFILES = {"okamoto_uchiyama": "elgamal"}
+"""Profiles that earlier versions had, and what does their work."""
 DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 _PRIVATE = "dp_"
 MOST_TUNING = 10_000_000

@@ -6,7 +6,7 @@ Security: the key is generated for the job, held in memory only, and gone when t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from he_processors.elgamal.digits import DigitFormat
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey, generate_okamoto_uchiyama_key
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier.keys import generate_paillier_key
 from he_processors.secret_key_bytes import secret_key_to_bytes
 from nvflare_plugins.cluster.workers import Workers
 from nvflare_plugins.vertical.active.gradient_scale import pair_format
@@ -27,11 +26,6 @@ from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradi
 from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, StockedOwner, Timer, untimed
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
-
-_GENERATORS: dict[str, Callable[[int], PaillierPrivateKey | OkamotoUchiyamaPrivateKey]] = {
-    VerticalProfile.PAILLIER.value: generate_paillier_key,
-    VerticalProfile.OKAMOTO_UCHIYAMA.value: generate_okamoto_uchiyama_key,
-}
 
 
 def open_owner(
@@ -62,7 +56,7 @@ def open_owner(
     pairs = pair_format(n_rows, job.weight is not None) if noised is None else noised.pair_format(n_rows)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
-    key = _GENERATORS[job.profile](job.key_bits)
+    key = generate_paillier_key(job.key_bits)
     owner = gradient_owner(key, pairs, backend)
     if workers is None:
         return owner, owner.setup()

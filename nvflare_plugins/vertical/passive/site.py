@@ -31,7 +31,6 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _SCHEMES = {
     VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
-    VerticalProfile.OKAMOTO_UCHIYAMA.value: Scheme.OKAMOTO_UCHIYAMA.value,
     VerticalProfile.ELGAMAL.value: Scheme.ELGAMAL.value,
     VerticalProfile.PLAIN.value: CLEAR_CODE,
 }

@@ -1,4 +1,4 @@
-"""The additive scheme with encryption: Paillier or Okamoto-Uchiyama, through he_processors.
+"""The additive scheme with encryption: Paillier, through he_processors.
 
 One ciphertext per row and tree carries gradient and hessian; sums come back packed, many bins to a ciphertext, and
 re-randomised, so that the key owner cannot tell which rows made them.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from he_processors.additive.public_key_bytes import public_key_from_bytes, public_key_to_bytes
 from he_processors.additive.rerandomiser import Rerandomiser
-from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey, Scheme
+from he_processors.additive.scheme import Decryptor, Scheme
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import (
@@ -34,12 +34,10 @@ from he_processors.histogram.bins import BinCodes, BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level
 from he_processors.histogram.planner import plan_level
-from he_processors.okamoto_uchiyama import decryption as ou_decryption
-from he_processors.okamoto_uchiyama import encryption as ou_encryption
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
 from he_processors.packing import PackingLayout
-from he_processors.paillier import decryption, encryption
-from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier.decryption import PaillierDecryptor
+from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
+from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
 from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker
 from nvflare_plugins.vertical.protocol.gradient_scheme import (
     ClearHistogramMaker,
@@ -63,7 +61,7 @@ class EncryptedGradientOwner:
 
     is_streamed = True
 
-    def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
+    def __init__(self, encryptor: PaillierEncryptor, decryptor: Decryptor, pair_format: PairFormat):
         self.pair_format = pair_format
         self._encryptor = encryptor
         self._decryptor = decryptor
@@ -120,7 +118,7 @@ class EncryptedHistogramMaker:
 
     def __init__(
         self,
-        public_key: PublicKey,
+        public_key: PaillierPublicKey,
         pair_format: PairFormat,
         backend: str = registry.AUTO,
         timer: Timer = untimed,
@@ -181,24 +179,11 @@ class EncryptedHistogramMaker:
 
 
 def gradient_owner(
-    private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey,
-    pair_format: PairFormat,
-    backend: str = registry.AUTO,
+    private_key: PaillierPrivateKey, pair_format: PairFormat, backend: str = registry.AUTO
 ) -> EncryptedGradientOwner:
     """Open the key owner's half."""
-    encryptor: Encryptor
-    if isinstance(private_key, PaillierPrivateKey):
-        encryptor = encryption.owner_encryptor(private_key, backend)
-    else:
-        encryptor = ou_encryption.owner_encryptor(private_key, backend)
-    return EncryptedGradientOwner(encryptor, open_decryptor(private_key, backend), pair_format)
-
-
-def open_decryptor(private_key: PaillierPrivateKey | OkamotoUchiyamaPrivateKey, backend: str) -> Decryptor:
-    """Open decryption by the key owner."""
-    if isinstance(private_key, PaillierPrivateKey):
-        return decryption.PaillierDecryptor(private_key, backend)
-    return ou_decryption.OkamotoUchiyamaDecryptor(private_key, backend)
+    encryptor = owner_encryptor(private_key, backend)
+    return EncryptedGradientOwner(encryptor, PaillierDecryptor(private_key, backend), pair_format)
 
 
 def histogram_maker(
@@ -250,7 +235,7 @@ def announced_format(setup: TrainingSetup, tails: tuple[int, int] = (0, 0)) -> P
         raise ProtocolError("the active party announced a number format that no sum fits") from None
 
 
-def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PublicKey:
+def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PaillierPublicKey:
     """Read the public key of an announcement strictly, as ``public_key_from_bytes``.
 
     Raises:

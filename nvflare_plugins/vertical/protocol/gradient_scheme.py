@@ -1,7 +1,7 @@
 """The additive scheme behind which the parties exchange sums: encryption, or a stand-in without any.
 
 The active party is the key owner: it encrypts gradient pairs and opens histograms. A passive party adds what it cannot
-read. Both halves exchange opaque bytes, so Paillier, Okamoto-Uchiyama and the stand-in are interchangeable.
+read. Both halves exchange opaque bytes, so Paillier and the stand-in are interchangeable.
 """
 
 from __future__ import annotations

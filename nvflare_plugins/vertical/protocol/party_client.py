@@ -44,7 +44,6 @@ _CONTENT: dict[type[Message], Content] = {
 }
 _CIPHERTEXTS = {
     VerticalProfile.PAILLIER.value: Protection.PAILLIER,
-    VerticalProfile.OKAMOTO_UCHIYAMA.value: Protection.OKAMOTO_UCHIYAMA,
     VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
     VerticalProfile.PLAIN.value: Protection.CLEAR,
 }

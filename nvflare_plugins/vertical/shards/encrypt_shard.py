@@ -16,14 +16,13 @@ from he_processors.errors import ProtocolError
 from he_processors.fixed_pairs import PairFormat
 from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.plain_sums import NodeTotal
-from he_processors.okamoto_uchiyama import encryption as okamoto_uchiyama
-from he_processors.okamoto_uchiyama.keys import OkamotoUchiyamaPrivateKey
-from he_processors.paillier import encryption as paillier
+from he_processors.paillier.decryption import PaillierDecryptor
+from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey
 from he_processors.secret_key_bytes import secret_key_from_bytes
 from nvflare_plugins.cluster.desk import WorkerPart
 from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalTerms
-from nvflare_plugins.vertical.protocol.encrypted_scheme import announced_format, open_decryptor
+from nvflare_plugins.vertical.protocol.encrypted_scheme import announced_format
 from nvflare_plugins.vertical.protocol.messages import TrainingSetup
 
 PART = f"{__name__}:EncryptShard"
@@ -113,14 +112,10 @@ class _Ciphertexts:
     def __init__(self, pairs: PairFormat, backend: str, secret: bytes) -> None:
         self._format = pairs
         key = secret_key_from_bytes(secret)
-        self._encryptor: Any
-        if isinstance(key, PaillierPrivateKey):
-            self._encryptor = paillier.owner_encryptor(key, backend)
-        elif isinstance(key, OkamotoUchiyamaPrivateKey):
-            self._encryptor = okamoto_uchiyama.owner_encryptor(key, backend)
-        else:
+        if not isinstance(key, PaillierPrivateKey):
             raise ProtocolError("the secret key is not one of the announced scheme")
-        self._decryptor = open_decryptor(key, backend)
+        self._encryptor = owner_encryptor(key, backend)
+        self._decryptor = PaillierDecryptor(key, backend)
 
     def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         encrypted = self._encryptor.encrypt(self._format.plaintext_rows(g, h))

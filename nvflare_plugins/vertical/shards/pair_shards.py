@@ -148,7 +148,7 @@ class PointPairs(StaysInProcess):
 
 
 class CiphertextPairs(StaysInProcess):
-    """One ciphertext a row: profiles ``paillier`` and ``okamoto_uchiyama``."""
+    """One ciphertext a row: profile ``paillier``."""
 
     def __init__(self, setup: TrainingSetup, pairs: PairFormat, backend: str, allow_toy_keys: bool) -> None:
         self._public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)

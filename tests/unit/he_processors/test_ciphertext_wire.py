@@ -20,7 +20,7 @@ from he_processors.fixed_pairs import PairFormat
 from he_processors.packing import PackingLayout
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
-from tests.support.he_toys import signed_rows, toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import signed_rows, toy_paillier
 
 KEY = toy_paillier()
 OTHER_KEY = toy_paillier(seed=2)
@@ -74,14 +74,11 @@ def test_a_message_for_another_key_is_refused() -> None:
 
 
 def test_a_message_of_another_scheme_is_refused() -> None:
-    key = toy_okamoto_uchiyama().public_key
-    arithmetic = open_backend("auto", key.modulus)
-    expected = CiphertextHeader(key, Content.PACKED_BINS, PACKING, 3)
-    ones = arithmetic.from_wire(rows_from_ints([1, 1, 1], arithmetic.width))
-    message = bytearray(encode_ciphertexts(expected, arithmetic, ones))
-    message[6] = 1  # says Paillier
-    with pytest.raises(ProtocolError):
-        decode_ciphertexts(bytes(message), expected, arithmetic)
+    message = bytearray(MESSAGE)
+    for scheme in (2, 3):  # 2 was Okamoto-Uchiyama
+        message[6] = scheme
+        with pytest.raises(ProtocolError):
+            decode_ciphertexts(bytes(message), HEADER, ARITHMETIC)
 
 
 @settings(deadline=None)

@@ -14,12 +14,10 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node, decrypt_level, subtract_sibling
 from he_processors.histogram.planner import HistogramPlan, child_to_build, plan_level
-from he_processors.okamoto_uchiyama import decryption as ou_decryption
-from he_processors.okamoto_uchiyama import encryption as ou_encryption
 from he_processors.packing import REFUSED, PackingLayout
 from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
-from tests.support.he_toys import toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import toy_paillier
 
 N_ROWS = 900
 LAYOUT = BinLayout((6, 3, 20, 1, 5))
@@ -161,12 +159,6 @@ def _paillier_one_prime(backend: str):
     return key.public_key, owner_encryptor(key, backend), OnePrimeDecryptor(key, backend)
 
 
-def _okamoto_uchiyama(backend: str):
-    key = toy_okamoto_uchiyama()
-    decryptor = ou_decryption.OkamotoUchiyamaDecryptor(key, backend)
-    return key.public_key, ou_encryption.owner_encryptor(key, backend), decryptor
-
-
 @pytest.mark.parametrize(
     ("backend", "scheme"),
     [
@@ -175,10 +167,10 @@ def _okamoto_uchiyama(backend: str):
             backend,
             scheme,
             id=f"{backend}-{scheme.__name__}",
-            marks=[pytest.mark.slow] if backend == "reference" and scheme is not _okamoto_uchiyama else [],
+            marks=[pytest.mark.slow] if backend == "reference" and scheme is not _paillier_one_prime else [],
         )
         for backend in available_backends()
-        for scheme in (_paillier, _paillier_one_prime, _okamoto_uchiyama)
+        for scheme in (_paillier, _paillier_one_prime)
     ],
 )
 def test_whole_round_is_exact(scheme, backend: str) -> None:

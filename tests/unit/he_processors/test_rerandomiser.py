@@ -7,11 +7,9 @@ import pytest
 from he_processors.additive.rerandomiser import EXPONENT_SLACK_BITS, N_SUBSET_BASES, Rerandomiser
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.okamoto_uchiyama.decryption import OkamotoUchiyamaDecryptor
-from he_processors.okamoto_uchiyama.encryption import owner_encryptor as ou_owner_encryptor
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
-from tests.support.he_toys import signed_rows, toy_okamoto_uchiyama, toy_paillier
+from tests.support.he_toys import signed_rows, toy_paillier
 
 KEY = toy_paillier()
 VALUES = [0, 5, -7, 2**100]
@@ -28,14 +26,6 @@ def test_plaintexts_stay_and_ciphertexts_change(backend: str) -> None:
         assert PaillierDecryptor(KEY, backend).decrypt(rows) == VALUES
     distinct = {row.tobytes() for rows in (before, *after) for row in rows}
     assert len(distinct) == 3 * len(VALUES)
-
-
-def test_okamoto_uchiyama_ciphertexts_too() -> None:
-    key = toy_okamoto_uchiyama()
-    encryptor = ou_owner_encryptor(key)
-    ciphertexts = encryptor.encrypt(signed_rows(VALUES))
-    rows = encryptor.arithmetic.to_wire(Rerandomiser(key.public_key, encryptor.arithmetic).rerandomise(ciphertexts))
-    assert OkamotoUchiyamaDecryptor(key).decrypt(rows) == VALUES
 
 
 def test_parameters_are_the_required_ones() -> None:

@@ -12,14 +12,16 @@ from tests.support.evidence_attempts import SITES, Attempt, rewrite
 from tests.support.verified import check, only_failures
 
 
-def vertical_attempt(folder, profile="paillier", bend=lambda site, arguments: arguments):
+def vertical_attempt(
+    folder, profile="paillier", bend=lambda site, arguments: arguments, protection=Protection.PAILLIER
+):
     """One party sends ciphertexts of gradients, the other their sums; ``bend`` changes what a party records."""
     attempt = Attempt(folder, profile=profile)
     attempt.open_session()
     for sender, receiver, what in (("site-1", "site-2", Content.GRADIENTS), ("site-2", "site-1", Content.HISTOGRAMS)):
         attempt.exchange("CONVERSATION", "SEALED")
         for site, direction, peer in ((sender, "sent", receiver), (receiver, "received", sender)):
-            arguments = bend(site, (direction, peer, what, Protection.PAILLIER, 100))
+            arguments = bend(site, (direction, peer, what, protection, 100))
             if arguments is not None:
                 attempt.logs[site].content(*arguments)
     return attempt.finish()
@@ -47,6 +49,12 @@ def test_contents_on_which_two_parties_differ(tmp_path):
 def test_contents_under_another_scheme_than_the_profiles_are_a_leak(tmp_path):
     failures = only_failures(vertical_attempt(tmp_path, profile="okamoto_uchiyama"))
     assert "LEAK: GRADIENTS was sent as PAILLIER" in failures
+
+
+def test_evidence_of_a_scheme_that_was_removed_still_verifies(tmp_path):
+    result = check(vertical_attempt(tmp_path, "okamoto_uchiyama", protection=Protection.OKAMOTO_UCHIYAMA))
+    assert result.sound, [a.failures for a in result.attempts]
+    assert "gradient pairs of the rows: Okamoto-Uchiyama ciphertexts" in render(result)
 
 
 def test_thresholds_that_left_in_a_training_are_a_leak(tmp_path):

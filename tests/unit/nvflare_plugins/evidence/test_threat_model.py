@@ -22,7 +22,7 @@ from nvflare_plugins.evidence.threat_model import (
     notes_for,
     protection_text,
 )
-from nvflare_plugins.site.policy.values import PROFILES
+from nvflare_plugins.site.policy.values import PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
 
@@ -31,7 +31,7 @@ SECURITY = Path(__file__).parents[4] / "SECURITY.md"
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
     assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
-    assert set(THREAT_MODELS) == {*PROFILES, *ALIGNMENT, *INFERENCE, *BAGGING}
+    assert set(THREAT_MODELS) == {*PROFILES, *REMOVED_PROFILES, *ALIGNMENT, *INFERENCE, *BAGGING}
     assert set(HORIZONTAL) == {profile.value for profile in Profile}
     own = {"plain": {"PLAIN", "PLAIN_32"}, "masks": {"MASKED_32"}, "bfv": {"BFV"}, "ckks": {"CKKS"}}
     for profile, model in THREAT_MODELS.items():

@@ -155,7 +155,7 @@ def _policy(**document):
 def test_new_profiles_rules_and_consents_have_safe_defaults():
     policy = _policy()
     assert "paillier" in policy.allowed_profiles and "dp_distributed" in policy.allowed_profiles
-    assert not {"okamoto_uchiyama", "dp_trusted", "dp_local", "plain", "ckks"} & set(policy.allowed_profiles)
+    assert not {"dp_trusted", "dp_local", "plain", "ckks"} & set(policy.allowed_profiles)
     assert not any((policy.consents.exact_bins, policy.consents.merge_model, policy.consents.explain))
     assert policy.data_set("d").privacy is None and policy.data_set("d").id is None
     assert policy.vertical.min_rows_per_node == 20 and policy.arithmetic == "auto"
@@ -208,6 +208,13 @@ def test_wrong_rules_aliases_and_backends_are_refused():
             _policy(**document)
 
 
+def test_a_removed_profile_is_left_out_with_a_warning_that_names_what_does_its_work(caplog):
+    policy = _policy(allowed_profiles=["paillier", "okamoto_uchiyama"])
+    assert policy.allowed_profiles == ("paillier",)
+    assert "profile okamoto_uchiyama was removed" in caplog.text and "allow elgamal in its place" in caplog.text
+    assert policy.allowed() == _policy(allowed_profiles=["paillier"]).allowed()
+
+
 def test_vertical_jobs_need_two_parties_and_the_policys_protection():
     policy = _policy()
     assert policy.check_vertical(JobTerms("paillier", "d", key_bits=3072), ["a", "b"]).name == "d"
@@ -216,7 +223,7 @@ def test_vertical_jobs_need_two_parties_and_the_policys_protection():
     with pytest.raises(PolicyRefusal, match="min_key_bits"):
         policy.check_vertical(JobTerms("paillier", "d", key_bits=2048), ["a", "b"])
     with pytest.raises(PolicyRefusal, match="allowed_profiles"):
-        policy.check_vertical(JobTerms("okamoto_uchiyama", "d"), ["a", "b"])
+        policy.check_vertical(JobTerms("elgamal", "d"), ["a", "b"])
     with pytest.raises(PolicyRefusal, match=r"consents.exact_bins"):
         policy.check_consent("exact_bins", "does not show its bins", "use the preset guarded")
 

@@ -7,6 +7,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
 
 LEAST = {"active": "a", "data_set": "d", "label": "y"}
 
@@ -68,7 +69,7 @@ def test_recipes_refuse_what_no_party_would_accept():
     ("changes", "key_length", "strength", "sums_per_set", "is_exact"),
     [
         ({}, 3072, 128, 2, True),
-        ({"profile": "okamoto_uchiyama", "key_bits": 2048}, 2048, 112, 2, True),
+        ({"key_bits": 2048}, 2048, 112, 2, True),
         ({"profile": "elgamal", "key_bits": 2048}, None, 128, 4, True),
         ({"profile": "elgamal", "fraction_bits": 14}, None, 128, 2, False),
         ({"profile": "plain"}, None, 0, 2, True),
@@ -82,3 +83,11 @@ def test_what_a_profile_means(changes, key_length, strength, sums_per_set, is_ex
         sums_per_set,
         is_exact,
     )
+
+
+@pytest.mark.parametrize(("kind", "more"), [(VerticalJob, {}), (VerticalTuningJob, {"trials": [{"max_depth": 3}]})])
+def test_a_profile_that_was_removed_is_refused_with_what_does_its_work(kind, more):
+    with pytest.raises(ConfigurationError, match=r"okamoto_uchiyama was removed\. Remedy: profile=elgamal"):
+        kind.from_dict({**LEAST, **more, "profile": "okamoto_uchiyama"})
+    with pytest.raises(ConfigurationError, match="choose one of paillier, elgamal, plain"):
+        kind.from_dict({**LEAST, **more, "profile": "unheard"})

@@ -66,8 +66,6 @@ def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
     assert 8192 * 768 < sizes.longest_question(20, 0) < 8192 * 768 + (2 << 20)
     assert 63 * 15 * 33 // 24 * 768 < sizes.longest_answer([32] * 20, 10) < 4 << 20
     assert sizes.longest_question(20, 1000) > 1000 * 100_000 // 8
-    half = MessageSizes.of(job(profile="okamoto_uchiyama"), (100_000,), 1, TreeLimits(6, 0))
-    assert half.pairs_per_ciphertext < sizes.pairs_per_ciphertext
     points = MessageSizes.of(job(profile="elgamal"), (100_000,), 1, TreeLimits(6, 0))
     assert (points.ciphertext_bytes, points.pairs_per_ciphertext) == (320, 1)
     assert 8192 * 320 < points.longest_question(20, 0) < 8192 * 320 + (2 << 20)
