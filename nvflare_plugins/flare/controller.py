@@ -70,8 +70,7 @@ class JobController(Controller):
         kind: str | None = None,
     ) -> None:
         super().__init__(task_check_period=task_check_period)
-        if kind is not None:
-            self.kind = own_kind(self.kind, kind)
+        self.kind = own_kind(self.kind, kind)
         self.job = job
         self.sites = sites
         self.min_clients = min_clients

@@ -115,8 +115,7 @@ class JobExecutor(Executor):
 
     def __init__(self, kind: str | None = None) -> None:
         super().__init__()
-        if kind is not None:
-            self.kind = own_kind(self.kind, kind)
+        self.kind = own_kind(self.kind, kind)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Go on with the signs of life until the server has the site's report, or the run is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,7 @@ Raises: VeilBoostError: what ended the attempt at this site.
 AnswerSum = Callable[[Any, int], ServerSum | None]
 """(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
 
+_log = logging.getLogger(__name__)
 
 Sites = tuple[str, ...] | None
 Check = Callable[[Any, Sites, int], None]
@@ -58,18 +60,25 @@ Raises: ConfigurationError.
 """
 
 
-def own_kind(of_class: str, given: str) -> str:
-    """Return the kind of a component to which a job folder gives one: a class that is named after a kind keeps its own.
+def own_kind(of_class: str, given: str | None) -> str:
+    """Return the kind of a component: what the job folder gives it, or that after which its class is named.
 
     Raises:
         ConfigurationError: the two differ.
     """
-    if of_class not in ("", given):
+    if not of_class:
+        return "" if given is None else given
+    if given not in (None, of_class):
         raise ConfigurationError(
             f"the job folder names a component of kind {of_class!r} and gives it the kind {shown(given)}: leave the "
             "argument kind out, or name JobController and JobExecutor"
         )
-    return given
+    _log.warning(
+        "the job folder names a class of kind %s alone, which goes with the next version: write the folder anew "
+        "(export the recipe), so that it names JobController and JobExecutor",
+        of_class,
+    )
+    return of_class
 
 
 def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
@@ -94,8 +103,8 @@ class JobKind:
         run: a site's part.
         answer_sum: the server's part beyond adding, if it has one.
         metrics_site: the one site that streams metrics to the server, where the job asks for it; (job, sites) -> site.
-        alias: "module.Stem" below ``nvflare_plugins.flare`` of the two classes that job folders name, for kinds older
-            than this table; without it they name ``JobController`` and ``JobExecutor``, and the kind as an argument.
+        alias: "module.Stem" below ``nvflare_plugins.flare`` of two classes that older job folders name instead of
+            ``JobController`` and ``JobExecutor`` with the kind as an argument; they warn, and go.
         kept: files in a site's run folder that are for further attempts only, and go when the site's part is over.
         stated: fields that a job folder states even where they are at their defaults.
         fewest: fewest sites, where a recipe names none.

@@ -20,9 +20,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
 from nvflare_plugins.checks import checked_sites, shown
 from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.flare.components import controller_of, executor_of
 from nvflare_plugins.flare.config_search import ignore_settings_here
-from nvflare_plugins.flare.controller import TRAIN_TASK
+from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
+from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare.kinds import kind_of, kind_of_job
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
 from nvflare_plugins.site.flare_boundary import check_set_up
@@ -75,14 +75,15 @@ class JobRecipe(Recipe):
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
         fields = stated_fields(self.job, kind.stated)
         check_references(fields, "the job")
-        flare_job.to_server(controller_of(kind, fields, self.sites, self.min_clients), id="veilboost_controller")
+        controller = JobController(fields, self.sites, self.min_clients, kind=kind.name)
+        flare_job.to_server(controller, id="veilboost_controller")
         if self.job.tracking:
             flare_job.to_server(TBAnalyticsReceiver(tb_folder="tb_events"), id="tb_receiver")
         if self.sites is None:
-            flare_job.to_clients(executor_of(kind), tasks=[TRAIN_TASK])
+            flare_job.to_clients(JobExecutor(kind.name), tasks=[TRAIN_TASK])
         else:
             for site in self.sites:
-                flare_job.to(executor_of(kind), site, tasks=[TRAIN_TASK])
+                flare_job.to(JobExecutor(kind.name), site, tasks=[TRAIN_TASK])
         super().__init__(flare_job)
 
     def run(self, env: ExecEnv, *args: Any, **kwargs: Any) -> Run:

@@ -26,7 +26,7 @@ from nvflare_plugins.checks import shown
 
 _FLARE = "nvflare_plugins.flare"
 EXECUTOR, CONTROLLER = f"{_FLARE}.executor.JobExecutor", f"{_FLARE}.controller.JobController"  # of any kind of job
-_ALIASES = (  # kinds whose job folders name a pair of their own; flare/kinds.py says which kind each is
+_ALIASES = (  # kinds whose older job folders name a pair of their own; flare/kinds.py says which kind each is
     "alignment.Alignment",
     "bucket_ldp.Bucket",
     "dpboost.DpBoost",
@@ -302,8 +302,7 @@ def _list_gaps(resources: Mapping[str, Any], role: Role) -> Iterator[str]:
     wide = [str(entry) for entry in listed if is_too_wide(entry)]
     if wide:
         yield f"{ALLOW_LIST} has {', '.join(wide)}"
-    # A workspace set up before there was one pair for all kinds lacks that one, which FLARE then refuses by its name.
-    if not set(own_components(role)) - {EXECUTOR, CONTROLLER} <= {str(entry) for entry in listed}:
+    if not {EXECUTOR, CONTROLLER, TRACKING_RECEIVER} & set(own_components(role)) <= {str(entry) for entry in listed}:
         yield f"{ALLOW_LIST} lacks components of VeilBoost"
     if resources.get(ENFORCEMENT) != ENFORCE:
         yield f"{ENFORCEMENT} is not {ENFORCE}"

@@ -48,7 +48,7 @@ def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
     assert list((run.workspace / "server" / "simulate_job" / "tb_events").rglob("events.out.tfevents.*"))
     log = run.log("site-1")
     assert "round 1 of 10" in log and "round 10 of 10" in log
-    n_lines = sum("HorizontalExecutor" in line for line in log.splitlines())
+    n_lines = sum("JobExecutor" in line for line in log.splitlines())
     assert n_lines < 30, "the log must not have a line per message"
 
 

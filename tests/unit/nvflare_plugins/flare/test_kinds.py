@@ -55,6 +55,19 @@ def test_a_class_named_after_a_kind_takes_no_other_from_a_hostile_job_folder(
         assert str(caught.value).isprintable()
 
 
+@pytest.mark.parametrize("path", [path for pair in ALIASED for path in pair])
+def test_a_class_named_after_a_kind_warns_that_it_goes(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    named = load_class(path)
+    built = named({}) if path.endswith("Controller") else named()
+    assert built.kind == named.kind
+    assert "goes with the next version" in caplog.text and "names JobController and JobExecutor" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pair_of_all_kinds_warns_of_nothing(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert JobController({}, kind=kind).kind == JobExecutor(kind).kind == kind and not caplog.text
+
+
 def test_a_job_folder_tells_its_kind() -> None:
     assert kind_of_controller("nvflare_plugins.flare.bucket_ldp.BucketController", {}) is KINDS["federboost_vertical"]
     assert kind_of_controller(CONTROLLER, {"kind": "dpboost"}) is KINDS["dpboost"]

@@ -34,7 +34,7 @@ def test_export_holds_the_job_and_nothing_else(tmp_path: Path) -> None:
     job = HorizontalJob.from_dict(args["job"])
     assert job == HorizontalJob("d", "y", params, 7, eval_data_set="e", min_rows_per_cut=25)
     assert meta["min_clients"] == 3 and "mandatory_clients" not in meta
-    assert client["executors"][0]["executor"]["args"] == {} and client["components"] == []
+    assert client["executors"][0]["executor"]["args"] == {"kind": "horizontal"} and client["components"] == []
     assert [component["id"] for component in server["components"]] == ["tb_receiver"]
 
 
