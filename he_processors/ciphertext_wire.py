@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import PublicKey
 from he_processors.bignum.batch_ops import product
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import KeyMismatch, ProtocolError
 from he_processors.packing import PackingLayout
+from he_processors.paillier.keys import PaillierPublicKey
 
 _MAGIC = b"VBHE"
 _VERSION = 1
@@ -40,7 +40,7 @@ class Content(enum.Enum):
 class CiphertextHeader:
     """Everything that fixes the meaning and the length of a message."""
 
-    public_key: PublicKey
+    public_key: PaillierPublicKey
     content: Content
     packing: PackingLayout
     count: int

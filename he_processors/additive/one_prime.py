@@ -3,8 +3,7 @@
 For c = g^m x^n the power c^(p-1) keeps only m: L(c^(p-1) mod p^2) / L(g^(p-1) mod p^2) = m modulo p, where
 L(x) = (x - 1) / p.
 
-Security: the result is m modulo p. A plaintext that is not below p in magnitude wraps, and a wrapped result would
-    reveal p to whoever knows the true one. Callers give plaintexts spare bits and refuse what uses them.
+Security: the result is m modulo p. By itself it would reveal p to whoever knows a plaintext that is not below p.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import PublicKey, StaysInProcess
+from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.rows import byte_width, ints_from_rows, less_than, rows_from_ints
 from he_processors.errors import ProtocolError
+from he_processors.paillier.keys import PaillierPublicKey
 
 REFUSED = "a ciphertext is not a unit of its modulus"
 
 
-def check_ciphertexts(ciphertexts: NDArray[np.uint8], public_key: PublicKey) -> None:
+def check_ciphertexts(ciphertexts: NDArray[np.uint8], public_key: PaillierPublicKey) -> None:
     """Refuse what is no ciphertext, before any of it is decrypted.
 
     Shapes: ciphertexts: uint8[n, width].

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 
-from he_processors.additive.scheme import PublicKey
 from he_processors.bignum.batch_ops import product
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import add_rows, random_rows_below, rows_from_ints, widen
+from he_processors.paillier.keys import PaillierPublicKey
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 
 class PublicRandomisers:
     """Uniform n-th residues for whoever has the public key."""
 
-    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> None:
+    def __init__(
+        self, public_key: PaillierPublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS
+    ) -> None:
         self._n = public_key.n
         self._arithmetic = arithmetic
         self._source = source

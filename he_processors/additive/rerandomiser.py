@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from he_processors.additive.public_randomisers import PublicRandomisers
 from he_processors.additive.randomiser_pool import RandomiserPool
-from he_processors.additive.scheme import PublicKey, StaysInProcess
+from he_processors.additive.scheme import StaysInProcess
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.rows import ints_from_rows
+from he_processors.paillier.keys import PaillierPublicKey
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 N_SUBSET_BASES = 96
@@ -33,7 +34,9 @@ class Rerandomiser(StaysInProcess):
         a message. One re-randomiser serves one key; make a new one for each session.
     """
 
-    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> None:
+    def __init__(
+        self, public_key: PaillierPublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS
+    ) -> None:
         self.arithmetic = arithmetic
         self._source = source
         residues = PublicRandomisers(public_key, arithmetic, source).draw(1 + N_SUBSET_BASES)

@@ -1,4 +1,4 @@
-"""The interface behind which Paillier stands; the codes of all schemes.
+"""What Paillier is made of; the codes of all schemes.
 
 A ciphertext of m is E(m) * x^n modulo one number, where E is a homomorphism from the integers and x^n is a
 uniformly random n-th residue; adding plaintexts is multiplying ciphertexts, and 1 is an (unhidden) encryption of 0.
@@ -30,27 +30,6 @@ class Scheme(enum.Enum):
     ELGAMAL = 3  # 2 was Okamoto-Uchiyama
 
 
-class PublicKey(Protocol):
-    """What a party needs to compute on ciphertexts.
-
-    ``modulus`` is the ciphertext modulus, ``n`` the exponent whose powers are the encryptions of zero. Every
-    |plaintext| < 2^plaintext_bits survives decryption, so both sides fit one packing layout to it.
-    """
-
-    @property
-    def scheme(self) -> Scheme: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def modulus(self) -> int: ...
-    @property
-    def key_bits(self) -> int: ...
-    @property
-    def plaintext_bits(self) -> int: ...
-    @property
-    def fingerprint(self) -> str: ...
-
-
 class StaysInProcess:
     """Base of everything that holds a secret: it is never pickled, and so never copied to another process either."""
 
@@ -67,9 +46,9 @@ class RandomiserSource(Protocol):
 
 
 class Decryptor(Protocol):
-    """Decrypts batches; held by the key owner only.
+    """Decrypts batches, here or on workers; held by the key owner only.
 
-    Capacity: every |plaintext| < 2^plaintext_bits decrypts to itself.
+    Capacity: every |plaintext| < 2^plaintext_bits decrypts to itself, so that both sides fit one packing layout to it.
     """
 
     plaintext_bits: int

@@ -1,4 +1,4 @@
-"""Paillier decryption in batches, modulo one prime or by Chinese remainder."""
+"""Paillier decryption in batches, by Chinese remainder."""
 
 from __future__ import annotations
 
@@ -38,31 +38,6 @@ class PaillierDecryptor:
         halves = zip(self._p_half.recover(ciphertexts), self._q_half.recover(ciphertexts), strict=True)
         joined = (in_q + q * ((in_p - in_q) * self._q_inverse % p) for in_p, in_q in halves)
         return [centred(plaintext, self.public_key.n) for plaintext in joined]
-
-
-class OnePrimeDecryptor:
-    """Decryption modulo the larger prime alone: half the work, half the room.
-
-    Security: wraps modulo p. Use it with a packing layout fitted to ``plaintext_bits``, which leaves the spare bits
-        that show a wrapped value, and never show a result that failed its checks.
-    Capacity: |plaintext| < 2^plaintext_bits.
-    """
-
-    def __init__(self, private_key: PaillierPrivateKey, backend: str = registry.AUTO) -> None:
-        self.public_key = private_key.public_key
-        self.plaintext_bits = private_key.p.bit_length() - 2
-        self._half = OnePrimeLogarithm(private_key.p, self.public_key.n + 1, backend)
-
-    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
-        """Decrypt.
-
-        Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers.
-
-        Raises:
-            ProtocolError: a ciphertext is not a unit below n^2.
-        """
-        check_ciphertexts(ciphertexts, self.public_key)
-        return [centred(plaintext, self._half.p) for plaintext in self._half.recover(ciphertexts)]
 
 
 def centred(residue: int, modulus: int) -> int:

@@ -68,14 +68,11 @@ def canonical(value: Mapping[str, Any]) -> bytes:
     return _encode(value)
 
 
-def chain_hash(previous: bytes, body: Mapping[str, Any]) -> bytes:
-    """Return the 32-byte hash of a record that follows ``previous``; ``body`` is the record without its hash."""
-    _refuse_inexact(body)
-    return _digest(previous, _encode(body))
-
-
 def chain_line(previous: bytes, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """Return the line of a record that follows ``previous``, and its hash. Raises: ValueError as ``canonical``."""
+    """Return the line of a record that follows ``previous``, and its hash; ``body`` is the record without it.
+
+    Raises: ValueError as ``canonical``.
+    """
     _refuse_inexact(body)
     before, after = _around_hash(body)
     digest = _digest(previous, _joined(before, after))

@@ -120,10 +120,6 @@ class Presence:
         self._taking_part: dict[str, bytes] = {}  # of the process in the present attempt
         cell.register_request_cb(CHANNEL, TOPIC_READY, self._on_ready)
 
-    def are_ready(self) -> bool:
-        """Return whether a process of every site waits for a task now."""
-        return not self.absent()
-
     def absent(self) -> list[str]:
         """Return the sites of which no process waits for a task now."""
         with self._lock:

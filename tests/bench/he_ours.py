@@ -13,7 +13,7 @@ from he_processors.histogram.bins import BinLayout
 from he_processors.histogram.ciphertext_sums import sum_bins
 from he_processors.histogram.planner import plan_level
 from he_processors.packing import PackingLayout
-from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey
 
@@ -39,8 +39,7 @@ def measure_ours(key: PaillierPrivateKey, backend: str) -> Rates:
     """Measure one backend.
 
     ``encrypt_per_s``: owner encryption with fresh randomisers, table made before. ``add_per_s``: products of a whole
-    histogram, planning and merging included, without feature pairs. ``pack_per_s``: bins packed. ``decrypt_per_s``:
-    one-prime decryptions.
+    histogram, planning and merging included, without feature pairs. ``pack_per_s``: bins packed.
     """
     rng = np.random.default_rng(1)
     n_rows = _ROWS[backend]
@@ -50,8 +49,8 @@ def measure_ours(key: PaillierPrivateKey, backend: str) -> Rates:
     encrypt_s, ciphertexts = cpu_seconds(lambda: _encrypt_to_wire(encryptor, plaintexts))
     arithmetic = encryptor.arithmetic
     residues = arithmetic.from_wire(ciphertexts)
-    one_prime = OnePrimeDecryptor(key, backend)
-    packing = PackingLayout.fit(FORMAT, PaillierDecryptor(key, backend).plaintext_bits)
+    decryptor = PaillierDecryptor(key, backend)
+    packing = PackingLayout.fit(FORMAT, decryptor.plaintext_bits)
 
     layout = BinLayout((N_BINS,) * 18)
     codes = rng.integers(0, N_BINS, (18, n_rows)).astype(np.uint16)
@@ -61,7 +60,7 @@ def measure_ours(key: PaillierPrivateKey, backend: str) -> Rates:
     some_bins = arithmetic.take(bins, np.arange(min(len(bins), n_rows), dtype=np.int64))
     pack_s, _ = cpu_seconds(lambda: arithmetic.horner(some_bins, packing.pairs_per_plaintext, FORMAT.pair_bits))
     n_decrypt = max(8, min(2_000, n_rows // 8))
-    decrypt_s, _ = cpu_seconds(lambda: one_prime.decrypt(ciphertexts[:n_decrypt]))
+    decrypt_s, _ = cpu_seconds(lambda: decryptor.decrypt(ciphertexts[:n_decrypt]))
     return {
         "encrypt_per_s": n_rows / encrypt_s,
         "add_per_s": plan.n_products / add_s,

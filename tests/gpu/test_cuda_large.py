@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from he_processors.bignum.cuda import CudaBatch, load
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable
-from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from tests.support.he_toys import signed_rows
@@ -104,7 +104,7 @@ def test_paillier_on_the_gpu(open_batch: Callable[[int], CudaBatch], key_bits: i
     wire = encryptor.arithmetic.to_wire(encrypted)
     assert len({row.tobytes() for row in wire}) == len(values)
     assert list(PaillierDecryptor(key, "reference").decrypt(wire[:40])) == values[:40]
-    assert list(OnePrimeDecryptor(key, "cuda").decrypt(wire)) == values
+    assert list(PaillierDecryptor(key, "cuda").decrypt(wire)) == values
 
     order = np.random.default_rng(8).permutation(3000).astype(np.int32)
     starts = np.array([0, 1000, 1000, 1001, 3000], dtype=np.int64)

@@ -6,17 +6,12 @@ import inspect
 import itertools
 import math
 
-import gmpy2
 import numpy as np
 import pytest
 
 from he_processors.additive.owner_randomisers import ArithmeticFault
 from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.errors import ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.packing import PackingLayout
-from he_processors.paillier.decryption import OnePrimeDecryptor
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor, public_encryptor
 from he_processors.paillier.keys import generate_paillier_key
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
@@ -84,24 +79,6 @@ def test_our_keys_come_from_the_operating_system_and_take_no_seed() -> None:
     keys = [generate_paillier_key(512, allow_toy_keys=True) for _ in range(8)]
     primes = [prime for key in keys for prime in (key.p, key.q)]
     assert len(set(primes)) == 16
-
-
-# --- decryption modulo one prime ---------------------------------------------------------------------------------
-
-
-def test_a_wrapped_plaintext_reveals_p_and_is_never_shown() -> None:
-    encryptor, decryptor = owner_encryptor(KEY), OnePrimeDecryptor(KEY)
-    # The attacker shifts a known plaintext beyond p, as a Horner packing of too many bins would.
-    shift = 1 << (KEY.p.bit_length() + 20)
-    (ciphertext,) = encrypted(encryptor, [3])
-    too_large = int(gmpy2.powmod(ciphertext, shift, MODULUS))
-    rows = rows_from_ints([too_large], encryptor.arithmetic.width)
-    (wrapped,) = decryptor.decrypt(rows)
-    assert math.gcd(3 * shift - wrapped, N) == KEY.p, "shown, the wrapped value is the key"
-    layout = PackingLayout.fit(PairFormat.logistic(30, 100), decryptor.plaintext_bits)
-    with pytest.raises(ProtocolError) as caught:
-        layout.unpack([wrapped], layout.pairs_per_plaintext)
-    assert str(wrapped) not in str(caught.value)
 
 
 # --- faults in the Chinese remainder -----------------------------------------------------------------------------

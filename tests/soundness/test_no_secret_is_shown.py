@@ -22,7 +22,7 @@ from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
 from he_processors.histogram.planner import plan_level
 from he_processors.packing import PackingLayout
-from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
 from tests.support.he_toys import signed_rows, toy_paillier
@@ -70,7 +70,6 @@ def _failures() -> list[Callable[[], object]]:
         lambda: decode_ciphertexts(message[:-1] + b"\xff", header, arithmetic),
         lambda: arithmetic.from_wire(np.full((1, arithmetic.width), 255, np.uint8)),
         lambda: decryptor.decrypt(rows_from_ints([key.p], arithmetic.width)),
-        lambda: OnePrimeDecryptor(key).decrypt(rows_from_ints([key.p], arithmetic.width)),
         lambda: PaillierPrivateKey.from_primes(key.p, key.p, allow_toy_keys=True),
         lambda: PaillierPrivateKey.from_primes(key.p, key.q),
         lambda: PaillierPrivateKey(key.q, key.p),
@@ -78,7 +77,6 @@ def _failures() -> list[Callable[[], object]]:
         lambda: pickle.dumps(encryptor.randomisers),
         lambda: pickle.dumps(owner_encryptor(key, "gmpy2").randomisers._source),
         lambda: pickle.dumps(PaillierDecryptor(key, "gmpy2")),
-        lambda: pickle.dumps(OnePrimeDecryptor(key, "gmpy2")),
         lambda: pickle.dumps(Rerandomiser(key.public_key, open_backend("gmpy2", key.public_key.modulus))),
         lambda: copy.deepcopy(key),
     ]

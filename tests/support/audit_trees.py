@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
 from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.sum_tags import SumTags
-from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_line, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.private_trees import forest_trainer
 from nvflare_plugins.private_trees.forest_trainer import train
@@ -296,7 +296,7 @@ def heads_confirm(setting: Setting, view: View, has_canary: bool) -> bool:
         if body["type"] == "message" and body["direction"] == "sent" and body["counter"] == 0:
             label = MessageLabel(body["counter"], body["kind"], body["phase"], body["n_values"])
             body["sha256"] = commitment(MaskedSums(view.make_keys()).protect(sums[0], label))
-        digest = chain_hash(digest, body)
+        digest = chain_line(digest, body)[1]
     return digest == head.digest
 
 

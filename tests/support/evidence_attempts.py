@@ -10,7 +10,7 @@ from pathlib import Path
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.evidence.audit import Certified
-from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_hash, export_name, parse_line
+from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_line, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog, utc_now
 
 SITES = ("site-1", "site-2", "site-3")
@@ -186,6 +186,6 @@ def rewrite(path: Path, change: Callable[[list[dict]], None]) -> None:
     previous, lines = bytes(32), []
     for n, record in enumerate(records):
         body = {**{k: v for k, v in record.items() if k != "hash"}, "n": n}
-        previous = chain_hash(previous, body)
+        previous = chain_line(previous, body)[1]
         lines.append(canonical({**body, "hash": previous.hex()}))
     path.write_bytes(b"".join(line + b"\n" for line in lines))

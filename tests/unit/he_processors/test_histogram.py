@@ -15,7 +15,7 @@ from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
 from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node, decrypt_level, subtract_sibling
 from he_processors.histogram.planner import HistogramPlan, child_to_build, plan_level
 from he_processors.packing import REFUSED, PackingLayout
-from he_processors.paillier.decryption import OnePrimeDecryptor, PaillierDecryptor
+from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from tests.support.he_toys import toy_paillier
 
@@ -149,32 +149,10 @@ def test_codes_are_checked() -> None:
             BinLayout(n_bins)
 
 
-def _paillier(backend: str):
+@pytest.mark.parametrize("backend", available_backends())
+def test_whole_round_is_exact(backend: str) -> None:
     key = toy_paillier()
-    return key.public_key, owner_encryptor(key, backend), PaillierDecryptor(key, backend)
-
-
-def _paillier_one_prime(backend: str):
-    key = toy_paillier()
-    return key.public_key, owner_encryptor(key, backend), OnePrimeDecryptor(key, backend)
-
-
-@pytest.mark.parametrize(
-    ("backend", "scheme"),
-    [
-        # The reference takes its time: one scheme shows that it counts the same.
-        pytest.param(
-            backend,
-            scheme,
-            id=f"{backend}-{scheme.__name__}",
-            marks=[pytest.mark.slow] if backend == "reference" and scheme is not _paillier_one_prime else [],
-        )
-        for backend in available_backends()
-        for scheme in (_paillier, _paillier_one_prime)
-    ],
-)
-def test_whole_round_is_exact(scheme, backend: str) -> None:
-    public_key, encryptor, decryptor = scheme(backend)
+    public_key, encryptor, decryptor = key.public_key, owner_encryptor(key, backend), PaillierDecryptor(key, backend)
     packing = PackingLayout.fit(FORMAT, decryptor.plaintext_bits)
     ciphertexts = encryptor.encrypt(FORMAT.plaintext_rows(G, H))
     arithmetic = open_backend(backend, public_key.modulus)  # the passive party's own

@@ -19,7 +19,7 @@ from nvflare_plugins.evidence.format import (
     GENESIS,
     SignedHead,
     canonical,
-    chain_hash,
+    chain_line,
     export_name,
     parse_line,
     read_chain,
@@ -48,7 +48,7 @@ def test_chain_hash_known_answer():
     # Fixed once; a change of it makes old evidence unreadable.
     body = {"n": 0, "type": "open"}
     assert canonical(body) == b'{"n":0,"type":"open"}'
-    assert chain_hash(GENESIS, body).hex() == "f1296528a1e5edde2268544d21de5cee14ff0acd7cc60913ecc79f3b9bcb1d98"
+    assert chain_line(GENESIS, body)[1].hex() == "f1296528a1e5edde2268544d21de5cee14ff0acd7cc60913ecc79f3b9bcb1d98"
     assert commitment(b"payload", bytes(16)) == "2a20b36fdd042dd595911c0c6651aa04a910f3e5cceff638ad1058a066864355"
     assert commitment(b"payload") == "7be2ceb06ab5c31445174f9246b0532ab106c2699999e64feb5339c4d1413665"
 
