@@ -119,7 +119,7 @@ class RingMessage:
         header = _HEADER.pack(_CIPHERTEXT_MAGIC, _VERSION, scheme.code, self.n_summands, key_id, self.n_values)
         parts = [header]
         for prime, values in zip(scheme.primes, self.residues, strict=True):
-            parts += _pack_residues(values, prime)
+            parts += [(values >> np.uint64(shift)).astype(dtype).tobytes() for dtype, shift, _ in _planes(prime)]
         return b"".join(parts)
 
     @classmethod
@@ -223,10 +223,6 @@ def _planes(prime: int) -> list[tuple[str, int, int]]:
             shift += n_bits
             missing -= n_bits // 8
     return pieces
-
-
-def _pack_residues(values: NDArray[np.uint64], prime: int) -> list[bytes]:
-    return [(values >> np.uint64(shift)).astype(dtype).tobytes() for dtype, shift, _ in _planes(prime)]
 
 
 def _unpack_body(body: memoryview, scheme: RingScheme, n_values: int) -> tuple[NDArray[np.uint64], ...]:

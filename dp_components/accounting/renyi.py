@@ -20,7 +20,8 @@ def delta_of_rho(rho: float, epsilon: float) -> float:
     Raises:
         ValueError: ``rho`` or ``epsilon`` is negative or not finite.
     """
-    _require(rho, epsilon)
+    if not (math.isfinite(rho) and math.isfinite(epsilon) and rho >= 0 and epsilon >= 0):
+        raise ValueError("rho and epsilon must be finite and not negative")
     if rho == 0:
         return 0.0
 
@@ -28,11 +29,6 @@ def delta_of_rho(rho: float, epsilon: float) -> float:
         return (order - 1) * (rho * order - epsilon + math.log1p(-1 / order)) - math.log(order)
 
     return math.exp(min(0.0, _least(log_delta)))
-
-
-def _require(rho: float, epsilon: float) -> None:
-    if not (math.isfinite(rho) and math.isfinite(epsilon) and rho >= 0 and epsilon >= 0):
-        raise ValueError("rho and epsilon must be finite and not negative")
 
 
 def _least(bound: Callable[[float], float]) -> float:

@@ -94,7 +94,8 @@ def count_cells(
             to be cut for nothing (``public_edges``).
     """
     _require_buckets(features, n_buckets)
-    _require_columns(columns, len(features))
+    if columns.ndim != 2 or columns.shape[0] != len(features):
+        raise ValueError("columns are a matrix of features by rows, as many features as were described")
     grids = [(i, _cells(feature)) for i, feature in enumerate(features) if needs_counts(feature, n_buckets)]
     if not grids:
         raise ValueError("every feature has one bucket per value: public edges cost nothing")
@@ -215,8 +216,3 @@ def _require_buckets(features: Sequence[Feature], n_buckets: int) -> None:
         raise ValueError("there must be a feature")
     if isinstance(n_buckets, bool) or not isinstance(n_buckets, int) or not 2 <= n_buckets <= MAX_BUCKETS:
         raise ValueError(f"a feature has 2 to {MAX_BUCKETS} buckets")
-
-
-def _require_columns(columns: Columns, n_features: int) -> None:
-    if columns.ndim != 2 or columns.shape[0] != n_features:
-        raise ValueError("columns are a matrix of features by rows, as many features as were described")

@@ -158,7 +158,7 @@ class ParquetParts:
         end = self.n_rows if end is None else end
         if not 0 <= first <= end <= self.n_rows:
             raise ValueError("there are no such rows")
-        pieces = [_empty(self.schema, columns)]
+        pieces = [_of(self.schema.empty_table(), columns)]
         for part, low, high in self._holding(self._start + first, self._start + end):
             with self._opened(part) as file:
                 pieces += _rows_of(file, part, columns, low, high)
@@ -294,7 +294,3 @@ def _batches_of(
 def _of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """Return columns in order, without what files note of them (whether they may lack values, a tool's own notes)."""
     return pa.table([rows.column(name) for name in columns], names=list(columns))
-
-
-def _empty(schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
-    return pa.table([pa.array([], schema.field(name).type) for name in columns], names=list(columns))

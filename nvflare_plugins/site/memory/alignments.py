@@ -36,7 +36,7 @@ from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.identity import overlap_of
 from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.formatting import counted, fitted
-from nvflare_plugins.site.memory.schema import drop_array, insert, load_array, store_array
+from nvflare_plugins.site.memory.schema import drop_array, insert, keyed_hashes, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.site.policy.values import Consents
@@ -123,14 +123,14 @@ class AlignmentRegistry:
             earlier = _runs(db)
             fresh = []
             for name, ids in data.items():
-                hashes = self._hashes(ids)
+                hashes = np.sort(keyed_hashes(self._key, ids))
                 if not (standing and self._consents.scoring and self._is_due(db, name, hashes, sites, earlier)):
                     repetition = self._repetition(db, name, hashes, sites, earlier, standing)
                     if repetition is not None and not self._consents.gives("recompute_with_changes"):
                         raise repetition
                 elif any(run.state is not State.RESERVED for run in earlier):
                     self._consents.gives("scoring")
-                fresh.append(_add(db, job_id, name, sites, hashes, self._now()))
+                fresh.append(_add(db, job_id, name, sites, hashes, self._clock().strftime(_TIME)))
             self._alive.hold(job_id)
         return tuple(fresh)
 
@@ -252,14 +252,6 @@ class AlignmentRegistry:
         if self._alive.is_held(run.job_id):
             return f"{key} Remedy: wait until that job has ended and use its alignment, or {ask}"
         return f"{key} That one failed. Remedy: try again with the same ids and sites, or {ask}"
-
-    def _now(self) -> str:
-        return self._clock().strftime(_TIME)
-
-    def _hashes(self, ids: Sequence[bytes]) -> NDArray[np.uint64]:
-        """Shapes: result: uint64[n_ids], sorted."""
-        digests = b"".join(hashlib.blake2b(name, digest_size=8, key=self._key).digest() for name in ids)
-        return np.sort(np.frombuffer(digests, dtype="<u8"))
 
 
 def _runs(db: sqlite3.Connection) -> list[AlignmentRun]:

@@ -19,7 +19,6 @@ Privacy: purely local; keyed hashes of ids.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sqlite3
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.data_sets.declaration import DataSet
 from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED, counted, keyed_hashes, load_counts, save_counts
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -69,7 +68,8 @@ class PersonsOfBudgets:
         if not self._others.size:
             return np.ones(len(ids), dtype=np.bool_)
         is_named = np.array([one is not None for one in ids], dtype=np.bool_)
-        return is_named & ~np.isin(self._hashes([one or "" for one in ids]), self._others, kind="sort")
+        keys = keyed_hashes(self._key, ((one or "").encode() for one in ids))
+        return is_named & ~np.isin(keys, self._others, kind="sort")
 
     def note(self, ids: Sequence[str | None]) -> None:
         """Remember the persons of a job, durably; once its price is reserved, before anything is released.
@@ -78,7 +78,7 @@ class PersonsOfBudgets:
             DataRefusal: one of them was noted for another data set since ``are_new`` was asked.
             PolicyRefusal: so was another data set that names nobody.
         """
-        keys = np.unique(self._hashes([one for one in ids if one is not None]))
+        keys = np.unique(keyed_hashes(self._key, (one.encode() for one in ids if one is not None)))
         earlier = self._spent_before()
         with self._memory.transaction() as db:
             refusal = self._refusal(db, earlier)
@@ -134,10 +134,6 @@ class PersonsOfBudgets:
         except (PrivacyError, OSError) as error:
             _log.warning("the ledger of data set %r cannot be read: %s", data_set, error)
             return True
-
-    def _hashes(self, ids: Sequence[str]) -> NDArray[np.uint64]:
-        digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8, key=self._key).digest() for one in ids)
-        return np.frombuffer(digests, dtype="<u8")
 
 
 def _of_others(db: sqlite3.Connection, data_set: str) -> NDArray[np.uint64]:

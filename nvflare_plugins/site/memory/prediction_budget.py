@@ -10,7 +10,6 @@ Privacy: purely local. Rows are kept as hashes under a key of this site, so that
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Sequence
 
@@ -19,7 +18,14 @@ from numpy.typing import NDArray
 
 from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.site.memory.schema import PREDICTIONS, DamagedArray, counted, load_counts, save_counts
+from nvflare_plugins.site.memory.schema import (
+    PREDICTIONS,
+    DamagedArray,
+    counted,
+    keyed_hashes,
+    load_counts,
+    save_counts,
+)
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 
@@ -63,7 +69,7 @@ class PredictionBudget:
         """Return the counts with those of a job. Shapes: uint64[n], int64[n]. Raises: as ``charge``."""
         if len(row_ids) > self._rules.predictions_per_job:
             raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
-        asked, times = np.unique(self._hashes(row_ids), return_counts=True)
+        asked, times = np.unique(keyed_hashes(self._key, map(str.encode, row_ids)), return_counts=True)
         keys, counts = self._read(db)
         everyone = np.union1d(keys, asked)
         total = np.zeros(everyone.size, dtype=np.int64)
@@ -76,10 +82,6 @@ class PredictionBudget:
                 "name other rows (rows, data_set)",
             )
         return everyone, total
-
-    def _hashes(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
-        digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8, key=self._key).digest() for one in row_ids)
-        return np.frombuffer(digests, dtype="<u8")
 
     def _read(self, db: sqlite3.Connection) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         stored = load_counts(db, PREDICTIONS, self._data_set)

@@ -181,7 +181,8 @@ class Registry:
                 verdict, message = self._check_resume(db, terms, record, resume)
                 if resume.lost:
                     self._judge(db, terms, version, runs.of_job(db, resume.job_id), may_grow=False)
-            run = runs.add_run(db, job_id, terms, _now(), 0 if resume is None else resume.trees)
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            run = runs.add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and (may_grow or is_settled):
                 note_unchecked(db, run)
         return Reservation(run, verdict, message, n_added, refusal)
@@ -480,7 +481,3 @@ def _is_redrawn(earlier: Terms, fresh: Terms) -> bool:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

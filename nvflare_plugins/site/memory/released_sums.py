@@ -16,7 +16,6 @@ Reference: Alon, Matias, Szegedy, The space complexity of approximating the freq
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from nvflare_plugins.site.memory.schema import (
     TOLD_BITS,
     DamagedArray,
     counted,
+    keyed_hashes,
     load_counts,
     save_counts,
 )
@@ -125,8 +125,7 @@ class ReleasedSums:
 
     def row_keys(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
         """Return the rows' secret keys. Shapes: uint64[n_rows]. Raises: ValueError if an id comes twice."""
-        digests = b"".join(hashlib.blake2b(one.encode(), digest_size=8, key=self._key).digest() for one in row_ids)
-        keys = np.frombuffer(digests, dtype="<u8")
+        keys = keyed_hashes(self._key, map(str.encode, row_ids))
         if np.unique(keys).size != keys.size:
             raise ValueError("the ids of the rows are not distinct")
         return keys
@@ -160,8 +159,7 @@ class ReleasedSums:
         Shapes: left, right: uint64[n], keys of the rows.
         """
         sides = np.array([left.size, left.sum(dtype=np.uint64), right.size, right.sum(dtype=np.uint64)], dtype="<u8")
-        digest = hashlib.blake2b(sides.tobytes() + split, digest_size=8, key=self._key).digest()
-        return int.from_bytes(digest, "little")
+        return int(keyed_hashes(self._key, [sides.tobytes() + split])[0])
 
     def _load(self, db: sqlite3.Connection) -> Released:
         told = load_counts(db, TOLD_BITS, self._data_set)["answers"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,6 +170,12 @@ def save_counts(db: sqlite3.Connection, purpose: str, data_set: str, arrays: Map
             db.execute("INSERT INTO row_counts VALUES (?, ?, ?, ?)", (*key, store_array(db, values)))
         else:
             _write(db, found[0], values)
+
+
+def keyed_hashes(key: bytes, items: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return what stands for rows, persons or ids in the memory, item by item, under a secret of the site."""
+    digests = b"".join(hashlib.blake2b(one, digest_size=8, key=key).digest() for one in items)
+    return np.frombuffer(digests, dtype="<u8")
 
 
 def counted(data_set: str) -> str:
