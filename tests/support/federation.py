@@ -21,6 +21,7 @@ from nvflare_plugins.horizontal.job import HorizontalJob
 from nvflare_plugins.horizontal.site import run_site
 from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.catalogue import Kind
@@ -217,7 +218,7 @@ class Federation:
         for site in self.sites:
             folder = self.workspace(site) / "veilboost_registry" / site
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / "key").write_bytes(hashlib.sha256(site.encode()).digest())
+            Memory(folder, site, None).secret("registry", hashlib.sha256(site.encode()).digest())
 
     def run(
         self,
