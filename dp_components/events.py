@@ -1,22 +1,47 @@
-"""Privacy events: frozen values that say completely which random mechanism was run, and compute nothing.
-
-An event is the contract between a mechanism, which draws noise, and the accountant (accounting/composition.py), which
-prices it. The set is closed: the accountant raises on anything else. A release without its event does not exist
-(``Release``). Events are written to the ledger by ``event_document`` and read back strictly by ``event_from_document``.
-
-Reference: the split into events and accountants is that of Google's dp_accounting.
-"""
+"""Privacy events: frozen values that say completely which random mechanism was run, and the relation they protect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.errors import UnknownEvent
-from dp_components.neighbouring import NeighbouringRelation
+
+# The neighbouring relation: which two data sets no one shall be able to tell apart.
+#
+# A guarantee without it means nothing, and the factor between two relations is the commonest error in private learning;
+# so it is a type that every sensitivity, event and ledger carries, and two different ones are never added up.
+
+
+class NeighbouringRelation(Enum):
+    """What may differ between neighbouring data sets. Protected is a record, never a whole site.
+
+    Attributes:
+        ADD_OR_REMOVE_ROW: one row is there or not: the relation of Maddock et al. and the default.
+        REPLACE_ROW: one row has other features and another label; twice the sensitivity of a sum.
+        CHANGE_LABEL: one row has another label; its features, and so the nodes it falls into, are public.
+        CHANGE_VALUE: one feature value of one row differs (FederBoost's element level).
+    """
+
+    ADD_OR_REMOVE_ROW = "add_or_remove_row"
+    REPLACE_ROW = "replace_row"
+    CHANGE_LABEL = "change_label"
+    CHANGE_VALUE = "change_value"
+
+
+# Privacy events: frozen values that say completely which random mechanism was run, and compute nothing.
+#
+# An event is the contract between a mechanism, which draws noise, and the accountant (accounting.py), which
+# prices it. The set is closed: the accountant raises on anything else. A release without its event does not exist
+# (``Release``). Events are written to the ledger by ``event_document`` and read back strictly by
+# ``event_from_document``.
+#
+# Reference: the split into events and accountants is that of Google's dp_accounting.
+
 
 # No sensible mechanism is outside; inside, squares and sums stay clear of overflow.
 _SMALLEST, _LARGEST = 1e-20, 1e20

@@ -15,7 +15,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import NeighbouringRelation
 
 GRID_BITS = 20
 HESSIAN_WEIGHT = ((1 + math.sqrt(5)) / 2) ** 2.5

@@ -7,7 +7,7 @@ which rows go left (partition bits).
 
 **Statement.** Let b be any function that answers A's questions on splits from the question and what was said before,
 and let M_b(x) be all that A receives when P's bits are taken from b, in the place of x, and everything else is computed
-from x: cut points by a noisy descent (split_candidates/float_quantiles.py), and of each tree sums per bin for at most
+from x: cut points by a noisy descent (split_candidates/dp_quantiles.py), and of each tree sums per bin for at most
 one node of a level on every path, in at most K features, over at most D levels, each plus noise of its own. For every
 strategy of A, every b, and all x and x' that differ in the features of one row, M_b(x) and M_b(x') are
 (epsilon, delta)-close, with epsilon and delta composed from the events of ``tree_event`` and ``descent_event``.
@@ -49,9 +49,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.events import DiscreteGaussianEvent
-from dp_components.mechanisms.gaussian import draw_noise, gaussian_event, share_scales
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import DiscreteGaussianEvent, NeighbouringRelation
+from dp_components.mechanisms import draw_noise, gaussian_event, share_scales
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Norm, Sensitivity
 

@@ -26,9 +26,15 @@ import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded
-from he_processors.ring_ciphertexts import MessageSum, RingScheme, add_messages
-from he_processors.ring_keys import RingKey, generate_secret, split_secret
-from he_processors.seal_access import make_context
+from he_processors.ring_ciphertexts import (
+    MessageSum,
+    RingKey,
+    RingScheme,
+    add_messages,
+    generate_secret,
+    make_context,
+    split_secret,
+)
 
 _Q = 1152921504606830593
 _NOISE_PER_SUMMAND = 22

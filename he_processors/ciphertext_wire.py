@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.batch_ops import product
-from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.interface import ModBatch, Residues, product
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import KeyMismatch, ProtocolError
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout
 from he_processors.paillier.keys import PaillierPublicKey
 
 _MAGIC = b"VBHE"

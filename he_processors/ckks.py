@@ -49,9 +49,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
-from he_processors.ring_ciphertexts import MessageSum, RingScheme, add_messages
-from he_processors.ring_keys import RingKey, generate_secret
-from he_processors.seal_access import make_context
+from he_processors.ring_ciphertexts import MessageSum, RingKey, RingScheme, add_messages, generate_secret, make_context
 
 _SCHEME = RingScheme(
     name="CKKS",

@@ -1,22 +1,29 @@
-"""Ciphertexts of BFV and CKKS as plain residues: wire format and key-less addition.
-
-A symmetric RLWE ciphertext is two polynomials over a product of primes. What travels are their residues, nothing of
-SEAL's own serialisation: a header of fixed length, then per prime the residues in as many bytes as the prime needs.
-Adding two ciphertexts adds residues modulo each prime, so the server needs numpy only: no key, no context, and
-no parser of a C++ library ever sees bytes that came over the network.
-"""
+"""What BFV and CKKS share: the key of the sites, ciphertexts as residues, and Microsoft SEAL below them."""
 
 from __future__ import annotations
 
+import functools
+import math
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import BackendUnavailable, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+# Ciphertexts of BFV and CKKS as plain residues: wire format and key-less addition.
+#
+# A symmetric RLWE ciphertext is two polynomials over a product of primes. What travels are their residues, nothing of
+# SEAL's own serialisation: a header of fixed length, then per prime the residues in as many bytes as the prime needs.
+# Adding two ciphertexts adds residues modulo each prime, so the server needs numpy only: no key, no context, and no
+# parser of a C++ library ever sees bytes that came over the network.
+
 
 KEY_ID_BYTES = 16
 POLYNOMIALS = 2
@@ -239,3 +246,242 @@ def _unpack_body(body: memoryview, scheme: RingScheme, n_values: int) -> tuple[N
             raise ProtocolError(f"{scheme.name} message holds a residue that is not below its prime")
         residues.append(values.reshape(shape))
     return tuple(residues)
+
+
+# Microsoft SEAL through TenSEAL's bindings, with residues as numpy arrays.
+#
+# TenSEAL's own vectors encrypt with the public key, keep a prime that sums never need, and serialise through a slow
+# compressor that both ends must run. The lower-level ``tenseal.sealapi`` does the same arithmetic with the secret key
+# at half the cost. It reads and writes files only; an anonymous file in memory serves, so no secret touches a disk.
+#
+# Only bytes of our own making, with residues checked to lie below their primes, ever reach SEAL.
+
+
+_SEAL_HEADER = struct.Struct("<HBBBBHQ")  # magic, header size, major, minor, compression, reserved, total size
+_SEAL_MAGIC = 0xA15E
+_NOT_COMPRESSED, _ZSTANDARD = 0, 2
+
+
+@functools.cache
+def make_context(scheme: RingScheme, plain_modulus: int, special_prime: int | None = None) -> seal.SEALContext:
+    """Build SEAL's context of public constants.
+
+    Args:
+        scheme: its primes carry the ciphertexts.
+        plain_modulus: t of BFV; 0 means CKKS.
+        special_prime: a prime that SEAL may insist on at the level of keys; it carries nothing.
+
+    Raises:
+        BackendUnavailable: SEAL refuses the parameters as insecure or would use other ones for ciphertexts.
+    """
+    kind = seal.SCHEME_TYPE.BFV if plain_modulus else seal.SCHEME_TYPE.CKKS
+    parameters = seal.EncryptionParameters(kind)
+    parameters.set_poly_modulus_degree(scheme.poly_degree)
+    key_primes = scheme.primes if special_prime is None else (*scheme.primes, special_prime)
+    parameters.set_coeff_modulus([seal.Modulus(prime) for prime in key_primes])
+    if plain_modulus:
+        parameters.set_plain_modulus(plain_modulus)
+    context = seal.SEALContext(parameters, special_prime is not None, seal.SEC_LEVEL_TYPE.TC128)
+    if not context.parameters_set():
+        raise BackendUnavailable(f"SEAL refuses the parameters of {scheme.name}: {context.parameters_error_name()}")
+    carried = context.first_context_data().parms().coeff_modulus()
+    if tuple(modulus.value() for modulus in carried) != scheme.primes:
+        raise BackendUnavailable(f"SEAL would not use the agreed primes for {scheme.name} ciphertexts")
+    return context
+
+
+class ResidueCodec:
+    """Moves residues between SEAL objects of one shape and numpy.
+
+    SEAL writes an object as a prefix of fixed length, equal for all objects of one shape, and its residues. The prefix
+    is taken from a sample made here and then used to write objects back.
+    """
+
+    def __init__(self, shape: tuple[int, ...], sample: Callable[[str], None]) -> None:
+        """Learn the prefix from a sample's ``save``."""
+        self._shape = shape
+        self._residue_bytes = 8 * math.prod(shape)
+        self._prefix = _read_object(sample)[: -self._residue_bytes]
+
+    def export(self, save: Callable[[str], None]) -> NDArray[np.uint64]:
+        """Return the residues of a SEAL object, given its ``save``."""
+        content = _read_object(save)
+        if content[: -self._residue_bytes] != self._prefix:
+            raise BackendUnavailable("SEAL wrote an object of another shape than expected")
+        return np.frombuffer(content, dtype="<u8", offset=len(self._prefix)).reshape(self._shape)
+
+    def restore(self, residues: NDArray[np.uint64], load: Callable[[str], None]) -> None:
+        """Let a SEAL object's ``load`` read residues that the caller has checked."""
+        size = _SEAL_HEADER.size + len(self._prefix) + self._residue_bytes
+        header = _SEAL_HEADER.pack(_SEAL_MAGIC, _SEAL_HEADER.size, *_seal_version(), _NOT_COMPRESSED, 0, size)
+        with _MemoryFile() as file:
+            file.write(b"".join((header, self._prefix, residues.astype("<u8", copy=False).tobytes())))
+            load(file.path)
+
+
+def _read_object(save: Callable[[str], None]) -> bytes:
+    """Return the content, uncompressed, of what a SEAL object's ``save`` writes."""
+    with _MemoryFile() as file:
+        save(file.path)
+        data = file.read()
+    magic, header_size, _, _, compression, _, size = _SEAL_HEADER.unpack_from(data)
+    if (magic, header_size, size) != (_SEAL_MAGIC, _SEAL_HEADER.size, len(data)):
+        raise BackendUnavailable("SEAL writes another format than this version of VeilBoost reads")
+    content = memoryview(data)[_SEAL_HEADER.size :]
+    if compression == _NOT_COMPRESSED:
+        return bytes(content)
+    if compression != _ZSTANDARD:
+        raise BackendUnavailable("SEAL was built with a compressor that VeilBoost does not read")
+    return bytes(pa.Codec("zstd").decompress(content, decompressed_size=_frame_content_size(content), asbytes=True))
+
+
+def _frame_content_size(frame: memoryview) -> int:
+    """Return the length that a Zstandard frame written by SEAL announces (RFC 8878, section 3.1.1.1)."""
+    descriptor = frame[4]
+    is_single_segment = bool(descriptor & 0x20)
+    n_bytes = (int(is_single_segment), 2, 4, 8)[descriptor >> 6]
+    start = 5 + (0 if is_single_segment else 1)
+    size = int.from_bytes(frame[start : start + n_bytes], "little")
+    return size + 256 if n_bytes == 2 else size
+
+
+@functools.cache
+def _seal_version() -> tuple[int, int]:
+    with _MemoryFile() as file:
+        seal.Plaintext().save(file.path)
+        _, _, major, minor, *_ = _SEAL_HEADER.unpack_from(file.read())
+    return major, minor
+
+
+class _MemoryFile:
+    """An anonymous file in memory with a path that C++ streams can open."""
+
+    def __init__(self) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise BackendUnavailable("BFV and CKKS need Linux: SEAL's objects pass through anonymous memory files")
+        self._descriptor = os.memfd_create("veilboost")
+        self.path = f"/proc/self/fd/{self._descriptor}"
+
+    def __enter__(self) -> _MemoryFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def write(self, data: bytes) -> None:
+        os.write(self._descriptor, data)
+
+    def read(self) -> bytes:
+        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+
+# The symmetric key that the sites of one job share under BFV or CKKS, and what it does to plaintexts.
+
+
+_SECRET = struct.Struct("<4sBBI16s")  # magic, version, scheme, summands, key id; the key's residues follow
+_MAGIC = b"VLHS"
+
+
+def generate_secret(scheme: RingScheme, context: seal.SEALContext, n_summands: int) -> bytes:
+    """Draw a fresh key and return it as bytes.
+
+    Security: whoever has the bytes opens every ciphertext of the job: seal them to the other sites, keep them in memory
+        only. Randomness of keys and ciphertexts is SEAL's own: seeds from the operating system, expanded by BLAKE2xb.
+
+    Raises:
+        ValueError: the scheme cannot add that many messages.
+    """
+    facts = KeyFacts.new(scheme, n_summands)
+    key = seal.KeyGenerator(context).secret_key()
+    header = _SECRET.pack(_MAGIC, _VERSION, scheme.code, facts.n_summands, facts.key_id)
+    return header + _secret_codec(scheme, context).export(key.save).tobytes()
+
+
+class RingKey:
+    """A key with its encryptor and decryptor.
+
+    Security: nothing of it leaves the site; ``facts`` may be known to all.
+    """
+
+    def __init__(self, scheme: RingScheme, context: seal.SEALContext, secret: bytes, sample: seal.Plaintext) -> None:
+        """Rebuild a key from the bytes of ``generate_secret``.
+
+        Args:
+            scheme, context: constants of the scheme.
+            secret: comes from another site as a rule, sealed.
+            sample: any plaintext of the shape that will be encrypted.
+
+        Raises:
+            ProtocolError: ``secret`` is not a key of this scheme.
+        """
+        self.scheme = scheme
+        self.context = context
+        self.facts, key = _parse_secret(scheme, context, secret)
+        self._encryptor = seal.Encryptor(context, key)
+        self._decryptor = seal.Decryptor(context, key)
+        self._shape = (POLYNOMIALS, len(scheme.primes), scheme.poly_degree)
+        self._codec = ResidueCodec(self._shape, self._encrypt_one(sample).save)
+
+    def encrypt(self, plaintexts: Iterable[seal.Plaintext], n_values: int) -> bytes:
+        """Encrypt the plaintexts of one message, with fresh randomness each."""
+        residues = np.empty((self.scheme.n_ciphertexts(n_values), *self._shape), dtype=np.uint64)
+        for index, plaintext in enumerate(plaintexts):
+            residues[index] = self._codec.export(self._encrypt_one(plaintext).save)
+        by_prime = tuple(residues[:, :, k] for k in range(len(self.scheme.primes)))
+        return RingMessage(n_values, 1, by_prime).pack(self.scheme, self.facts.key_id)
+
+    def decrypt(self, payload: bytes, n_values: int) -> Iterator[seal.Plaintext]:
+        """Yield the plaintexts of a message, one per ciphertext.
+
+        Raises:
+            ProtocolError: malformed, under another key, or not of ``n_values`` values.
+        """
+        message = RingMessage.unpack(payload, self.scheme, self.facts)
+        if message.n_values != n_values:
+            raise ProtocolError(f"{self.scheme.name} message of {message.n_values} values where {n_values} are due")
+        for index in range(self.scheme.n_ciphertexts(n_values)):
+            residues = np.stack([by_prime[index] for by_prime in message.residues], axis=1)
+            ciphertext, plaintext = seal.Ciphertext(), seal.Plaintext()
+            self._codec.restore(residues, functools.partial(ciphertext.load, self.context))
+            self._decryptor.decrypt(ciphertext, plaintext)
+            yield plaintext
+
+    def _encrypt_one(self, plaintext: seal.Plaintext) -> seal.Ciphertext:
+        ciphertext = seal.Ciphertext()
+        self._encryptor.encrypt_symmetric(plaintext, ciphertext)
+        return ciphertext
+
+
+def split_secret(scheme: RingScheme, secret: bytes) -> tuple[KeyFacts, bytes]:
+    """Read the header of a key and return what it says, and the key's residues. Raises: ProtocolError."""
+    if len(secret) < _SECRET.size:
+        raise ProtocolError(f"a {scheme.name} key is too short")
+    magic, version, code, n_summands, key_id = _SECRET.unpack_from(secret)
+    if (magic, version, code) != (_MAGIC, _VERSION, scheme.code):
+        raise ProtocolError(f"not a key of {scheme.name} in this version of VeilBoost")
+    if not 1 <= n_summands <= scheme.max_summands:
+        raise ProtocolError(f"a {scheme.name} key for {n_summands} summands")
+    return KeyFacts(key_id, n_summands), secret[_SECRET.size :]
+
+
+def _parse_secret(scheme: RingScheme, context: seal.SEALContext, secret: bytes) -> tuple[KeyFacts, seal.SecretKey]:
+    facts, body = split_secret(scheme, secret)
+    moduli = np.array(_key_moduli(context), dtype=np.uint64)[:, None]
+    if len(body) != 8 * moduli.size * scheme.poly_degree:
+        raise ProtocolError(f"a {scheme.name} key has another length")
+    residues = np.frombuffer(body, dtype="<u8").reshape(moduli.size, -1)
+    if (residues >= moduli).any():
+        raise ProtocolError(f"a {scheme.name} key is out of range")
+    key = seal.SecretKey()
+    _secret_codec(scheme, context).restore(residues, functools.partial(key.load, context))
+    return facts, key
+
+
+def _key_moduli(context: seal.SEALContext) -> tuple[int, ...]:
+    return tuple(modulus.value() for modulus in context.key_context_data().parms().coeff_modulus())
+
+
+@functools.cache
+def _secret_codec(scheme: RingScheme, context: seal.SEALContext) -> ResidueCodec:
+    sample = seal.KeyGenerator(context).secret_key()  # thrown away: only its format is of interest
+    return ResidueCodec((len(_key_moduli(context)), scheme.poly_degree), sample.save)

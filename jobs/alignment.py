@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.recipe import AlignmentRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up

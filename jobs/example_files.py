@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.files import make_folder, write_atomically
+from nvflare_plugins.base.files import make_folder, write_atomically
 
 SITES = ("site-1", "site-2", "site-3")
 WARDS = ["Chirurgie", "Innere", "Kardiologie", "Übrige"]

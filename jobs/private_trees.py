@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import copy_folder, make_folder, write_private_table
+from nvflare_plugins.base.files import copy_folder, make_folder, write_private_table
 from nvflare_plugins.recipes.examples import CREDIT, CREDIT_BOUNDS, SITES, invented_credit
 from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script

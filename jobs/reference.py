@@ -20,12 +20,11 @@ from typing import Any
 
 import dp_components.errors
 import he_processors.errors
-from nvflare_plugins import failures
-from nvflare_plugins.declared import schema_of, words_of
-from nvflare_plugins.files import make_folder, write_atomically
+from nvflare_plugins.base import failures
+from nvflare_plugins.base.declared import schema_of, words_of
+from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import FOLDERS
+from nvflare_plugins.site.policy import FOLDERS, SitePolicy
 
 FOLDER = Path(__file__).resolve().parent
 REFERENCE = FOLDER / "REFERENCE.md"

@@ -28,7 +28,7 @@ from typing import Any
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.local_workers import OPTION, put_on_cluster
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script

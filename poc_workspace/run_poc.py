@@ -36,9 +36,9 @@ from nvflare.fuel.flare_api.flare_api import (
     new_secure_session,
 )
 
-from nvflare_plugins.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.files import copy_folder, make_folder, write_private_table
-from nvflare_plugins.flare.config_search import ignore_settings_here
+from nvflare_plugins.base.files import copy_folder, make_folder, write_private_table
+from nvflare_plugins.flare.components import ignore_settings_here
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.recipes.examples import write_breast_cancer
 from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.site.setup import set_up

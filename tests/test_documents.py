@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.horizontal.mediated.grammar import Dtype, Op
+from nvflare_plugins.kinds.horizontal.mediated.grammar import Dtype, Op
+from nvflare_plugins.kinds.vertical.protocol import messages
+from nvflare_plugins.kinds.vertical.protocol.conversation import Flag
 from nvflare_plugins.recipes.recipe import JobRecipe
-from nvflare_plugins.vertical.protocol import messages
-from nvflare_plugins.vertical.protocol.fragmentation import Flag
-from nvflare_plugins.wire.catalogue import Kind, Phase
-from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
+from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase
 from nvflare_plugins.xgb.versions import RELEASES, WHEELS
 from tests.test_import_boundaries import LEVELS
 

@@ -100,9 +100,9 @@ _OF_COMMUNICATORS = {
     "installed_release",
 }
 COMMUNICATE = {
-    "horizontal/preparation.py": {"installed_release"},
-    "horizontal/mediated/communicator.py": {"installed_release", "collective"},
-    "horizontal/mediated/training.py": {"installed_release", "Federated"},
+    "kinds/horizontal/preparation.py": {"installed_release"},
+    "kinds/horizontal/mediated/communicator.py": {"installed_release", "collective"},
+    "kinds/horizontal/mediated/training.py": {"installed_release", "Federated"},
 }
 """Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""
 

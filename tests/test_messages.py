@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.data_sets.cluster_declaration import Cluster
-from nvflare_plugins.data_sets.declaration import DataProtection, DataSet, PrivacyBudget, VerticalRules
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Consents, PluginPin
+from nvflare_plugins.data.declaration import Cluster, DataProtection, DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.site.policy import Consents, PluginPin, SitePolicy
 
 ROOT = Path(__file__).parents[1] / "nvflare_plugins"
 _PARTS = {

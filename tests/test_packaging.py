@@ -81,7 +81,7 @@ def test_wheels_are_built_for_the_pythons_that_the_package_takes() -> None:
 
 def test_every_template_of_a_page_is_shipped() -> None:
     report = ROOT / "nvflare_plugins" / "report"
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["nvflare_plugins.report"]
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["nvflare_plugins.pages"]
     shipped = {path for pattern in patterns for path in report.glob(pattern)}
     assert shipped >= {path for path in (report / "templates").rglob("*") if path.is_file()} != set()
 

@@ -12,12 +12,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
-from dp_components.dpboost.losses import Loss, SquaredLoss
-from dp_components.dpboost.paid_start import release_start, start_sums
 from dp_components.dpboost.plan import DpBoostPlan
-from dp_components.dpboost.record_assignment import assign_records
-from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
-from dp_components.dpboost.split_selection import SplitTable
+from dp_components.dpboost.single_tree import (
+    Loss,
+    SplitTable,
+    SquaredLoss,
+    TreeRows,
+    assign_records,
+    release_start,
+    start_sums,
+    train_single_tree,
+    tree_outputs,
+)
 from dp_components.events import Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates.candidates import Candidates, Columns

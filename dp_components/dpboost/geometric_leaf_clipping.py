@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.events import Release
-from dp_components.mechanisms.laplace import add_laplace_noise
+from dp_components.mechanisms import add_laplace_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity
 

@@ -1,4 +1,4 @@
-"""Split candidates of all features, and the bins that lie between them."""
+"""Split candidates of all features, the bins that lie between them, and the methods that ask no private question."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+# Split candidates of all features, and the bins that lie between them.
+
 
 MAX_CANDIDATES = 254  # bins are numbered in one byte
 
@@ -90,3 +93,49 @@ def as_candidates(points: NDArray[np.float64]) -> NDArray[np.float32]:
 def by_rule(rule: CandidateRule, bounds: Sequence[FeatureBounds], n_candidates: int) -> Candidates:
     """Apply a rule that needs public bounds only to every feature."""
     return Candidates(tuple(as_candidates(rule(b, n_candidates)) for b in bounds))
+
+
+# Quantile split candidates (C3): NOT PRIVATE, a reference to compare with.
+
+
+def non_private_quantile_candidates(values: NDArray[np.float32], n_candidates: int) -> NDArray[np.float64]:
+    """Return the exact quantiles 0, 1/Q, ..., (Q-1)/Q of the data.
+
+    Shapes: values: float32[n_rows]; result: float64[n_candidates].
+    Privacy: none. The candidates are values of single rows; no mechanism of this project releases them.
+    Reference: Maddock et al., section 4.5.1, where they serve as the non-private reference too.
+    """
+    result: NDArray[np.float64] = np.quantile(values, np.arange(n_candidates) / n_candidates)
+    return result
+
+
+# Uniform split candidates (C3).
+
+
+def uniform_candidates(bounds: FeatureBounds, n_candidates: int) -> NDArray[np.float64]:
+    """Space candidates evenly over the public bounds; the left end is one of them, the right end is not.
+
+    Shapes: result: float64[n_candidates].
+    Privacy: touches no data.
+    Reference: Maddock et al., section 4.5.1.
+    """
+    return bounds.low + np.arange(n_candidates, dtype=np.float64) * ((bounds.high - bounds.low) / n_candidates)
+
+
+# Logarithmic split candidates (C3).
+
+
+def logarithmic_candidates(bounds: FeatureBounds, n_candidates: int, skewed_left: bool = False) -> NDArray[np.float64]:
+    """Space candidates evenly in log(1 + x - low), so that they are dense near the lower bound.
+
+    Shapes: result: float64[n_candidates], ascending.
+    Privacy: touches no data; ``skewed_left`` must be public. The paper's code reads it from the private data.
+
+    Args:
+        skewed_left: the feature has its long tail at the lower end; the list is mirrored then.
+
+    Reference: Maddock et al., section 4.5.1.
+    """
+    width = bounds.high - bounds.low
+    distances = np.expm1(uniform_candidates(FeatureBounds(0.0, float(np.log1p(width))), n_candidates))
+    return bounds.high - distances[::-1] if skewed_left else bounds.low + distances

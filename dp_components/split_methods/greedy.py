@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods.split_score import MIN_GAIN, Totals
-from dp_components.split_methods.tree import Tree, TreeBuilder
+from dp_components.split_methods.tree import MIN_GAIN, Totals, Tree, TreeBuilder
 
 Expand = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Sums in the coordinates of rows -> those that gains are made of, G of each output, then H of each; linear."""

@@ -1,8 +1,4 @@
-"""Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
-
-A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of one feature costs
-one query in all (``one_feature_histogram``).
-"""
+"""Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms."""
 
 from __future__ import annotations
 
@@ -11,9 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.query import UNIT
+from dp_components.leaf_weights import UNIT
 from dp_components.split_methods.greedy import Expand, Histograms, OpenNode, Split, as_pairs, in_numpy, may_be_split
-from dp_components.split_methods.split_score import Totals, split_scores
+from dp_components.split_methods.tree import Totals, split_scores
+
+# Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
+#
+# A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of one feature costs
+# one query in all (``one_feature_histogram``).
+
 
 AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Adds this query's noise to sums, (G, H) or vectors of several classes along the last axis. Units: grid steps."""
@@ -85,3 +87,42 @@ class HistogramQuery:
         return Split(
             float(scores[i, candidate]), self._features[i], int(candidate), left[i, candidate], right[i, candidate]
         )
+
+
+# Histogram trees of one feature (C1 with A1, k = 1): the root's histogram answers for the whole tree.
+#
+# Every node of such a tree is an interval of the feature's bins, so that its histogram is a part of the root's: all
+# levels, and the leaves, are post-processing of one query. Only with one feature is this so; with two, a split by one
+# divides the bins of the other.
+
+
+class OneFeatureHistogramQuery(HistogramQuery):
+    """The noisy histogram of a tree's one feature; see ``greedy.grow``.
+
+    Privacy: one query a tree, whatever its depth; rows are not looked at again below the root.
+    Reference: Maddock et al., section 5.1. Their code takes fresh histograms without noise below the root.
+
+    Raises:
+        ValueError: unless there is one feature.
+    """
+
+    def __init__(
+        self,
+        bins: NDArray[np.uint8],
+        pairs: NDArray[np.int64],
+        features: Sequence[int],
+        candidate_counts: Sequence[int],
+        ridge: float,
+        clip: float,
+        add_noise: AddNoise,
+        expand: Expand = as_pairs,
+        histograms: Histograms | None = None,
+    ):
+        if len(features) != 1:
+            raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
+        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise, expand, histograms)
+
+    def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
+        """Release the root's histogram at the first call; return each node's best split by its part of that."""
+        of_root = self.root_histograms
+        return super().best(nodes) if of_root is None else [self._best_of_node(of_root, node) for node in nodes]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.query import UNIT
+from dp_components.leaf_weights import UNIT
 from dp_components.split_methods.greedy import Expand, Histograms, OpenNode, Split, as_pairs, in_numpy, may_be_split
 from dp_components.split_methods.histogram import AddNoise
-from dp_components.split_methods.split_score import Totals, split_scores
+from dp_components.split_methods.tree import Totals, split_scores
 
 
 class PartiallyRandomQuery:

@@ -1,37 +1,139 @@
-"""The CUDA backend: batches of residues in the memory of one or several GPUs.
-
-A batch is cut into blocks of rows, dealt out to the devices; a block that does not fit beside what is there waits in
-host memory and is copied in when an operation needs it. Besides the interface, ``CudaBatch`` offers ``scale``,
-``add`` and ``lift`` (see ``batch_ops.py``) and ``from_wide``.
-
-Security: nothing here runs in constant time. Exponents are erased from device memory after use; whoever shares the
-device with the key owner could otherwise learn about them, and is outside the threat model (SECURITY.md).
-"""
+"""The CUDA backend: batches of residues in the memory of one or several GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.cuda_checks import first_disagreement, random_modulus
-from he_processors.bignum.cuda_fixed_base import CudaFixedBase
+from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.reference import (
+    ReferenceBatch,
+    check_exponents,
     check_horner,
     check_index,
     check_modulus,
     check_rows,
     check_segments,
 )
-from he_processors.bignum.rows import byte_width, rows_from_ints
-from he_processors.cuda.arithmetic import DeviceArithmetic
-from he_processors.cuda.device import Array, Device, guarded, open_devices
-from he_processors.cuda.plan import power_program, segment_slabs
-from he_processors.cuda.source import ShapePair, shapes_for
+from he_processors.bignum.rows import byte_width, random_rows_below, rows_from_ints, widen
+from he_processors.cuda.arithmetic import DeviceArithmetic, power_program, segment_slabs, table_window
+from he_processors.cuda.device import Array, Device, ShapePair, guarded, open_devices, shapes_for
 from he_processors.errors import BackendUnavailable, ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
+
+# Whether a device computes what the CPU computes, over the whole width of the numbers it is to work on.
+#
+# A wrong product would give wrong sums without any error, and a wrong power a key's secret factor away (a fault in half
+# of a decryption by the Chinese remainder theorem does). So nothing is done on a device before it has agreed.
+
+
+_N_RANDOM = 5
+_EXPONENT_BITS = 72  # more than two words
+_GROUP, _SHIFT_BITS = 3, 70
+_STARTS = np.array([0, 0, 1, 3, 9], dtype=np.int64)  # no row, one, two, several
+
+_Operation = Callable[[ModBatch, Residues], Residues]
+
+
+def random_modulus(bits: int, source: RandomSource = OS_RANDOMNESS) -> int:
+    """Return a random odd number of exactly ``bits`` bits."""
+    return 1 << (bits - 1) | random_below(1 << (bits - 1), source) | 1
+
+
+def first_disagreement(batch: ModBatch, source: RandomSource = OS_RANDOMNESS) -> str | None:
+    """Return the first operation whose result differs from the CPU's, or None.
+
+    Operands: 0, 1, the two largest residues, and random ones.
+    """
+    trusted: ModBatch = ReferenceBatch(batch.modulus)  # type: ignore[assignment]  # its residues are plain lists
+    edges = rows_from_ints([0, 1, batch.modulus - 1, batch.modulus - 2], batch.width)
+    rows = np.concatenate([edges, random_rows_below(_N_RANDOM, batch.modulus, source)])
+    for name, operation in _operations(len(rows), batch.modulus, source):
+        ours, theirs = (b.to_wire(operation(b, b.from_wire(rows))) for b in (batch, trusted))
+        if not np.array_equal(ours, theirs):
+            return name
+    return None
+
+
+def _operations(n_rows: int, modulus: int, source: RandomSource) -> Iterator[tuple[str, _Operation]]:
+    order = np.arange(n_rows, dtype=np.int64)[::-1].copy()
+    exponent = random_modulus(_EXPONENT_BITS, source)
+    exponents = random_rows_below(n_rows, 1 << _EXPONENT_BITS, source)
+    base = random_below(modulus, source)
+    yield "entering and leaving", lambda batch, rows: rows
+    yield "products", lambda batch, rows: batch.mul(rows, batch.take(rows, order))
+    yield "squares", lambda batch, rows: batch.mul(rows, rows)
+    yield "segprod", lambda batch, rows: batch.segprod(rows, order.astype(np.int32), _STARTS)
+    yield "powers", lambda batch, rows: batch.pow_const(rows, exponent)
+    yield "powers of one base", lambda batch, rows: batch.fixed_base(base, _EXPONENT_BITS).pow(exponents)
+    yield "horner", lambda batch, rows: batch.horner(rows, _GROUP, _SHIFT_BITS)
+
+
+# Powers of one base on the CUDA backend, by table.
+
+
+class CudaFixedBase:
+    """A table of powers of one base, made when the first exponents come, on each device that takes part.
+
+    The window suits the number of exponents seen so far, and keeps the table within the device's cache.
+    """
+
+    def __init__(self, arithmetic: CudaBatch, base: int, exponent_bits: int) -> None:
+        if exponent_bits < 1:
+            raise ValueError("exponent_bits must be at least 1")
+        self.device_errors = arithmetic.device_errors
+        self._arithmetic = arithmetic
+        self._base = base % arithmetic.modulus
+        self._exponent_bits = exponent_bits
+        self._seen = 0
+        self._made: tuple[int, dict[int, Array]] = 0, {}  # window, and tables by device number; replaced together
+
+    @guarded
+    def pow(self, exponents: NDArray[np.uint8]) -> CudaResidues:
+        """Raise the base to each exponent.
+
+        Shapes: exponents: uint8[n, ceil(exponent_bits / 8)], little-endian; result: Residues[n].
+
+        Raises:
+            ValueError: an exponent needs more than ``exponent_bits`` bits.
+        """
+        check_exponents(exponents, self._exponent_bits)
+        window, tables = self._tables_for(len(exponents))
+        n_words, n_windows = -(-exponents.shape[1] // 4), -(-self._exponent_bits // window)
+
+        def power(start: int, stop: int, number: int) -> Array:
+            unit = self._arithmetic.on_device[number]
+            if number not in tables:
+                tables[number] = unit.power_table(self._base, window, n_windows)
+            words = np.ascontiguousarray(widen(exponents[start:stop], 4 * n_words)).view("<u4")
+            return unit.table_powers(tables[number], window, n_windows, words)
+
+        return self._arithmetic.build(len(exponents), power)
+
+    def _tables_for(self, n_exponents: int) -> tuple[int, dict[int, Array]]:
+        room = min(device.table_bytes for device in self._arithmetic.devices)
+        # No lock, as in native.py: threads at worst make a table twice.
+        self._seen += n_exponents
+        made = self._made
+        window = table_window(self._exponent_bits, self._seen, self._arithmetic.row_bytes, room)
+        if made[0] == 0 or window > made[0] + 1:
+            made = self._made = window, {}
+        return made
+
+
+# The CUDA backend: batches of residues in the memory of one or several GPUs.
+#
+# A batch is cut into blocks of rows, dealt out to the devices; a block that does not fit beside what is there waits in
+# host memory and is copied in when an operation needs it. Besides the interface, ``CudaBatch`` offers ``scale``,
+# ``add`` and ``lift`` (see ``batch_ops.py``) and ``from_wide``.
+#
+# Security: nothing here runs in constant time. Exponents are erased from device memory after use; whoever shares the
+# device with the key owner could otherwise learn about them, and is outside the threat model (SECURITY.md).
+
 
 _MIN_ROWS_TO_SPREAD = 1 << 14  # fewer rows than this stay on one device
 _KEEP_FREE_BLOCKS = 4  # room for operands, result and scratch of the next operation

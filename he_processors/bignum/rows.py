@@ -1,16 +1,24 @@
-"""Residues in wire form: ``uint8[n, width]`` rows, little-endian, and the arithmetic that needs no modular product.
-
-Additions, comparisons and secret draws work on whole batches with numpy, so that no caller loops over rows.
-"""
+"""Residues in wire form, and functions on blocks of them on several threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+# Residues in wire form: ``uint8[n, width]`` rows, little-endian, and the arithmetic that needs no modular product.
+#
+# Additions, comparisons and secret draws work on whole batches with numpy, so that no caller loops over rows.
+
 
 _WORD_BYTES = 8
 _DRAW_BYTES = 1 << 16  # small enough for allocations that stay in cache: larger ones cost more than the cipher
@@ -166,3 +174,64 @@ def _add_words(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> tuple[NDArray[np
         carry[:, 1:] = incoming & (total[:, 1:] == 0)
         is_over |= carry[:, -1]
     return total, is_over
+
+
+# Run a function on blocks of rows, on several threads.
+#
+# The native kernels release the interpreter lock and keep no state, so one call per block of rows is all the
+# parallelism that they need. Work of several calls on one block (he_processors/elgamal) shares the threads as a whole:
+# calls inside it run on the thread that they are on.
+
+
+Block = TypeVar("Block")
+
+ENVIRONMENT_VARIABLE = "VEILBOOST_THREADS"
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_here = threading.local()
+if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads: it starts its own
+    os.register_at_fork(after_in_child=_pools.clear)
+
+
+def default_threads() -> int:
+    """Return the number of threads: the environment variable ``VEILBOOST_THREADS``, or one for each core.
+
+    Raises:
+        ConfigurationError: the variable is not a positive number.
+    """
+    text = os.environ.get(ENVIRONMENT_VARIABLE)
+    if text is None:
+        return os.cpu_count() or 1
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"{ENVIRONMENT_VARIABLE} must be a positive number")
+    return int(text)
+
+
+def row_blocks(n_rows: int, threads: int, multiple: int) -> list[slice]:
+    """Cut rows into at most ``threads`` blocks of nearly equal size, each but the last a multiple of ``multiple``."""
+    n_units = -(-n_rows // multiple)
+    n_blocks = max(1, min(threads, n_units))
+    bounds = [min(n_rows, n_units * block // n_blocks * multiple) for block in range(n_blocks + 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+
+def run_blocks(function: Callable[[Block], object], blocks: list[Block], threads: int) -> None:
+    """Call ``function`` on every block, at most ``threads`` at a time; the first error of any of them is raised.
+
+    A function that calls this itself gets its blocks one after the other: its threads are at work already.
+    """
+    if len(blocks) == 1 or threads == 1 or getattr(_here, "is_shared", False):
+        for block in blocks:
+            function(block)
+        return
+    pool = _pools.get(threads)
+    if pool is None:
+        pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, "bignum", _share))
+    futures = [pool.submit(function, block) for block in blocks]
+    wait(futures)  # also after an error: no thread may still write into the caller's arrays
+    for future in futures:
+        future.result()
+
+
+def _share() -> None:
+    _here.is_shared = True

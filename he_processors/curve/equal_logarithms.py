@@ -1,12 +1,4 @@
-"""Proofs of equal discrete logarithms in ristretto255: that one key, committed to, turned one element into another.
-
-Whoever holds k shows, for K = k G, that a "product" is k times a "base", and nothing else about k. Many pairs are shown
-at once: their sums under weights that a hash draws from all of them are in that ratio if each pair is, and otherwise
-but for a chance of 2^-128 (``weighted_sums``).
-
-Reference: Chaum and Pedersen, "Wallet databases with observers" (1992), made non-interactive by Fiat and Shamir; for
-the weights Bellare, Garay and Rabin, "Fast batch verification" (1998).
-"""
+"""Hashing to elements of ristretto255, and proofs that one key turned one element into another."""
 
 from __future__ import annotations
 
@@ -21,6 +13,16 @@ from he_processors.curve.interface import BASE_POINT, GROUP_ORDER, RISTRETTO_BYT
 from he_processors.errors import ProtocolError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import RandomSource, random_below
+
+# Proofs of equal discrete logarithms in ristretto255: that one key, committed to, turned one element into another.
+#
+# Whoever holds k shows, for K = k G, that a "product" is k times a "base", and nothing else about k. Many pairs are
+# shown at once: their sums under weights that a hash draws from all of them are in that ratio if each pair is, and
+# otherwise but for a chance of 2^-128 (``weighted_sums``).
+#
+# Reference: Chaum and Pedersen, "Wallet databases with observers" (1992), made non-interactive by Fiat and Shamir; for
+# the weights Bellare, Garay and Rabin, "Fast batch verification" (1998).
+
 
 WEIGHT_BYTES = 16
 PROOF_BYTES = 2 * SCALAR_BYTES
@@ -121,3 +123,36 @@ def _scalars(*values: int) -> NDArray[np.uint8]:
 
 def _starts(keys: NDArray[np.int64] | NDArray[np.uint16], n: int) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=n))]).astype(np.int64)
+
+
+# Hashing of byte strings to elements of ristretto255.
+#
+# Reference: RFC 9380, appendix B (hash_to_ristretto255) with expand_message_xmd of section 5.3.1 and SHA-512.
+
+
+_UNIFORM_BYTES = 64
+_SHA512_BLOCK = 128
+
+
+def hash_to_ristretto(curve: Curve, messages: Sequence[bytes], tag: bytes) -> Points:
+    """Hash every message to an element whose logarithm nobody knows.
+
+    Shapes: result: Points[n].
+
+    Args:
+        tag: the domain separation tag; what is hashed under one tag says nothing about hashes under another.
+
+    Raises:
+        ValueError: the tag is empty or longer than 255 bytes.
+    """
+    if not 1 <= len(tag) <= 255:
+        raise ValueError("a domain separation tag has 1 to 255 bytes")
+    suffix = tag + bytes([len(tag)])
+    first = hashlib.sha512(bytes(_SHA512_BLOCK))
+    rest = _UNIFORM_BYTES.to_bytes(2, "big") + b"\0" + suffix
+    uniform = bytearray()
+    for message in messages:
+        state = first.copy()
+        state.update(message + rest)
+        uniform += hashlib.sha512(state.digest() + b"\1" + suffix).digest()
+    return curve.from_uniform(np.frombuffer(uniform, dtype=np.uint8).reshape(-1, _UNIFORM_BYTES))

@@ -1,33 +1,33 @@
-"""ElGamal decryption of a level's histograms, checked in the group before any logarithm is looked for.
-
-What comes back are 8 (R + s B) and 8 (C_k + s P_k), so C_k - x_k R is eight times the sum of the messages times B: all
-logarithms here are to the base 8 B. The owner knows every node's sums of digits, and each feature's bins add up to
-them; that is compared in the group first, so that made-up points cost no search.
-
-Security: nothing opened is used or shown before every check has passed, and a failed check says nothing about what was
-    opened: one fixed message. A sum out of range is not decrypted at all.
-"""
+"""ElGamal decryption of a level's histograms, checked in the group before any logarithm is looked for."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import StaysInProcess
+from he_processors.additive_schemes import StaysInProcess
 from he_processors.curve.interface import COFACTOR_BITS, Curve, Points
-from he_processors.elgamal.digits import DigitFormat
-from he_processors.elgamal.encryption import PointColumns
-from he_processors.elgamal.keys import ElGamalPrivateKey, base_point
-from he_processors.elgamal.scalars import rows_of
+from he_processors.elgamal.encryption import DigitFormat, PointColumns
+from he_processors.elgamal.keys import ElGamalPrivateKey, base_point, rows_of
 from he_processors.elgamal.small_logarithms import TABLE_BITS, SearchBounds, SmallLogarithms
 from he_processors.errors import ProtocolError
-from he_processors.fixed_pairs import IntegerRange
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node
-from he_processors.packing import REFUSED
+from he_processors.fixed_point import REFUSED, IntegerRange
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinSums, NodeTotal, check_node
+
+# ElGamal decryption of a level's histograms, checked in the group before any logarithm is looked for.
+#
+# What comes back are 8 (R + s B) and 8 (C_k + s P_k), so C_k - x_k R is eight times the sum of the messages times B:
+# all logarithms here are to the base 8 B. The owner knows every node's sums of digits, and each feature's bins add up
+# to them; that is compared in the group first, so that made-up points cost no search.
+#
+# Security: nothing opened is used or shown before every check has passed, and a failed check says nothing about what
+# was opened: one fixed message. A sum out of range is not decrypted at all.
 
 
 class ElGamalDecryptor(StaysInProcess):
@@ -169,3 +169,32 @@ def _open_logarithms(curve: Curve, table_bits: int) -> SmallLogarithms:
 
 
 _LATEST: dict[tuple[str, int], SmallLogarithms] = {}
+
+
+# Time that does not show what was searched for: it is drawn out to a power of two of a public step.
+
+
+STEP_S = 1 / 16
+
+
+def draw_out(
+    since_s: float,
+    step_s: float = STEP_S,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until 1, 2, 4, 8, ... steps have passed since a moment; call it also when what was done has failed.
+
+    Security: whoever waits for what follows learns which of these, and no more, if it knows the moment: that is when
+        its last message came, and not when a search began. Units: seconds.
+
+    Args:
+        since_s: the moment, by the clock.
+    """
+    spent = clock() - since_s
+    sleep(due(spent, step_s) - spent)
+
+
+def due(spent_s: float, step_s: float) -> float:
+    """Return the least power of two of steps that is not less than the time spent. Units: seconds."""
+    return step_s * float(2 ** max(0, math.ceil(math.log2(max(spent_s, step_s) / step_s))))

@@ -1,11 +1,4 @@
-"""ElGamal keys: one secret scalar for each message of a row, all under the same randomiser.
-
-Layout of a public key (little-endian): magic 4s, version u8, scheme u8, number of points u8, then the points in affine
-form, 64 bytes each.
-
-Security: decisional Diffie-Hellman in the group of prime order of edwards25519, that of ristretto255: 128-bit strength.
-    One randomiser serves several keys because all of them are one owner's and independent (he_processors/README.md).
-"""
+"""ElGamal keys: one secret scalar for each message of a row, all under the same randomiser."""
 
 from __future__ import annotations
 
@@ -17,12 +10,30 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.scheme import Scheme, StaysInProcess
+from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import AFFINE_BYTES, BASE_POINT, GROUP_ORDER, Curve, Points
-from he_processors.elgamal.scalars import rows_of
+from he_processors.curve.interface import AFFINE_BYTES, BASE_POINT, GROUP_ORDER, SCALAR_BYTES, Curve, Points
 from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+
+# Integers as scalars of the group.
+
+
+def rows_of(scalars: list[int]) -> NDArray[np.uint8]:
+    """Write integers as scalars. Shapes: result: uint8[n, 32], below the order."""
+    joined = b"".join((scalar % GROUP_ORDER).to_bytes(SCALAR_BYTES, "little") for scalar in scalars)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, SCALAR_BYTES)
+
+
+# ElGamal keys: one secret scalar for each message of a row, all under the same randomiser.
+#
+# Layout of a public key (little-endian): magic 4s, version u8, scheme u8, number of points u8, then the points in
+# affine form, 64 bytes each.
+#
+# Security: decisional Diffie-Hellman in the group of prime order of edwards25519, that of ristretto255: 128-bit
+# strength. One randomiser serves several keys because all of them are one owner's and independent
+# (he_processors/README.md).
+
 
 MESSAGES = (2, 4)
 """Messages that a key may have: one or two digits of a gradient and of a hessian."""

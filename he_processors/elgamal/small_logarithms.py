@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.curve.interface import Curve, Points
-from he_processors.elgamal.scalars import rows_of
+from he_processors.elgamal.keys import rows_of
 from he_processors.errors import ProtocolError
-from he_processors.packing import REFUSED
+from he_processors.fixed_point import REFUSED
 
 TABLE_BITS = 21
 _CHUNK = 1 << 15  # points that are computed and looked up together

@@ -1,22 +1,75 @@
-"""Plan the ciphertext products of a level of the tree.
-
-Rows are sorted into cells, and cells into bins, by counting sorts, so that a histogram is two segmented products.
-Where two features together have far fewer occupied cells than the node has rows, their cells are pairs of bins: rows
-are multiplied into cells once, and cells into the bins of both features, n + c products instead of 2 n. Cells have a
-cost of their own, so that pairs pay from about three rows in a cell, for points of a curve from twelve. Elsewhere a
-cell is a bin, and the second product only puts it in its place.
-"""
+"""Features in bins, and the plan of the ciphertext products of a level of the tree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.row_blocks import default_threads, run_blocks
-from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.bignum.rows import default_threads, run_blocks
+
+# Features in bins.
+
+
+BinCodes = NDArray[np.uint8] | NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class BinLayout:
+    """How the bins of all features of one party lie in one vector of slots.
+
+    Feature f has ``n_bins[f]`` bins and, after them, one slot for missing values; its codes are 0 .. n_bins[f].
+    """
+
+    n_bins: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.n_bins or any(not 1 <= n < 1 << 16 for n in self.n_bins):
+            raise ValueError("every feature needs 1 to 65535 bins")
+
+    @property
+    def n_features(self) -> int:
+        """Return the number of features."""
+        return len(self.n_bins)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Return each feature's first slot, and the number of slots last. Shapes: int64[n_features + 1]."""
+        return np.concatenate([[0], np.cumsum(np.array(self.n_bins, dtype=np.int64) + 1)])
+
+    @property
+    def n_slots(self) -> int:
+        """Return the slots of one node."""
+        return int(self.starts[-1])
+
+    def check_codes(self, codes: BinCodes) -> None:
+        """Check a matrix of bin codes.
+
+        Shapes: codes: uint8 or uint16[n_features, n_rows].
+
+        Raises:
+            TypeError: another dtype.
+            ValueError: the shape or a code does not fit this layout.
+        """
+        if codes.dtype not in (np.uint8, np.uint16):
+            raise TypeError("bin codes must be uint8 or uint16")
+        if codes.ndim != 2 or codes.shape[0] != self.n_features:
+            raise ValueError("bin codes must have one line for each feature")
+        if codes.shape[1] and np.any(codes.max(axis=1) > np.array(self.n_bins)):
+            raise ValueError("a bin code lies beyond the bins of its feature")
+
+
+# Plan the ciphertext products of a level of the tree.
+#
+# Rows are sorted into cells, and cells into bins, by counting sorts, so that a histogram is two segmented products.
+# Where two features together have far fewer occupied cells than the node has rows, their cells are pairs of bins: rows
+# are multiplied into cells once, and cells into the bins of both features, n + c products instead of 2 n. Cells have a
+# cost of their own, so that pairs pay from about three rows in a cell, for points of a curve from twelve. Elsewhere a
+# cell is a bin, and the second product only puts it in its place.
+
 
 # What a cell costs besides its product into the second bin, in products: it is begun, written out and read again.
 # Measured with the AVX512-IFMA backend at 2048 bits: 2 to 3.

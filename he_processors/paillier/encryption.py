@@ -8,16 +8,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, PrimePowers, SubgroupSource
-from he_processors.additive.public_randomisers import PublicRandomisers
-from he_processors.additive.randomiser_pool import RandomiserPool, default_block_rows
-from he_processors.additive.scheme import RandomiserSource
+from he_processors.additive_schemes import RandomiserSource
 from he_processors.bignum import registry
-from he_processors.bignum.batch_ops import add, constant, from_wide, scale
-from he_processors.bignum.interface import ModBatch, Residues
+from he_processors.bignum.interface import ModBatch, Residues, add, constant, from_wide, scale
 from he_processors.bignum.rows import less_than, shift_signed
 from he_processors.errors import CapacityExceeded
 from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+from he_processors.paillier.randomisers import (
+    GeneratorPowers,
+    OwnerRandomisers,
+    PrimePowers,
+    PublicRandomisers,
+    RandomiserPool,
+    SubgroupSource,
+    default_block_rows,
+)
 from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import make_folder, write_durably, write_private
+from nvflare_plugins.base.files import make_folder, write_durably, write_private
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"

@@ -1,31 +1,30 @@
-"""A session: what the sites of one job attempt share after they have authenticated each other.
-
-Four exchanges open it. Nothing private leaves a site before it has checked the second:
-
-1. hello: nonce, fresh X25519 public key, certificates, hashes of the site's policy and of the job
-   (``nvflare_plugins.attempt.handshake``);
-2. signature over the transcript of all hellos;
-3. proof: to each peer apart a MAC under the pair's secret, and a random share of the group secret, sealed to it;
-4. a MAC under the group secret, which shows that all sites derived the same one.
-
-The server relays all of it and holds none of the keys. If it exchanges a public key for its own, the transcripts differ
-and exchange 2 fails, in an unsigned session exchange 3. What is for one peer goes to it alone: what a site gets grows
-with the number of sites, and not with its square. Keys live in memory, for one attempt; a restart opens a new session.
-"""
+"""A session: what the sites of one job attempt share after they have authenticated each other and agreed."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import hmac
+import json
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
+from typing import Any, NamedTuple, Protocol
 
-from he_processors.errors import AuthenticationError, ProtocolError
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError
 from he_processors.key_agreement import (
     DOMAIN,
     KEY_SIZE_BYTES,
+    NONCE_SIZE_BYTES,
     EphemeralKey,
+    Participant,
+    SealedBox,
     check_confirmation,
     confirm_key,
     derive_group_secret,
@@ -35,22 +34,233 @@ from he_processors.key_agreement import (
     hash_transcript,
 )
 from he_processors.masks import PairwiseMasks
-from he_processors.pair_macs import PairMacs
 from he_processors.randomness import OS_RANDOMNESS
-from he_processors.sealing import SealedBox
-from he_processors.sum_tags import SumTags
-from nvflare_plugins.attempt.handshake import (
-    Hello,
-    Peer,
-    Proof,
-    SessionPolicy,
-    check_hellos,
-    check_transcript_signature,
-    handshake_statement,
+from he_processors.sum_tags import PairMacs, SumTags
+from nvflare_plugins.base.checks import is_whole
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.data.declaration import MOST_ROWS
+from nvflare_plugins.data.schema import Schema, compare
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
+from nvflare_plugins.site.certificates import (
+    Identity,
+    check_site_chain,
+    fingerprint,
+    public_key_bytes,
+    verify_signature,
 )
-from nvflare_plugins.site.certificates import Identity, fingerprint, verify_signature
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
+from nvflare_plugins.site.policy import Floors
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
+
+# The messages by which the sites of one attempt get to know each other: hello and proof.
+#
+# A hello carries what a site contributes: a nonce, a fresh public key, its certificate chain. Once a site holds all
+# hellos, it signs their transcript; then it proves to every peer, apart, that it derived the same secret. Nothing here
+# is derived from rows.
+
+
+_FORMAT = b"veilboost-hello-2"
+_MAX_HELLO = 1 << 17
+_MAX_CHAIN = 8
+_HASH_BYTES = 32
+
+SIGNED_ROLE = "site"
+UNSIGNED_ROLE = "unsigned site"
+
+
+class SessionPolicy(Protocol):
+    """What the handshake asks of the site's own policy; a job or a peer cannot change it."""
+
+    @property
+    def unsigned_sessions(self) -> bool:
+        """Whether peers without certificates are accepted by a site that has none."""
+
+    @property
+    def unsigned_peers(self) -> bool:
+        """Whether they are accepted by a site that has one."""
+
+    @property
+    def pinned_fingerprints(self) -> Mapping[str, str]:
+        """SHA-256 of the certificate, in hex, by site."""
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of what the policy allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What one site tells all others first.
+
+    Attributes:
+        site: its name.
+        nonce: 32 fresh random bytes.
+        public_key: X25519, fresh for this attempt.
+        policy_hash: SHA-256 of what the site's own policy allows; the transcript makes the site stand by it.
+        binding: hash of parameters and profile, which must be equal at all sites.
+        release: version of VeilBoost.
+        chain: certificates in DER form, leaf first; empty for a site that cannot sign.
+    """
+
+    site: str
+    nonce: bytes
+    public_key: bytes
+    policy_hash: bytes
+    binding: bytes
+    release: str
+    chain: tuple[bytes, ...]
+
+    @classmethod
+    def new(cls, identity: Identity, public_key: bytes, policy: SessionPolicy, binding: bytes) -> Hello:
+        """Make this site's hello for a new attempt."""
+        chain = tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain)
+        nonce = OS_RANDOMNESS.bytes(NONCE_SIZE_BYTES)
+        policy_hash = bytes.fromhex(policy.fingerprint())
+        return cls(identity.site, nonce, public_key, policy_hash, binding, version("veilboost"), chain)
+
+    def pack(self) -> bytes:
+        """Return the bytes that travel."""
+        fixed = [_FORMAT, self.site.encode(), self.nonce, self.public_key, self.policy_hash, self.binding]
+        return pack_list([*fixed, self.release.encode(), bytes([len(self.chain)]), pack_list(list(self.chain))])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Hello:
+        """Parse a peer's hello. Raises: ProtocolError."""
+        if len(data) > _MAX_HELLO:
+            raise ProtocolError("a hello is too long")
+        format_, site, nonce, public_key, policy_hash, binding, release, count, chain = unpack_list(data, 9)
+        if format_ != _FORMAT:
+            raise ProtocolError("a hello is of another version: all sites must run the same VeilBoost")
+        sizes = (len(nonce), len(public_key), len(policy_hash), len(count))
+        if sizes != (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, _HASH_BYTES, 1) or count[0] > _MAX_CHAIN:
+            raise ProtocolError("a hello is malformed")
+        try:
+            names = site.decode(), release.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("a hello is malformed") from None
+        return cls(names[0], nonce, public_key, policy_hash, binding, names[1], tuple(unpack_list(chain, count[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A site of the session, this one included, after its hello was checked."""
+
+    hello: Hello
+    certificate: x509.Certificate | None
+
+    @property
+    def participant(self) -> Participant:
+        """What the transcript says of it."""
+        hello = self.hello
+        role, certificate = UNSIGNED_ROLE, b""
+        if self.certificate is not None:
+            role, certificate = SIGNED_ROLE, fingerprint(self.certificate)
+        return Participant(hello.site, role, hello.nonce, hello.public_key, certificate, hello.policy_hash)
+
+
+def check_hellos(
+    received: Sequence[bytes], mine: Hello, rank: int, sites: Sequence[str], identity: Identity, policy: SessionPolicy
+) -> list[Peer]:
+    """Check the hellos of all sites, in rank order.
+
+    Raises:
+        ProtocolError: malformed, in another order, changed or doubled.
+        ConfigurationError: a site runs another release or another job configuration.
+        AuthenticationError: a certificate is missing or not acceptable to this site's policy.
+    """
+    hellos = [Hello.unpack(data) for data in received]
+    if hellos[rank] != mine:
+        raise ProtocolError("the server returned another hello for this site than it sent")
+    for hello, site in zip(hellos, sites, strict=True):
+        if hello.site != site:
+            raise ProtocolError(f"a hello of another site stands in the place of {site}")
+        if hello.release != mine.release:
+            raise ConfigurationError(
+                f"{site} runs VeilBoost {printable(hello.release, 40)} where this site runs {mine.release}: install "
+                "the same version at every site"
+            )
+        if hello.binding != mine.binding:
+            raise ConfigurationError(f"{site} was started with another job configuration than this site")
+    _refuse_doubles([hello.nonce for hello in hellos], "nonce")
+    _refuse_doubles([hello.public_key for hello in hellos], "public key")
+    now = datetime.now(UTC)
+    peers = [Peer(hello, _check_certificate(hello, identity, policy, now)) for hello in hellos]
+    _refuse_doubles([public_key_bytes(p.certificate) for p in peers if p.certificate is not None], "certificate key")
+    return peers
+
+
+def _check_certificate(
+    hello: Hello, identity: Identity, policy: SessionPolicy, now: datetime
+) -> x509.Certificate | None:
+    """Return the peer's certificate, or None if it has none and this site's own policy accepts that."""
+    site, pinned = hello.site, policy.pinned_fingerprints.get(hello.site)
+    if not hello.chain:
+        key = "unsigned_peers" if identity.is_signed else "unsigned_sessions"
+        if not getattr(policy, key) or pinned is not None:
+            raise AuthenticationError(
+                f"{site} shows no certificate, and this site's policy demands one. Policy keys: {key}, "
+                f"pinned_fingerprints. Remedy: have {site} run with its startup kit."
+            )
+        return None
+    if identity.root is None:
+        raise AuthenticationError(f"{site} shows a certificate, but this site has no root to check it against")
+    leaf = check_site_chain(hello.chain, site, identity.root, identity.server_names, now)
+    if pinned is not None and fingerprint(leaf).hex() != pinned:
+        raise AuthenticationError(f"{site} shows another certificate than the one pinned in this site's policy")
+    return leaf
+
+
+def handshake_statement(session_id: bytes, rank: int) -> bytes:
+    """Return what a site signs to stand by the transcript."""
+    return encode_fields(f"{DOMAIN}/handshake", session_id, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a site sends each peer by itself, once that peer's certificate stands by the transcript.
+
+    Attributes:
+        confirmation: a MAC under the secret of the two.
+        share: of the group secret, sealed under it.
+    """
+
+    confirmation: bytes
+    share: bytes
+
+    def pack(self) -> bytes:
+        """Return the bytes that travel."""
+        return pack_list([self.confirmation, self.share])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Proof:
+        """Parse a peer's proof. Raises: ProtocolError."""
+        return cls(*unpack_list(data, 2))
+
+
+def check_transcript_signature(signature: bytes, peer: Peer, session_id: bytes, rank: int) -> None:
+    """Check that the peer's certificate stands by the transcript. Raises: AuthenticationError."""
+    if peer.certificate is not None:
+        verify_signature(peer.certificate, handshake_statement(session_id, rank), signature)
+
+
+def _refuse_doubles(values: Sequence[bytes], what: str) -> None:
+    if len(set(values)) != len(values):
+        raise ProtocolError(f"two sites show the same {what}")
+
+
+# A session: what the sites of one job attempt share after they have authenticated each other.
+#
+# Four exchanges open it. Nothing private leaves a site before it has checked the second:
+#
+# 1. hello: nonce, fresh X25519 public key, certificates, hashes of the site's policy and of the job
+# (``nvflare_plugins.attempt.session``); 2. signature over the transcript of all hellos; 3. proof: to each peer apart
+# a MAC under the pair's secret, and a random share of the group secret, sealed to it; 4. a MAC under the group secret,
+# which shows that all sites derived the same one.
+#
+# The server relays all of it and holds none of the keys. If it exchanges a public key for its own, the transcripts
+# differ and exchange 2 fails, in an unsigned session exchange 3. What is for one peer goes to it alone: what a site
+# gets grows with the number of sites, and not with its square. Keys live in memory, for one attempt; a restart opens a
+# new session.
+
 
 _PAIR = "pair"
 _GROUP = "group"
@@ -353,3 +563,157 @@ class Session:
     def _require_open(self) -> None:
         if not self._is_open:
             raise ProtocolError("the session is closed: its keys are gone")
+
+
+# What all sites must have equal before anything private is sent, compared under the group key.
+#
+# The server relays sealed documents and learns sizes only.
+
+
+PLUGIN = "plugin"  # among the versions: distribution and version of the plugin that protects the sums, or ""
+ARITHMETIC = "arithmetic"  # among the versions: of trees that the sites grow themselves, whatever XGBoost each has
+_PURPOSE = "agreement"
+_MAX_DOCUMENT = 1 << 24
+
+
+class GroupSeal(Protocol):
+    """What the agreement needs of a session."""
+
+    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
+
+    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
+    names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
+    return {**{name: _version(name) for name in names}, "python": platform.python_version()}
+
+
+@cache
+def _version(name: str) -> str:
+    """Return the version of a distribution as it was first asked for: reading it parses all that its author says."""
+    return version(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One site's terms.
+
+    Attributes:
+        versions: see ``versions``.
+        job: the job as JSON values.
+        parameters: checked XGBoost parameters as JSON values.
+        schema: columns, types, categories, label.
+        start: what training starts from: keyed hash of an initial model, where there is one.
+        checkpoints: keyed hash of each checkpoint to go on from, with the cuts beside it, by number of finished rounds.
+        floors: the least that the site's policy asks for.
+    """
+
+    versions: Mapping[str, str]
+    job: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    schema: Schema
+    start: Mapping[str, str]
+    checkpoints: Mapping[str, str]
+    floors: Floors = Floors(0, 0, 0)
+
+    def to_bytes(self) -> bytes:
+        """Return a canonical encoding."""
+        parts = (self.versions, self.job, self.parameters, self.start, self.checkpoints, asdict(self.floors))
+        return pack_list([*(json.dumps(part, sort_keys=True).encode() for part in parts), self.schema.to_bytes()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Terms:
+        """Parse a peer's terms. Raises: ProtocolError."""
+        if len(data) > _MAX_DOCUMENT:
+            raise ProtocolError("a peer's terms are too long")
+        *documents, schema = unpack_list(data, 7)
+        try:
+            parsed = [json.loads(document) for document in documents]
+        except (ValueError, RecursionError):
+            raise ProtocolError("a peer's terms are not valid JSON") from None
+        if not all(isinstance(part, dict) for part in parsed):
+            raise ProtocolError("a peer's terms are not of the expected form")
+        found_versions, job, parameters, start, checkpoints, floors = parsed
+        known = {f.name for f in fields(Floors)}
+        if set(floors) != known or not all(is_whole(value, 0) and value <= MOST_ROWS for value in floors.values()):
+            raise ProtocolError("a peer's terms are not of the expected form")
+        return cls(found_versions, job, parameters, Schema.from_bytes(schema), start, checkpoints, Floors(**floors))
+
+
+class Agreed(NamedTuple):
+    """What follows from the terms of all sites.
+
+    Attributes:
+        n_done: finished rounds of the latest checkpoint that all sites hold alike; 0 if there is none.
+        floors: the least that any site's policy asks for, which is the largest of all.
+        arithmetic: the lowest that any site named; "" where XGBoost grows the trees.
+    """
+
+    n_done: int
+    floors: Floors
+    arithmetic: str
+
+
+def agree(channel: Channel, session: GroupSeal, mine: Terms) -> Agreed:
+    """Compare the terms of all sites.
+
+    Raises:
+        ConfigurationError: a difference, named.
+    """
+    sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(mine.to_bytes(), _PURPOSE), Codec.SEALED)
+    mine = Terms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
+    common, floors, arithmetic = dict(mine.checkpoints), mine.floors, mine.versions.get(ARITHMETIC, "")
+    for rank, site in enumerate(channel.sites):
+        if rank == channel.rank:
+            continue
+        theirs = Terms.from_bytes(session.open_from(rank, sealed[rank], _PURPOSE))
+        compare_versions(mine.versions, theirs.versions, site)
+        compare_documents("the job", mine.job, theirs.job, site)
+        compare_documents("the parameters", mine.parameters, theirs.parameters, site)
+        compare(mine.schema, theirs.schema, site)
+        compare_documents("the starting point", mine.start, theirs.start, site)
+        floors = floors.largest(theirs.floors)
+        arithmetic = lower_arithmetic(arithmetic, theirs.versions.get(ARITHMETIC, ""))
+        common = {n: h for n, h in common.items() if theirs.checkpoints.get(n) == h}
+    return Agreed(max((int(n) for n in common if n.isdigit()), default=0), floors, arithmetic)
+
+
+def lower_arithmetic(one: str, other: str) -> str:
+    """Return the earlier of two arithmetics."""
+    return min(one, other, key=lambda name: tuple(int(part) for part in name.split(".") if part))
+
+
+def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer that runs another XGBoost, VeilBoost or plugin. Raises: ConfigurationError.
+
+    Where the sites grow the trees themselves their XGBoosts may differ, and each names the arithmetic of its own.
+    """
+    if ARITHMETIC in mine:
+        names = ("veilboost", *({PLUGIN} & set(mine)))
+        if theirs.get(ARITHMETIC) not in tuple(ARITHMETICS):
+            raise ConfigurationError(
+                f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install the "
+                "same version of VeilBoost"
+            )
+    else:
+        names = ("xgboost", "veilboost", *({PLUGIN} & set(mine)))
+    for name in names:
+        if theirs.get(name) != mine[name]:
+            raise ConfigurationError(
+                f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "
+                "version at every site"
+            )
+
+
+def _shown(version: object) -> str:
+    """Return what a peer calls its version, short and without anything that could steer a terminal or forge a line."""
+    return printable(version[:40]) if isinstance(version, str) else "of no known version"
+
+
+def compare_documents(what: str, mine: Mapping[str, Any], theirs: Mapping[str, Any], site: str) -> None:
+    """Refuse a peer whose document differs; the first difference is named. Raises: ConfigurationError."""
+    for name in sorted(set(mine) | set(theirs)):
+        if mine.get(name) != theirs.get(name):
+            raise ConfigurationError(f"{site} has another value of {str(name)[:80]!r} in {what} than this site")

@@ -1,4 +1,4 @@
-"""What every attempt at a site begins and ends with: run folder, evidence, session; then closing and the run record."""
+"""What every attempt at a site begins and ends with: run folder, evidence, session, reservations, run record."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
-from nvflare_plugins.attempt.agreement import versions
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.session import Session, open_session
-from nvflare_plugins.cluster.use import OnCluster, not_used
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.evidence.ended import earlier_log, put_aside
-from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.attempt.session import Session, open_session, versions
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.report.data_facts import DataFacts
-from nvflare_plugins.report.report import keep_report
-from nvflare_plugins.report.run_record import FILE_NAME as RECORD
-from nvflare_plugins.report.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.evidence.reader import earlier_log, put_aside
+from nvflare_plugins.pages.report import keep_report
+from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
+from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import reading_rows
-from nvflare_plugins.site.policy.values import noting_consents
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.site.policy import noting_consents
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.envelope import Codec, Kind, Phase, TrainingStep
+from nvflare_plugins.workers.workers import OnCluster, not_used
 from nvflare_plugins.xgb.versions import installed_wheel
+
+# What every attempt at a site begins and ends with: run folder, evidence, session; then closing and the run record.
+
 
 _log = logging.getLogger(__name__)
 P = TypeVar("P")
@@ -384,3 +386,105 @@ def _record_session(
         evidence.countersign(named, session.head_verifier())
 
     return HeadExchange(evidence.signed_head, take_heads)
+
+
+# A run's entries in the site's registry, one for each data set: they stand at all sites, or at none.
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Wanted:
+    """What a run wants to look at.
+
+    Attributes:
+        ids: what names the rows, where something does.
+        draw: see ``registry.describe_draw``.
+        may_grow: the run has the sites count the rows added since earlier ones, see ``Registry.reserve``.
+        is_settled: the run calls ``grown`` or ``cancel``.
+        continues: jobs whose model the run continues.
+    """
+
+    table: Table
+    data_set: DataSet
+    ids: Sequence[bytes] | None = None
+    draw: str = ""
+    may_grow: bool = False
+    is_settled: bool = False
+    continues: tuple[str, ...] = ()
+
+
+class Reservations:
+    """The entries of one run; use ``reserve_together``."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.entries: list[Reservation] = []  # the training set's first
+
+    @property
+    def message(self) -> str:
+        """What the registry says of the training set, in one sentence."""
+        return self.entries[0].message
+
+    def trees_complete(self, n_trees: int) -> None:
+        """Note, durably, how far the run has come: a lost job is resumed from no later tree."""
+        for entry in self.entries:
+            self._registry.trees_complete(entry, n_trees)
+
+    def complete(self, n_trees: int) -> None:
+        """Note that the run has ended well."""
+        for entry in self.entries:
+            self._registry.complete(entry, n_trees)
+
+    def cancel(self) -> None:
+        """Forget a run that ended before anything about rows had left this site."""
+        for entry in self.entries:
+            self._registry.cancel(entry)
+
+    def grown(self, is_enough: bool) -> None:
+        """Settle added rows, see ``Registry.grown``. Raises: DataRefusal, PolicyRefusal."""
+        for entry in self.entries:
+            self._registry.grown(entry, is_enough)
+
+    @contextmanager
+    def cancelled_by(self, *errors: type[BaseException]) -> Iterator[None]:
+        """Forget the run if one of these errors ends what is done here."""
+        try:
+            yield
+        except errors:
+            self.cancel()
+            raise
+
+
+def reserve_together(
+    attempt: SiteAttempt, registry: Registry, wanted: Iterable[Wanted], parameters: bytes, resume: ResumePoint | None
+) -> Reservations:
+    """Go on once every site's registry has allowed the run; else it has released nothing and is remembered nowhere.
+
+    Args:
+        parameters: what decides what the run releases about the rows (``Registry.reserve``).
+
+    Raises:
+        DataRefusal: this site's registry refuses.
+        ConfigurationError: there is nothing to resume, or the registry is damaged.
+        VeilBoostError: another site has ended the attempt.
+    """
+    reservations, context = Reservations(registry), attempt.context
+    with reservations.cancelled_by(BaseException):
+        for one in wanted:
+            entry = registry.reserve(
+                one.table,
+                one.data_set,
+                job_id=context.job_id,
+                sites=context.sites,
+                parameters=parameters,
+                resume=resume,
+                beside=reservations.entries,
+                ids=one.ids,
+                draw=one.draw,
+                may_grow=one.may_grow,
+                is_settled=one.is_settled,
+                continues=one.continues,
+            )
+            reservations.entries.append(entry)
+            _log.info("registry, %s: %s", one.data_set.name, entry.message)
+        attempt.gather_sealed("registry", b"")
+    return reservations

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
-from nvflare_plugins.cluster.workers import Work, Workers
+from nvflare_plugins.workers.workers import Work, Workers
 
 EVERY_S = 10.0
 """Between two lines; in a silence the next one comes after twice as long. Units: seconds."""

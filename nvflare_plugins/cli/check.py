@@ -15,19 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.site_setup import readers
-from nvflare_plugins.data_sets.declaration import MISSING_TEXTS, DataSet, format_of
-from nvflare_plugins.data_sets.survey.findings import Finding, Use
-from nvflare_plugins.data_sets.survey.survey import Draft, Survey, survey
-from nvflare_plugins.formatting import counted, printable
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
-from nvflare_plugins.site.policy.values import is_private
-from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.site.policy import SitePolicy, is_private, own_workspace
+from nvflare_plugins.survey.columns import Finding, Use
+from nvflare_plugins.survey.survey import Draft, Survey, survey
 from nvflare_plugins.xgb.objectives import objective_facts
 
 _OPTION_OF = {

@@ -6,12 +6,11 @@ import argparse
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
-from nvflare_plugins.files import write_atomically
-from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
-from nvflare_plugins.report.local_page import FILE_NAME, Comparison, build_page
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.pages.local_page import FILE_NAME, Comparison, build_page
+from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
 from nvflare_plugins.scoring.comparison import (
     best_rounds,
     check_rows,
@@ -22,9 +21,8 @@ from nvflare_plugins.scoring.comparison import (
     train_alone,
 )
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows_again import load_again
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
-from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.site.policy import POLICY_FILE, SitePolicy, own_workspace
 from nvflare_plugins.xgb.model_json import with_lists
 
 

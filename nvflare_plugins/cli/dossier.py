@@ -6,12 +6,13 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dp_components.ledger_records import LedgerHistory
+from dp_components.ledger import LedgerHistory
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.base.files import write_private
 from nvflare_plugins.cli.outputs import DAMAGED, check_output
-from nvflare_plugins.cli.verify import Verification, find_evidence, verify
-from nvflare_plugins.cli.verify_command import render, said, to_json, trusted, verdict_text
+from nvflare_plugins.cli.verify import Verification, find_evidence, render, said, to_json, trusted, verdict_text, verify
+from nvflare_plugins.dossier.archive import Dossier, open_dossier, seal
 from nvflare_plugins.dossier.attacks import AttackReport, allowed, attack_run, build_page
 from nvflare_plugins.dossier.bill import bill
 from nvflare_plugins.dossier.parts import (
@@ -26,17 +27,14 @@ from nvflare_plugins.dossier.parts import (
     policy_part,
     threats_part,
 )
-from nvflare_plugins.dossier.signature import Dossier, open_dossier, seal
-from nvflare_plugins.evidence.authority import FlareAuthority
+from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import time_text
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.files import write_private
-from nvflare_plugins.report.report import build_report, own_evidence
-from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
-from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.pages.report import build_report, own_evidence
+from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.pages.summary import build_summary
 from nvflare_plugins.site.certificates import Identity, load_identity
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
-from nvflare_plugins.site.policy.values import POLICY_FILE, is_private
+from nvflare_plugins.site.policy import POLICY_FILE, SitePolicy, is_private, own_workspace
 
 
 def run(options: argparse.Namespace) -> int:

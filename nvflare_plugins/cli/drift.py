@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.base.formatting import fitted, printable
 from nvflare_plugins.cli.predict import training_set
-from nvflare_plugins.data_sets.declaration import DataSet, format_of
-from nvflare_plugins.data_sets.part_files import is_in_parts
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_atomically
-from nvflare_plugins.formatting import fitted, printable
-from nvflare_plugins.report.charts import Bar, horizontal_bars
-from nvflare_plugins.report.pages import page
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.data.declaration import DataSet, format_of
+from nvflare_plugins.data.part_files import is_in_parts
+from nvflare_plugins.pages.charts import Bar, horizontal_bars
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
 from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import RowsInPasses, names_in, read_rows
 from nvflare_plugins.scoring.versions import ModelVersions
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 DRIFTED = 3
 _SHOWN = 12

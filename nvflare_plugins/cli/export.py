@@ -16,9 +16,9 @@ import argparse
 import json
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.cli.outputs import check_output
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_atomically
 from nvflare_plugins.xgb.model_json import model_bytes, trees_model
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"

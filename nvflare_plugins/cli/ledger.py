@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from dp_components.ledger import Ledger, ledger_files
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.cli.outputs import check_output
-from nvflare_plugins.files import write_atomically
-from nvflare_plugins.report.ledger_page import build_page
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.pages.ledger_page import build_page
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 
 def run(options: argparse.Namespace) -> int:

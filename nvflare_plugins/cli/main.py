@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.checks import check_path_letters
+from nvflare_plugins.base.checks import check_path_letters
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.formatting import printable
 
 _INTERRUPTED = 130  # as shells say it
 

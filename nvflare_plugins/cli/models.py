@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 
 def run(options: argparse.Namespace) -> int:

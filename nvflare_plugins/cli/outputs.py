@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.base.formatting import printable
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What reading a run's files ends in where they are not as they were written: their fields are looked at where used."""

@@ -13,18 +13,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.data_sets.declaration import DataSet, format_of
-from nvflare_plugins.data_sets.part_files import is_in_parts
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_atomically, write_result_blocks
-from nvflare_plugins.formatting import counted, printable
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_atomically, write_result_blocks
+from nvflare_plugins.base.formatting import counted, printable
+from nvflare_plugins.data.declaration import DataSet, format_of
+from nvflare_plugins.data.part_files import is_in_parts
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.explanations import Strengths, shap_columns
-from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.model import FinishedModel, Strengths, shap_columns
 from nvflare_plugins.scoring.rows import Rows, read_blocks
 from nvflare_plugins.scoring.versions import ModelVersions
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 _SUFFIXES = (".csv", ".parquet")
 _LONGEST_PATH = 4000

@@ -11,7 +11,7 @@ from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 
 def run(options: argparse.Namespace) -> int:

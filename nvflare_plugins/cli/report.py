@@ -6,14 +6,13 @@ import argparse
 import sys
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.outputs import DAMAGED, check_output
-from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.cli.verify_command import DOES_NOT_SHOW, SHOWS, said, trusted
-from nvflare_plugins.files import write_atomically
-from nvflare_plugins.formatting import printable
-from nvflare_plugins.report.report import write_report
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.cli.verify import DOES_NOT_SHOW, SHOWS, said, trusted, verify
+from nvflare_plugins.pages.report import write_report
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pages.summary import build_summary
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster.trial import cluster_gaps
 from nvflare_plugins.recipes.examples import prepare
 from nvflare_plugins.site.flare_boundary import Role
-from nvflare_plugins.site.policy.values import POLICY_FILE
-from nvflare_plugins.site.setup import SetupOptions, added, check_files, set_up, warnings_of, workspaces
-from nvflare_plugins.site.setup_state import missing, offers, policy_of
+from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.setup import (
+    SetupOptions,
+    added,
+    check_files,
+    missing,
+    offers,
+    policy_of,
+    set_up,
+    warnings_of,
+    workspaces,
+)
+from nvflare_plugins.workers.dask_workers import cluster_gaps
 
 
 def run(args: argparse.Namespace) -> int:

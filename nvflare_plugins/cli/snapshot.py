@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.snapshot_files import snapshots_in
-from nvflare_plugins.formatting import counted
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.base.formatting import counted
+from nvflare_plugins.data.part_files import snapshots_in
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.snapshot import take_snapshot
 
 

@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, JobAborted, VeilBoostError
 from he_processors.masks import MessageLabel
 from nvflare_plugins.attempt.session import Session, open_session
-from nvflare_plugins.horizontal.processors import BUILT_IN, CheckedSums, SumProfile, check_plugin, open_processor
+from nvflare_plugins.kinds.horizontal.processors import BUILT_IN, CheckedSums, SumProfile, check_plugin, open_processor
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import Codec, Operation, unpack
+from nvflare_plugins.wire.envelope import Codec, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, SumProcessor
 
 TIMEOUT_S = 120.0

@@ -1,48 +1,334 @@
-"""The attacks on one job's model, run by a site on its own rows: which, on what, with which outcome, or why not.
-
-Privacy: figures over all rows; see SECURITY.md for what they tell.
-"""
+"""The attacks on one job's model, run by a site on its own rows: membership, a missing value, and their statistics."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xgboost as xgb
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 
-from dp_components.accounting.trade_off import TradeOff
-from dp_components.ledger_records import LedgerHistory
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.dossier.membership import (
-    Attacked,
-    Features,
-    Groups,
-    Labels,
-    Sureness,
-    attack,
-    difference_by_themselves,
-    sureness_of_classes,
-    sureness_of_numbers,
-    train,
-    train_references,
-)
+from dp_components.accounting import TradeOff
+from dp_components.ledger import LedgerHistory
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.dossier.parts import OWN_PARTS
-from nvflare_plugins.dossier.reconstruction import MAX_FEATURES, LogLikelihood, Reconstructed, reconstruct
-from nvflare_plugins.dossier.statistics import FALSE_POSITIVE_RATE, Scores
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import BAGGING, VERTICAL, is_horizontal
-from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
-from nvflare_plugins.report.pages import page
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
 from nvflare_plugins.scoring.comparison import scores_of
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.rows_again import load_again
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.model_json import trees_model
+
+# How well scores tell two groups apart, with intervals: area under the ROC curve, and hits at few false alarms.
+
+
+Scores = NDArray[np.float64]
+
+FALSE_POSITIVE_RATE = 0.01
+_RESAMPLINGS = 200
+_Z = 1.959964  # of 95 %
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+    def to_list(self) -> list[float]:
+        """Return value, low and high to three decimals: more would tell of single rows and nothing of the attack."""
+        return [round(number, 3) for number in (self.value, self.low, self.high)]
+
+
+def area_under_curve(members: Scores, others: Scores) -> Estimate:
+    """Return the AUC with DeLong's interval.
+
+    Shapes: members: float64[m]; others: float64[n]; higher means "member".
+
+    Reference: DeLong, DeLong and Clarke-Pearson (1988); by ranks after Sun and Xu (2014).
+    """
+    m, n = members.size, others.size
+    of_all = rankdata(np.concatenate([members, others]))
+    above = (of_all[:m] - rankdata(members)) / n  # of each member: the share of others below it
+    below = 1 - (of_all[m:] - rankdata(others)) / m
+    area = float(above.mean())
+    spread = math.sqrt(float(above.var(ddof=1)) / m + float(below.var(ddof=1)) / n)
+    return Estimate(area, max(0.0, area - _Z * spread), min(1.0, area + _Z * spread))
+
+
+def hits(members: Scores, others: Scores, rate: float = FALSE_POSITIVE_RATE) -> float:
+    """Return the share of members above the score that a share ``rate`` of the others exceeds; ties by a coin."""
+    place = others.size - 1 - min(int(rate * others.size), others.size - 1)
+    limit = np.partition(others, place)[place]
+    false, tied = float((others > limit).mean()), float((others == limit).mean())
+    return float((members > limit).mean() + (rate - false) / tied * (members == limit).mean())
+
+
+def hits_with_interval(members: Scores, others: Scores, rate: float = FALSE_POSITIVE_RATE) -> Estimate:
+    """Return ``hits`` with the interval of 95 % of resamplings of both groups."""
+    random = np.random.default_rng(0)  # the same dossier twice says the same
+    drawn = [
+        hits(random.choice(members, members.size), random.choice(others, others.size), rate)
+        for _ in range(_RESAMPLINGS)
+    ]
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return Estimate(hits(members, others, rate), float(low), float(high))
+
+
+def share(n_hits: int, n: int) -> Estimate:
+    """Return a share with Wilson's interval."""
+    found, z = n_hits / n, _Z**2 / n
+    middle, half = (found + z / 2) / (1 + z), _Z * math.sqrt(found * (1 - found) / n + z / (4 * n)) / (1 + z)
+    return Estimate(found, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def difference(one: Estimate, other: Estimate) -> Estimate:
+    """Return one share minus another with Newcombe's interval."""
+    change = one.value - other.value
+    low = change - math.hypot(one.value - one.low, other.high - other.value)
+    high = change + math.hypot(one.high - one.value, other.value - other.low)
+    return Estimate(change, max(-1.0, low), min(1.0, high))
+
+
+# Membership inference: can somebody who has the model tell rows that it was trained on from others?
+#
+# Two attacks by somebody who knows the rows, labels included, and has the model:
+#
+# * ``loss``: what the model fits well was trained on. Yeom et al., Privacy Risk in Machine Learning (2018), section
+# 3.2. * ``reference``: the offline likelihood-ratio attack. Carlini et al., Membership Inference Attacks From First
+# Principles (2022), section VI C: reference models are trained on random halves of all rows at hand; a row is a member
+# if the model is surer of its label than those that had not seen it, in units of their spread. A single spread serves
+# all rows, which the paper recommends for few reference models.
+#
+# Privacy: what leaves this module are figures over all rows; no score, row or position of one.
+
+
+N_REFERENCES = 16
+_LEAST_PROBABILITY = 1e-6
+_FEW_VALUES = 1_000_000
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.float32]
+Sureness = Callable[[Features, Labels], Scores]
+"""(rows, their labels) -> how well a model fits each: higher is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """How well one attack told members from others. Attributes: hits: share found at 1 % false alarms."""
+
+    name: str
+    area: Estimate
+    hits: Estimate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Rows that a model was trained on, and others of the same kind.
+
+    Shapes: members: float32[m, n_features]; of_members: float32[m], their labels; others, of_others: as these, for n.
+    """
+
+    members: Features
+    of_members: Labels
+    others: Features
+    of_others: Labels
+    feature_types: tuple[str, ...]
+
+    @property
+    def rows(self) -> Features:
+        """All rows, members first."""
+        return np.concatenate([self.members, self.others])
+
+    @property
+    def labels(self) -> Labels:
+        """Their labels."""
+        return np.concatenate([self.of_members, self.of_others])
+
+
+def sureness_of_classes(probabilities: NDArray[np.floating[Any]], labels: Labels) -> Scores:
+    """Return log(p / (1 - p)) of each row's own class, as Carlini et al. scale it.
+
+    Shapes: probabilities: floating[n, n_classes]; labels: float32[n], positions of classes.
+    """
+    own = probabilities[np.arange(labels.size), labels.astype(np.int64)].astype(np.float64)
+    own = np.clip(own, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
+    result: Scores = np.log(own) - np.log1p(-own)
+    return result
+
+
+def sureness_of_numbers(predictions: NDArray[np.floating[Any]], labels: Labels) -> Scores:
+    """Return minus the absolute error of a regression. Shapes: both floating[n]."""
+    result: Scores = -np.abs(predictions.astype(np.float64) - labels)
+    return result
+
+
+def attack(groups: Groups, target: Sureness, references: Scores) -> list[Attacked]:
+    """Run both attacks.
+
+    Args:
+        references: float64[2, n_rows]: mean and spread of the references that had not seen a row, members first.
+    """
+    seen = target(groups.rows, groups.labels)
+    mean, spread = references
+    n = groups.of_members.size
+    named = {"loss": seen, "reference": (seen - mean) / spread}
+    return [
+        Attacked(name, area_under_curve(scores[:n], scores[n:]), hits_with_interval(scores[:n], scores[n:]))
+        for name, scores in named.items()
+    ]
+
+
+def difference_by_themselves(groups: Groups, references: Scores) -> Attacked:
+    """Tell whether the two groups differ without any model that had them: only then is a figure about membership."""
+    mean, n = references[0], groups.of_members.size
+    return Attacked("none", area_under_curve(mean[:n], mean[n:]), hits_with_interval(mean[:n], mean[n:]))
+
+
+def train_references(groups: Groups, params: Mapping[str, Any], n_rounds: int) -> Scores:
+    """Train reference models on random halves of the rows; return what ``attack`` needs of them."""
+    rows, labels = groups.rows, groups.labels
+    random = np.random.default_rng(0)  # of no secret: which halves decides no row's figure that is shown
+    seen = np.full((N_REFERENCES, labels.size), np.nan)
+    for number in range(0, N_REFERENCES, 2):  # a half and the other half: each row is out of eight references
+        half = random.permutation(labels.size) < labels.size // 2
+        for inside in (half, ~half):
+            sureness = train(rows[inside], labels[inside], groups.feature_types, params, n_rounds)
+            seen[number, ~inside] = sureness(rows[~inside], labels[~inside])
+            number += 1
+    mean = np.nanmean(seen, axis=0)
+    spread = float(np.sqrt(np.nanmean((seen - mean) ** 2))) or 1.0
+    return np.stack([mean, np.full(labels.size, spread)])
+
+
+def train(rows: Features, labels: Labels, types: tuple[str, ...], params: Mapping[str, Any], n_rounds: int) -> Sureness:
+    """Train stock XGBoost; return how sure it is of rows. Raises: xgboost.core.XGBoostError."""
+    settings = {**params, "verbosity": 0, "nthread": 1 if rows.size < _FEW_VALUES else 2}
+    booster = xgb.train(settings, _matrix(rows, types, labels), n_rounds, verbose_eval=False)
+    objective = str(params["objective"])
+
+    def sureness(asked: Features, of_asked: Labels) -> Scores:
+        found = booster.predict(_matrix(asked, types))
+        if objective == "multi:softprob":
+            return sureness_of_classes(found, of_asked)
+        if objective == "binary:logistic":
+            return sureness_of_classes(np.column_stack([1 - found, found]), of_asked)
+        return sureness_of_numbers(found, of_asked)
+
+    return sureness
+
+
+def _matrix(rows: Features, types: tuple[str, ...], labels: Labels | None = None) -> xgb.DMatrix:
+    return xgb.DMatrix(rows, label=labels, feature_types=list(types), enable_categorical=True)
+
+
+# Attribute inference: can somebody who has the model, and all of a row but one value, tell that value?
+#
+# The attack of Fredrikson et al., Privacy in Pharmacogenetics (2014), figure 2: each possible value is put in, and the
+# one is guessed under which the row's label is likeliest, weighed by how common the value is among others. What is
+# likely of anybody, in the data or not, is no breach: the attack is made on rows of the training and on others, and the
+# difference is what the model gave away of its own rows (Yeom et al. 2018, section 4.1).
+#
+# Privacy: as ``membership``: figures over all rows alone.
+
+
+MAX_FEATURES = 5
+_BINS = 8
+_MAX_VALUES = 32
+_LEAST_ROWS = 50
+_CATEGORICAL = "c"
+
+LogLikelihood = Callable[[Features, Labels], Scores]
+"""(rows, their labels) -> log of how likely each label is under the model, up to a constant of all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstructed:
+    """How well one value was guessed.
+
+    Attributes:
+        feature: the column that was hidden.
+        n_values: what was guessed among: categories, or bins of equally many rows.
+        members, others: share guessed right of rows of the training, and of others.
+        common: share of the members that is guessed right without a model, by the commonest value of the others.
+        gain: members minus others.
+    """
+
+    feature: str
+    n_values: int
+    members: Estimate
+    others: Estimate
+    common: float
+    gain: Estimate
+
+
+def reconstruct(groups: Groups, place: int, name: str, log_likelihood: LogLikelihood) -> Reconstructed | None:
+    """Hide one column and guess it; None if it has one value only or too few rows have any."""
+    hidden = [group[:, place] for group in (groups.members, groups.others)]
+    known = [~np.isnan(values) for values in hidden]
+    if min(int(one.sum()) for one in known) < _LEAST_ROWS:
+        return None
+    of_others = hidden[1][known[1]]
+    edges, values = _reconstruction_values(of_others, groups.feature_types[place] == _CATEGORICAL)
+    if values.size < 2:
+        return None
+    truth = [np.searchsorted(edges, values_[one], side="right") for values_, one in zip(hidden, known, strict=True)]
+    common = np.bincount(truth[1], minlength=values.size) + 0.5
+    prior = np.log(common / common.sum())
+    found = []
+    for rows, labels, one, right in (
+        (groups.members, groups.of_members, known[0], truth[0]),
+        (groups.others, groups.of_others, known[1], truth[1]),
+    ):
+        guesses = _guess(rows[one], labels[one], place, values, prior, log_likelihood)
+        found.append(share(int((guesses == right).sum()), right.size))
+    blind = float((truth[0] == int(prior.argmax())).mean())
+    return Reconstructed(name, values.size, found[0], found[1], blind, difference(found[0], found[1]))
+
+
+def _reconstruction_values(of_others: NDArray[np.float32], is_categorical: bool) -> tuple[Features, Features]:
+    """Return the edges between what is told apart (float32[k - 1]) and what is put in for each (float32[k])."""
+    distinct = np.unique(of_others)
+    if is_categorical or distinct.size <= _BINS:
+        values = distinct[:_MAX_VALUES]
+        return (values[1:]).astype(np.float32), values
+    edges = np.unique(np.quantile(of_others, np.linspace(0, 1, _BINS + 1)[1:-1]).astype(np.float32))
+    edges = edges[edges > distinct[0]]
+    places = np.searchsorted(edges, of_others, side="right")
+    values = np.asarray([np.median(of_others[places == k]) for k in range(edges.size + 1)], np.float32)
+    return edges, values
+
+
+def _guess(
+    rows: Features, labels: Labels, place: int, values: Features, prior: Scores, log_likelihood: LogLikelihood
+) -> NDArray[np.int64]:
+    scores = np.empty((values.size, labels.size))
+    tried = rows.copy()
+    for k, value in enumerate(values):
+        tried[:, place] = value
+        scores[k] = prior[k] + log_likelihood(tried, labels)
+    result: NDArray[np.int64] = scores.argmax(axis=0)
+    return result
+
+
+# The attacks on one job's model, run by a site on its own rows: which, on what, with which outcome, or why not.
+#
+# Privacy: figures over all rows; see SECURITY.md for what they tell.
+
 
 LEAST_ROWS = 100
 _MOST_ROWS = 10_000  # of each group

@@ -17,21 +17,20 @@ from typing import Any
 
 from dp_components.errors import PrivacyError
 from dp_components.events import event_document
-from dp_components.ledger import Ledger, ledger_files
-from dp_components.ledger_records import LedgerHistory
+from dp_components.ledger import Ledger, LedgerHistory, ledger_files
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.run_folder import MODEL, POLICY
-from nvflare_plugins.evidence.plugin_claims import plugin_protection, threat_model
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_private
+from nvflare_plugins.evidence.audit import plugin_protection, threat_model
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import notes_for
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_private
-from nvflare_plugins.report.ledger_page import protected
-from nvflare_plugins.report.pages import page
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.report.summary import consent_words
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.commitments import SALT_BYTES, commitment
+from nvflare_plugins.pages.ledger_page import protected
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pages.summary import consent_words
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import SALT_BYTES, commitment
 
 _WHOLE = (MODEL, "masked_model.json", "profile.json")  # every site has the same
 OWN_PARTS = ("vertical_model.json", "private_table.json")

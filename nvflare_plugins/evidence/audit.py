@@ -1,27 +1,104 @@
-"""Check the logs of one job attempt against each other and against the profile they claim.
-
-Each check is one function that yields sentences, one per failure; an attempt is good if none has anything to say.
-No check trusts a word of one log that another party's log could contradict, nor a log's own idea of what is private.
-"""
+"""What evidence shows: facts, who signed them, and what plugins of a site claim."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 from typing import Any, Protocol
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from he_processors.errors import AuthenticationError
 from he_processors.sum_tags import N_TAGS
-from nvflare_plugins.evidence.contents import PAID_IN, Content, Protection
-from nvflare_plugins.evidence.format import SERVER, SignedHead, seal_statement
-from nvflare_plugins.evidence.plugin_claims import is_claim, names_plugin, threat_model
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.evidence.format import PAID_IN, SERVER, Content, Protection, SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import Log, Message
-from nvflare_plugins.formatting import printable
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.evidence.threat_model import PLUGIN_CODECS, TAGGED, THREAT_MODELS, Statement, ThreatModel
+from nvflare_plugins.site.certificates import (
+    UNREADABLE,
+    check_role,
+    check_site_chain,
+    fingerprint,
+    public_key_bytes,
+    verify_signature,
+)
+from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.wire.profiles import plugin_of
+
+# What evidence and report say of a plugin's profile: who wrote it, and what it says of itself.
+#
+# Nobody checks what a plugin claims. Evidence carries the claims of all sites, which must be equal, so that they are
+# read without loading the plugin.
+
+
+_CLAIM = "claims "
+RELEASE_FACTS = ("plugin", "distribution", "version")
+_TEXTS = ("summary", "server_alone", "one_site", "server_and_one_site", "all_but_one")
+_UNSAID = "(the evidence does not say)"
+_MOST_CHARS = 2000
+_LONGEST_CHARS = 20_000  # of all notes together
+
+
+def plugin_facts(name: str, distribution: str, version: str, statement: Statement) -> dict[str, str]:
+    """Return what a site's evidence records under ``protection``."""
+    claims = {_CLAIM + text: getattr(statement, text) for text in _TEXTS}
+    notes = "\n".join(note.replace("\n", " ") for note in statement.notes)
+    return {"plugin": name, "distribution": distribution, "version": version, **claims, f"{_CLAIM}notes": notes}
+
+
+def is_claim(fact: str) -> bool:
+    """Tell whether a fact of the evidence is a plugin's own statement."""
+    return fact.startswith(_CLAIM)
+
+
+def names_plugin(profile: str, protection: Mapping[str, object]) -> bool:
+    """Tell whether a site's facts say which release the plugin of its profile was."""
+    facts = [protection.get(fact) for fact in ("distribution", "version")]
+    return protection.get("plugin") == plugin_of(profile) and all(isinstance(fact, str) and fact for fact in facts)
+
+
+def release_of(protection: Mapping[str, object]) -> str:
+    """Return name, distribution and version of a plugin for people."""
+    return " ".join(printable(str(protection.get(fact, "?")), 100) for fact in RELEASE_FACTS)
+
+
+def plugin_protection(logs: Iterable[Log]) -> Mapping[str, object] | None:
+    """Return the facts of the plugin that an attempt ran under, as its sites recorded them alike; None without one."""
+    for log in logs:
+        if log.session is not None and plugin_of(log.profile) is not None:
+            facts: Mapping[str, object] = log.session["protection"]
+            return facts
+    return None
+
+
+def threat_model(profile: str, protection: Mapping[str, object] | None = None) -> ThreatModel | None:
+    """Return what is visible under a profile; of a plugin's, what it claims. None for an unknown profile.
+
+    Args:
+        protection: the facts that a site's evidence records, of which a plugin's claims are read.
+    """
+    if plugin_of(profile) is None:
+        return THREAT_MODELS.get(profile)
+    stated = {name: (protection or {}).get(_CLAIM + name) for name in (*_TEXTS, "notes")}
+    notes = stated.pop("notes")
+    texts = {
+        name: printable(text, _MOST_CHARS) if isinstance(text, str) and text else _UNSAID
+        for name, text in stated.items()
+    }
+    lines = notes[:_LONGEST_CHARS].splitlines() if isinstance(notes, str) else []
+    printed = tuple(printable(line, _MOST_CHARS) for line in lines if line)
+    return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, changed=TAGGED, notes=printed, **texts)
+
+
+# Check the logs of one job attempt against each other and against the profile they claim.
+#
+# Each check is one function that yields sentences, one per failure; an attempt is good if none has anything to say. No
+# check trusts a word of one log that another party's log could contradict, nor a log's own idea of what is private.
+
 
 MAX_CLOCK_ERROR = timedelta(days=1)
 """How far the parties' clocks may differ. Certificates are judged at times that the signers state: all of them together
@@ -512,3 +589,59 @@ def _notes(logs: Iterable[Log], gone: Iterable[str], ended_early: bool) -> Itera
             facts = {f"{name} {value}" for name, value in log.session["protection"].items() if not is_claim(name)}
             if facts:
                 yield f"{log.site}: " + ", ".join(sorted(facts))
+
+
+# Certificates as ``verify`` needs them: whose they are, who issued them, what they signed.
+
+
+class FlareAuthority:
+    """Believes site certificates that lead to the project's root; without a root, any that names the site as one.
+
+    A certificate must have been valid when the job ran: at the times that the evidence states.
+
+    Security: without ``root`` a forger of all logs can bring certificates of his own. A server's certificate from
+        ordinary provisioning differs from a site's in nothing but its name: only ``server_names`` tells it.
+
+    Args:
+        root: the project's root, never from the evidence.
+        server_names: names of the project's servers, which are never a site's.
+    """
+
+    def __init__(self, root: x509.Certificate | None, server_names: Collection[str] = ()) -> None:
+        self._root = root
+        self._server_names = frozenset(server_names)
+
+    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
+        """Check that a certificate belonged to ``site`` at these moments. Raises: AuthenticationError."""
+        leaf, *others = _load(certificate)
+        try:
+            self._check(leaf, others, site, moments)
+            return Certified(fingerprint(leaf).hex(), hashlib.sha256(public_key_bytes(leaf)).hexdigest())
+        except UNREADABLE:
+            raise AuthenticationError("it is malformed") from None
+
+    def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
+        """Check a signature by the certificate's key. Raises: AuthenticationError."""
+        verify_signature(_load(certificate)[0], statement, signature)
+
+    def _check(
+        self, leaf: x509.Certificate, others: Sequence[x509.Certificate], site: str, moments: Sequence[datetime]
+    ) -> None:
+        if not moments:
+            raise AuthenticationError("it was not said when the job ran")
+        for moment in moments:
+            if not leaf.not_valid_before_utc <= moment <= leaf.not_valid_after_utc:
+                raise AuthenticationError(f"it was not valid on {moment:%Y-%m-%d}, when the job ran")
+        if self._root is None:
+            check_role(leaf, site, self._server_names)
+        else:
+            chain = [c.public_bytes(Encoding.DER) for c in (leaf, *others)]
+            for moment in moments:
+                check_site_chain(chain, site, self._root, self._server_names, moment)
+
+
+def _load(certificate: str) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(certificate.encode())
+    except UNREADABLE:
+        raise AuthenticationError("it is no certificate in PEM form") from None

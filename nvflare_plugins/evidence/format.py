@@ -1,31 +1,37 @@
-"""The format of evidence: canonical JSON lines in a hash chain, commitments to wire bytes, signed heads.
-
-A log is a text file of JSON lines. Line ``n`` holds one record in canonical form (sorted keys, no blanks, ASCII, no
-floats) with its number ``n`` and its ``hash``; the hash covers the previous hash and every other byte of the line:
-
-    hash_n = SHA-256("veilboost evidence record v1" || 0 || hash_(n-1) || canonical record without its hash)
-
-with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows.
-The writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.py``; both use only what stands here.
-
-Opening, session and end carry the time by their party's clock, in UTC and whole seconds. The opening tells of which
-attempt of the job a log is, and names the party's own log of the attempt before by that attempt and by the hash of its
-last record, so that nobody can leave out an attempt of which a later log is shown.
-"""
+"""The format of evidence: its lines, and what they may say."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.base.files import make_folder, sync_folder
+
+# The format of evidence: canonical JSON lines in a hash chain, commitments to wire bytes, signed heads.
+#
+# A log is a text file of JSON lines. Line ``n`` holds one record in canonical form (sorted keys, no blanks, ASCII, no
+# floats) with its number ``n`` and its ``hash``; the hash covers the previous hash and every other byte of the line:
+#
+# hash_n = SHA-256("veilboost evidence record v1" || 0 || hash_(n-1) || canonical record without its hash)
+#
+# with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows. The
+# writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.py``; both use only what stands here.
+#
+# Opening, session and end carry the time by their party's clock, in UTC and whole seconds. The opening tells of which
+# attempt of the job a log is, and names the party's own log of the attempt before by that attempt and by the hash of
+# its last record, so that nobody can leave out an attempt of which a later log is shown.
+
 
 FORMAT = "veilboost-evidence-3"
 FORMATS_BEFORE = ("veilboost-evidence-1", "veilboost-evidence-2")
@@ -334,3 +340,118 @@ def _hex_bytes(value: object, what: str) -> bytes:
     if not isinstance(value, str) or len(value) > 1 << 14 or _HEX.fullmatch(value) is None:
         raise ProtocolError(f"the {what} of an evidence head is not in hexadecimal form")
     return bytes.fromhex(value)
+
+
+# Files that grow by lines, and room on the disk for their last ones.
+
+
+class Lines:
+    """A new file that grows by lines. What a full disk did not take stays in memory, so that no line is ever torn."""
+
+    def __init__(self, path: Path, mode: int) -> None:
+        make_folder(path.parent)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._folder: Path | None = path.parent  # until the file's name is on the disk
+        self._pending = bytearray()
+
+    def add(self, line: bytes) -> None:
+        """Take a line, in memory."""
+        self._pending += line
+
+    def drain(self, most: int = 0) -> None:
+        """Write what is pending if it is more than ``most`` bytes. Raises: OSError."""
+        while len(self._pending) > most:
+            del self._pending[: os.write(self._descriptor, self._pending)]
+
+    def sync(self) -> None:
+        """Write all, durably. Raises: OSError."""
+        self.drain()
+        os.fsync(self._descriptor)
+        if self._folder is not None:
+            sync_folder(self._folder)
+            self._folder = None
+
+    def close(self) -> None:
+        """Let go of the file; what was not written is lost."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def set_room_aside(path: Path, n_bytes: int) -> None:
+    """Fill a file that is deleted when the disk is full: else that would cost the record of the end."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b"\1" * n_bytes)
+        finally:
+            os.close(descriptor)
+
+
+# What single parties say to each other inside sealed messages, for evidence and report.
+#
+# A sealed message hides its content from the server. These names say what it was, and under which protection its reader
+# received it: in clear, because the algorithm lets that reader see it, or under a scheme that it cannot open.
+
+
+PAID_IN = "paid_in"
+"""A fact of a session's protection: the job whose buckets this one was trained on; nothing new was sent or paid."""
+
+
+class Protection(Enum):
+    """How a content is protected from the party that receives it."""
+
+    CLEAR = "readable by the party it was sent to, sealed from everyone else"
+    PAILLIER = "Paillier ciphertexts: readable with the active party's key only"
+    OKAMOTO_UCHIYAMA = "Okamoto-Uchiyama ciphertexts: readable with the active party's key only"
+    ELGAMAL = "ElGamal ciphertexts on a curve: readable with the active party's key only"
+    BLINDED = "blinded group elements of private set intersection"
+    LOCAL_DP = "each value randomised at its owner (local differential privacy)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    encrypted: bool
+    meaning: str
+    only: Protection | None = None
+    profile: str | None = None
+
+
+class Content(Enum):
+    """One kind of content. ``encrypted`` ones must be ciphertexts under every profile but ``plain``."""
+
+    SCHEMA = _Facts(False, "row counts, numbers of bins, aliases of features")
+    SETUP = _Facts(False, "public key, number format, settings of the training")
+    GRADIENTS = _Facts(True, "gradient pairs of the rows")
+    HISTOGRAM_REQUEST = _Facts(False, "rows of the nodes whose sums are asked for")
+    HISTOGRAMS = _Facts(True, "sums of gradient pairs per bin")
+    SPLITS = _Facts(False, "bins of the splits that a party won")
+    PARTITIONS = _Facts(False, "one bit per row of a node that the sender splits")
+    DECISION_REQUEST = _Facts(False, "rows and nodes on their paths")
+    DECISIONS = _Facts(False, "one bit per row and node on its path")
+    THRESHOLDS = _Facts(False, "thresholds of the sender's splits, with its consent", profile="vertical_model")
+    POSITIONS = _Facts(
+        False, "places of rows among the sender's thresholds, with its consent", profile="vertical_model"
+    )
+    BLINDED_IDS = _Facts(False, "blinded ids for private set intersection", Protection.BLINDED)
+    BUCKETS = _Facts(False, "randomised bucket of each value", Protection.LOCAL_DP)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether profiles with an additive scheme send it as ciphertexts."""
+        return self.value.encrypted
+
+    @property
+    def only(self) -> Protection | None:
+        """The one protection under which it may be sent; None if the profile decides."""
+        return self.value.only
+
+    @property
+    def profile(self) -> str | None:
+        """The one profile under whose jobs it may be sent; None if there are several."""
+        return self.value.profile
+
+    @property
+    def meaning(self) -> str:
+        """What it is, for people."""
+        return self.value.meaning

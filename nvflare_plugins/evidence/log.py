@@ -46,27 +46,29 @@ from weakref import WeakValueDictionary
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.base.failures import DISK_IS_FULL, reason_of
+from nvflare_plugins.base.files import sync_folder
 from nvflare_plugins.evidence.format import (
     CLEAR_CODECS,
     FORMAT,
     GENESIS,
     SALTS_SUFFIX,
     SERVER,
+    Content,
     Earlier,
+    Lines,
+    Protection,
     Record,
     SignedHead,
     canonical,
     chain_line,
     is_name,
     seal_statement,
+    set_room_aside,
     time_text,
 )
-from nvflare_plugins.evidence.lines import Lines, set_room_aside
-from nvflare_plugins.failures import DISK_IS_FULL, reason_of
-from nvflare_plugins.files import sync_folder
 from nvflare_plugins.wire.aggregation import Transfer
-from nvflare_plugins.wire.commitments import SALT_BYTES, UNSALTED_CODECS, Commitment, commitment
+from nvflare_plugins.wire.envelope import SALT_BYTES, UNSALTED_CODECS, Commitment, commitment
 
 Signer = Callable[[bytes], bytes]
 HeadVerifier = Callable[[str, bytes, bytes], None]

@@ -1,30 +1,46 @@
-"""Read one evidence log strictly: chain, fields and types, and the order that a log of its own can have.
-
-Nothing read here is trusted. What a log says is compared with what the other parties' logs say in ``evidence_audit``.
-"""
+"""Reading evidence: the attempts of a job, how each ended, which went on from which, and links between sites."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.checks import too_old
+from nvflare_plugins.base.checks import too_old
+from nvflare_plugins.base.files import make_folder, sync_folder, write_durably
 from nvflare_plugins.evidence.format import (
+    EXPORT_SUFFIX,
     FORMAT,
     FORMATS_BEFORE,
     GENESIS,
+    MAX_LINE_BYTES,
     SERVER,
     Earlier,
     Record,
     SignedHead,
+    chain_line,
+    export_name,
     is_name,
+    parse_line,
     read_chain,
+    read_link,
     read_time,
+    seal_statement,
+    time_text,
 )
+from nvflare_plugins.evidence.log import Signer, utc_now
+from nvflare_plugins.wire.envelope import Kind
+
+# Read one evidence log strictly: chain, fields and types, and the order that a log of its own can have.
+#
+# Nothing read here is trusted. What a log says is compared with what the other parties' logs say in ``evidence_audit``.
+
 
 _TEXT_MAP = "text map"
 _TEXT_LIST = "text list"
@@ -289,3 +305,265 @@ def _is(value: Any, kind: object) -> bool:
     if kind is _TEXT_OR_NONE:
         return value is None or type(value) is str
     return type(value) is kind
+
+
+# Evidence of a job that went on without lost sites: what its attempts must say alike, and whose log may be missing.
+#
+# An attempt without sites of the attempts before it names them in its session's record (``SITES_FACT``), which every
+# site of that attempt signs. It need not name those of attempts that ended when only keys and terms were sealed: for
+# its sites the job begins with it. A site that never came back hands in no log of the attempts that it took part in.
+# That is no fault where the attempt that completed the job says so; it hides no record of any other party.
+
+
+SITES_FACT = "without_sites"
+"""The fact of a session that names the lost sites."""
+
+_TERMS = frozenset(kind.name for kind in (Kind.GROUP_KEY, Kind.AGREEMENT, Kind.HE_SECRET))
+
+Attempts = Mapping[tuple[str, str], Sequence[Log]]
+"""The logs of each attempt, by job and attempt."""
+
+
+def named(sites: Iterable[str]) -> dict[str, str]:
+    """Return the fact that an attempt goes on without sites; none where it goes on without none."""
+    text = ", ".join(sites)
+    return {SITES_FACT: text} if text else {}
+
+
+def lost_of(logs: Iterable[Log]) -> frozenset[str]:
+    """Return the sites that an attempt says it went on without."""
+    facts = (log.session["protection"].get(SITES_FACT) for log in logs if log.session is not None)
+    return frozenset(site for fact in facts if isinstance(fact, str) for site in fact.split(", "))
+
+
+def excused(attempts: Attempts, job_id: str) -> frozenset[str]:
+    """Return the sites that may hand in no log of an attempt of a job that was not completed."""
+    return frozenset().union(
+        *(lost_of(logs) for (of_job, _), logs in attempts.items() if of_job == job_id and _is_completed(logs))
+    )
+
+
+def contradictions(attempts: Attempts) -> Iterator[str]:
+    """Yield what attempts of one job say of their sites that cannot be together, one sentence each."""
+    for (job_id, attempt), logs in sorted(attempts.items()):
+        sites, lost = _sites_of(logs), lost_of(logs)
+        if sites & lost:
+            yield f"job {job_id}, attempt {attempt} says that it went on without a site of its own"
+        if not _is_completed(logs) or not sites:
+            continue
+        if len({log.session["protection"].get(SITES_FACT) for log in logs if log.session is not None}) > 1:
+            yield f"job {job_id}, attempt {attempt}: its sites do not say alike without whom it went on"
+        for (other_job, other), others in sorted(attempts.items()):
+            if other_job == job_id and _sites_of(others) - sites - lost and _has_begun(others):
+                yield (
+                    f"job {job_id}, attempt {attempt} does not say that it went on without "
+                    f"{', '.join(sorted(_sites_of(others) - sites - lost))}, of attempt {other}"
+                )
+        known = frozenset().union(*(_sites_of(others) for (of_job, _), others in attempts.items() if of_job == job_id))
+        if len(attempts) > 1 and lost - known:
+            yield f"job {job_id}, attempt {attempt} says that it went on without sites that no attempt had"
+
+
+def ended_early(attempts: Attempts, job_id: str, attempt: str) -> bool:
+    """Return whether an attempt ended before anything of rows was sent, and another attempt completed its job.
+
+    Logs of such an attempt may be missing: sites may die before they have any. Whoever hides one could as well hide the
+    whole attempt; what it could tell of rows is nothing.
+    """
+    is_completed = any(of == job_id and one != attempt and _is_completed(logs) for (of, one), logs in attempts.items())
+    return is_completed and not _has_begun(attempts[job_id, attempt])
+
+
+def _has_begun(logs: Iterable[Log]) -> bool:
+    return any(log.parts or any(map(_tells_of_rows, log.messages)) for log in logs)
+
+
+def _tells_of_rows(message: Message) -> bool:
+    """Whether a message is more than keys and terms: trees and conversations are sealed too, between their parties."""
+    return message.private and (message.codec != "SEALED" or message.kind not in _TERMS)
+
+
+def _sites_of(logs: Iterable[Log]) -> frozenset[str]:
+    return frozenset(site for log in logs if log.session is not None for site in log.session["sites"])
+
+
+def _is_completed(logs: Sequence[Log]) -> bool:
+    return bool(logs) and all(log.completed for log in logs)
+
+
+# Evidence of ended attempts of a job: put aside before the next one begins, and closed where a process died.
+#
+# A job that waits for a lost site has several attempts, each with logs of its own. The logs of the last one lie where
+# they always do; those of the attempts before attempt n lie beside them, in a folder that ``before_attempt`` names.
+
+
+PARTIAL_SUFFIX = ".partial"
+DIED = "the site's process ended without closing this log"
+MAX_ATTEMPTS = 99
+_FOLDER = re.compile(r"evidence_before_attempt_([1-9][0-9]?)")
+
+
+def before_attempt(number: int) -> str:
+    """Return the name of the folder with the evidence of what came before an attempt."""
+    return f"evidence_before_attempt_{number}"
+
+
+def put_aside(evidence: Path, number: int, signer: Signer | None, clock: Callable[[], datetime] = utc_now) -> None:
+    """Make room for the evidence of an attempt: what is there moves to the folder beside it, whole.
+
+    A log that a dead process left is closed first. If the process ended while this went on, the rest is done now.
+
+    Args:
+        evidence: the folder in which every attempt writes its logs.
+        number: of the attempt that begins.
+        signer: signs with this party's certificate key, as in the sessions before; None where there is none.
+
+    Raises:
+        FileExistsError: evidence was put aside for an attempt of this number already, which is never overwritten.
+        OSError: it cannot be moved.
+    """
+    aside = evidence.with_name(before_attempt(number))
+    for partial in sorted(evidence.glob(f"*{EXPORT_SUFFIX}{PARTIAL_SUFFIX}")):
+        end_torn(partial, signer, clock)
+    names = sorted(path.name for path in evidence.iterdir()) if evidence.is_dir() else []
+    if not names:
+        return
+    make_folder(aside)
+    there = [name for name in names if (aside / name).exists()]
+    if there:
+        raise FileExistsError(f"evidence before attempt {number} exists already: {there[0]}")
+    for name in names:
+        os.replace(evidence / name, aside / name)
+    for folder in (aside, evidence, evidence.parent):
+        sync_folder(folder)
+
+
+def set_aside(run: Path) -> dict[int, list[Path]]:
+    """Return the logs of earlier attempts of a run, by the number of the attempt before which they were put aside."""
+    found = ((_FOLDER.fullmatch(path.name), path) for path in sorted(run.iterdir()) if path.is_dir())
+    return {int(match[1]): sorted(path.glob(f"*{EXPORT_SUFFIX}")) for match, path in found if match}
+
+
+def earlier_log(run: Path, party: str) -> Earlier | None:
+    """Return what a party's log of the attempt before was, the last that lies in its run folder; None if there is none.
+
+    A file that was cut counts with its last whole line. One of which nothing can be read is as good as lost.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for _, paths in sorted(set_aside(run).items(), reverse=True):
+        for path in paths:
+            if path.name == export_name(party) and (found := _last_of(path)) is not None:
+                return found
+    return None
+
+
+def _last_of(path: Path) -> Earlier | None:
+    with path.open("rb") as file:
+        first = file.readline(MAX_LINE_BYTES + 1)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 2 * (MAX_LINE_BYTES + 1), 0))  # the last whole line, and one that was torn
+        last = (file.read().split(b"\n")[:-1] or [b""])[-1]
+    with contextlib.suppress(ProtocolError):
+        return Earlier.read(parse_line(first.removesuffix(b"\n")).get("attempt"), parse_line(last).get("hash"))
+    return None
+
+
+def end_torn(partial: Path, signer: Signer | None, clock: Callable[[], datetime] = utc_now) -> None:
+    """Close the log of a process that died, as its owner: what it had written stays, and its end says that it died.
+
+    A line that was torn when the process ended, and whatever else does not follow, is left out. A log of which nothing
+    can be read is removed.
+    """
+    records, lines, head = _readable(partial)
+    if records:
+        if records[-1]["type"] != "end":
+            body: Record = {"type": "end", "status": "aborted", "reason": DIED, "time": time_text(clock())}
+            line, head = chain_line(head, {**body, "n": len(lines)})
+            lines.append(line)
+        seal: Record = {"type": "seal", "n": len(lines), "signature": None}
+        signed = any(record["type"] == "session" and record.get("signed") is True for record in records)
+        if signed and signer is not None:
+            seal["signature"] = signer(seal_statement(seal, head)).hex()
+        lines.append(chain_line(head, seal)[0])
+        write_durably(partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX)), b"\n".join(lines) + b"\n")
+    partial.unlink()
+    partial.with_name(f"{partial.name.removesuffix(PARTIAL_SUFFIX)}.reserve").unlink(missing_ok=True)
+
+
+def _readable(partial: Path) -> tuple[list[dict[str, Any]], list[bytes], bytes]:
+    """Return the records that follow from each other, their lines and the hash of the last."""
+    records: list[dict[str, Any]] = []
+    lines: list[bytes] = []
+    head = GENESIS
+    for line in partial.read_bytes().split(b"\n")[:-1]:  # a line that does not end was torn
+        try:
+            record, head = read_link(line, head, len(lines))
+        except ProtocolError:
+            break
+        records.append(record)
+        lines.append(line)
+    return records, lines, head
+
+
+# Attempts of a job that are not shown: each log names its own party's log of the attempt before.
+#
+# A log that is named must be there, whole up to where it is named and unchanged: the later log is signed, so that
+# whoever hands over evidence cannot leave out an attempt without leaving out all later logs of the sites that took part
+# in it. A party without such a log says so; that is nobody's fault (its disk may be new), but a reader should know.
+
+
+def left_out(attempts: Attempts) -> Iterator[str]:
+    """Yield the attempts that logs name and that are missing, changed or out of order, one sentence each."""
+    for (job_id, attempt), logs in sorted(attempts.items()):
+        for log in sorted(logs, key=lambda log: log.site):
+            if log.earlier is None:
+                continue
+            before = _named(attempts, log, log.earlier)
+            here = f"job {job_id}, attempt {attempt} (number {log.number})"
+            if before is None:
+                yield (
+                    f"{here} follows an attempt that is left out: the log of {log.site} of attempt "
+                    f"{log.earlier.attempt} is not here. Hand in the folders evidence_before_attempt_N too"
+                )
+            elif bytes.fromhex(log.earlier.digest) not in before.digests:
+                yield (
+                    f"{here} follows another log of {log.site} of attempt {log.earlier.attempt} than the one here: "
+                    "one was rewritten or cut"
+                )
+            elif before.number >= log.number:
+                yield f"{here} of {log.site} follows attempt {before.attempt}, whose number is {before.number}"
+    yield from _numbered_alike(attempts)
+
+
+def not_shown(attempts: Attempts) -> Iterator[str]:
+    """Yield what attempts before others the logs do not show, without a fault that evidence could tell."""
+    for (job_id, attempt), logs in sorted(attempts.items()):
+        for log in sorted(logs, key=lambda log: log.site):
+            here = f"job {job_id}, attempt {attempt} (number {log.number})"
+            if log.number > 1 and log.earlier is None:
+                yield f"{here}: {log.site} says that it has no log of one before: it took part in none, or lost it"
+            before = None if log.earlier is None else _named(attempts, log, log.earlier)
+            if (
+                before is not None
+                and log.earlier is not None
+                and bytes.fromhex(log.earlier.digest) in before.digests[:-1]
+            ):
+                yield f"{here}: {log.site} has less of its log of attempt {before.attempt} than is here"
+
+
+def _numbered_alike(attempts: Attempts) -> Iterator[str]:
+    """Yield attempts of one job that have one number."""
+    seen: dict[tuple[str, int], str] = {}
+    for (job_id, attempt), logs in sorted(attempts.items()):
+        for number in sorted({log.number for log in logs}):
+            other = seen.setdefault((job_id, number), attempt)
+            if other != attempt:
+                yield f"job {job_id}: attempts {other} and {attempt} both have number {number}"
+
+
+def _named(attempts: Attempts, log: Log, earlier: Earlier) -> Log | None:
+    """Return the log that another one names as that of the attempt before."""
+    found = (one for one in attempts.get((log.job_id, earlier.attempt), ()) if one.site == log.site)
+    return next(found, None)

@@ -17,19 +17,18 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.checks import check_plain
-from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, before_attempt, earlier_log, put_aside
+from nvflare_plugins.base.checks import check_plain
+from nvflare_plugins.base.files import make_folder, write_atomically
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.files import make_folder, write_atomically
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, before_attempt, earlier_log, put_aside
 from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
-from nvflare_plugins.formatting import printable
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Phase
-from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Phase
 
 COMPLETED = "completed"
 FAILED = "failed"

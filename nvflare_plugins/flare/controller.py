@@ -18,9 +18,9 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
-from nvflare_plugins.checks import checked_sites, shown
+from nvflare_plugins.base.checks import checked_sites, shown
+from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.format import is_name
-from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
 from nvflare_plugins.flare.kinds import kind_of, own_kind
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder

@@ -30,11 +30,11 @@ from he_processors.errors import (
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.cluster.workers import Work as WorkOfWorker
-from nvflare_plugins.evidence.ended import MAX_ATTEMPTS, put_aside, set_aside
+from nvflare_plugins.base.failures import WorkerLost, machine_failure, reason_of
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
-from nvflare_plugins.failures import WorkerLost, machine_failure, reason_of
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
@@ -44,13 +44,13 @@ from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, LONGEST_SILENCE_S, site_timeout_s
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
-from nvflare_plugins.formatting import printable
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.policy_memory import policy_changes
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
+from nvflare_plugins.workers.workers import Work as WorkOfWorker
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
 MAX_SITES = 1000

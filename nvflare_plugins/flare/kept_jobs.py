@@ -31,7 +31,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature
 from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 
-from nvflare_plugins.files import write_durably
+from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.flare.timeouts import LONGEST_RESTART_PAUSE_S, RESTART_PAUSE_S
 
 NOTE = "veilboost_waits.json"

@@ -8,37 +8,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, SiteContext
-from nvflare_plugins.bagging.job import BaggingJob, check_bagging_early
-from nvflare_plugins.bagging.site import run_bagging_site
-from nvflare_plugins.checks import shown
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.kept import FILE as DPBOOST_KEPT
-from nvflare_plugins.dpboost.server import DpBoostServer
-from nvflare_plugins.dpboost.site import run_dpboost_site
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
-from nvflare_plugins.federboost_vertical.training import check_bucket_parameters
+from nvflare_plugins.base.checks import shown
 from nvflare_plugins.flare.attempt import ServerSum
-from nvflare_plugins.horizontal.job import HorizontalJob, check_horizontal_early
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.server import TrustedServer
-from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.profile.job import ProfileJob
-from nvflare_plugins.profile.site import run_profile_site
-from nvflare_plugins.tuning.job import TuningJob, check_tuning_early
-from nvflare_plugins.tuning.site import run_tuning_site
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.parameters import check_active_party, check_vertical_early
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
-from nvflare_plugins.vertical_tuning.job import VerticalTuningJob, check_vertical_tuning_early
-from nvflare_plugins.vertical_tuning.site import run_vertical_tuning_site
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.bagging.job import BaggingJob, check_bagging_early
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import FILE as DPBOOST_KEPT
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer
+from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters
+from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob, check_horizontal_early
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.server import TrustedServer
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.kinds.profile.site import run_profile_site
+from nvflare_plugins.kinds.tuning.job import TuningJob, check_tuning_early
+from nvflare_plugins.kinds.tuning.site import run_tuning_site
+from nvflare_plugins.kinds.vertical.job import VerticalJob, check_active_party, check_vertical_early
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob, check_vertical_tuning_early
+from nvflare_plugins.kinds.vertical_tuning.site import run_vertical_tuning_site
 from nvflare_plugins.wire.channel import Transport
 
 RunSite = Callable[[Any, SiteContext, Transport, float, Progress], JobResult]

@@ -25,8 +25,8 @@ from nvflare.apis.workspace import Workspace
 from nvflare.fuel.sec.authz import AuthorizationService, Authorizer, AuthzContext
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
-from nvflare_plugins.files import write_atomically
-from nvflare_plugins.flare.config_search import close_search
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.flare.components import close_search
 from nvflare_plugins.flare.job_gate import JobGate
 from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
 from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, Role, role_of

@@ -1,26 +1,32 @@
-"""Every timeout of a job under FLARE, in one place, and how it follows from what is sent.
-
-Nothing is ever waited for without end:
-
-* Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the job
-  when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been. Any
-  message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
-* A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py).
-* A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's
-  local work between two exchanges, plus the transfer of the messages that this exchange really has.
-* After the last exchange nothing is left to be missing from: who has not reported REPORT_S, or the job's own longer
-  deadline, after the first site that is done is not waited for. One party may have a long result to write by then.
-* A site's own wait for a reply is the last resort against a server that sends signs and never answers.
-* After the end of a job a site's work has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a
-  thread that the system refused) is left behind, evidence and report are made without it, and the process is left.
-* FLARE's own knobs do not matter to the training: it runs inside one task without time limit. Before the task all sites
-  must be there within START_TIMEOUT_S.
-"""
+"""How long FLARE may take, and the signs of life in between."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterable
+
 from nvflare_plugins.attempt.job_context import Job
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
+
+# Every timeout of a job under FLARE, in one place, and how it follows from what is sent.
+#
+# Nothing is ever waited for without end:
+#
+# * Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the job
+# when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been. Any
+# message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived. * A site that hears
+# nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py). * A site that
+# lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's local work
+# between two exchanges, plus the transfer of the messages that this exchange really has. * After the last exchange
+# nothing is left to be missing from: who has not reported REPORT_S, or the job's own longer deadline, after the first
+# site that is done is not waited for. One party may have a long result to write by then. * A site's own wait for a
+# reply is the last resort against a server that sends signs and never answers. * After the end of a job a site's work
+# has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a thread that the system refused) is
+# left behind, evidence and report are made without it, and the process is left. * FLARE's own knobs do not matter to
+# the training: it runs inside one task without time limit. Before the task all sites must be there within
+# START_TIMEOUT_S.
+
 
 QUERY_INTERVAL_S = 10.0
 START_TIMEOUT_S = 120.0
@@ -79,3 +85,47 @@ def exchange_deadline_s(job: Job, message_bytes: int = 0) -> float:
 def site_timeout_s(job: Job) -> float:
     """Return how long a site waits for one reply: longer than the server may wait for another site."""
     return exchange_deadline_s(job, 2 * MAX_FRAME_BYTES) + SITE_MARGIN_S
+
+
+# Who has given a sign of life, and how long the others have been silent.
+
+
+LONGEST_STEP_S = 5.0
+
+
+class LifeSigns:
+    """Counts how long each of the others has been silent.
+
+    Only time in which this process itself was running counts. After a pause (a stopped process, a suspended machine)
+    the others' signs lie unread in this process's own buffers: it must read them before it may take anyone for dead.
+    So of a longer time between two looks only LONGEST_STEP_S counts; look about once a second.
+
+    Threads: any thread may call any method.
+    """
+
+    def __init__(self, names: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._silent_s = dict.fromkeys(names, 0.0)
+        self._begun: set[str] = set()
+        self._looked_at = clock()
+
+    def heard(self, name: str) -> None:
+        """Take note of any message of ``name``."""
+        with self._lock:
+            self._silent_s[name] = 0.0
+            self._begun.add(name)
+
+    def has_begun(self, name: str) -> bool:
+        """Return whether anything was ever heard of ``name``."""
+        return name in self._begun
+
+    def silent_s(self, name: str) -> float:
+        """Return for how many seconds nothing was heard of ``name``."""
+        with self._lock:
+            now = self._clock()
+            step = min(now - self._looked_at, LONGEST_STEP_S)
+            self._looked_at = now
+            for other in self._silent_s:
+                self._silent_s[other] += step
+            return self._silent_s[name]

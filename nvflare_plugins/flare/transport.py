@@ -1,31 +1,11 @@
-"""Frames between the sites and the server, over FLARE's own connections.
-
-A frame (wire/envelope.py) travels as one or more messages on a cell channel of our own, without waiting for an
-acknowledgement, and the reply comes back the same way once the last site has arrived. FLARE's aux requests would
-stream, serialise and acknowledge every message and hold a thread of the server for each waiting site. Median time of
-one rendezvous of three sites on two cores: simulator 0.7 to 1.0 ms at 16 bytes (aux request 6.5), 5 ms at 1 MiB (44),
-6 s at 400 MiB; POC with mutual TLS and its second hop 2 to 3 ms and 16 to 22 ms.
-
-What FLARE 2.9 gives and what this module adds:
-* Only connections that the client opened are used, so sites behind a firewall work, and TLS is FLARE's.
-* In a provisioned federation the server's parent process checks on every message that the sender's token was signed
-  by this server for this client name, and that the cell the message claims to come from is the one registered for
-  that client; with mutual TLS the connection itself is bound to the certificate's common name. `FrameServer` accepts
-  a frame only if the authenticated client name and the claimed cell both belong to the same site of this job. The
-  name of a site is never read from the frame. The simulator authenticates nobody: all its sites are one machine.
-* A message can be lost when a connection breaks. The site asks after silence, the server says what it has, and the
-  same bytes are sent again. The server takes each numbered frame of a site once.
-* FLARE notices a dead process late, and a dead machine after ten minutes. Sites and server therefore exchange signs of
-  life here (timeouts.py). FLARE calls back in a pool of threads: a sign of life is answered there at once, while
-  frames are added and replies are sent in threads of this module, so that no load can hold the signs up.
-"""
+"""Messages over FLARE: in pieces that fit, once each, in order."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,12 +15,127 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.failures import machine_failure
-from nvflare_plugins.flare.life_signs import LifeSigns
-from nvflare_plugins.flare.pieces import Assembly, Label, pieces
-from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, resend_pause_s
-from nvflare_plugins.formatting import printable
-from nvflare_plugins.wire.envelope import CHUNK_BYTES
+from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, LifeSigns, resend_pause_s
+from nvflare_plugins.wire.envelope import CHUNK_BYTES, MAX_FRAME_BYTES
+
+# Frames cut into messages that FLARE's connections carry well, and put together again.
+
+
+_LABEL = "veilboost"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Which piece of which frame a message carries.
+
+    Units: size and offset in bytes; number counts the exchanges of one site from 1.
+    """
+
+    attempt: str
+    number: int
+    size: int
+    offset: int
+
+    @classmethod
+    def of(cls, message: Message) -> Label:
+        """Read the label of a message, or raise ProtocolError."""
+        fields = message.get_header(_LABEL)
+        if not isinstance(fields, (list, tuple)) or len(fields) != 4:
+            raise ProtocolError("a message without a valid label")
+        attempt, *integers = fields
+        if not isinstance(attempt, str) or any(type(value) is not int for value in integers):
+            raise ProtocolError("a message whose label has wrong types")
+        number, size, offset = integers
+        if number < 1 or not 0 <= offset <= size <= MAX_FRAME_BYTES:
+            raise ProtocolError("a message whose label is out of range")
+        return cls(attempt, number, size, offset)
+
+    def message(self, payload: bytes | memoryview | None = None) -> Message:
+        return Message({_LABEL: [self.attempt, self.number, self.size, self.offset]}, payload)
+
+
+def pieces(attempt: str, number: int, frame: bytes) -> Iterator[Message]:
+    """Cut a frame into messages of at most CHUNK_BYTES."""
+    view = memoryview(frame)
+    for offset in range(0, max(len(view), 1), CHUNK_BYTES):
+        yield Label(attempt, number, len(view), offset).message(view[offset : offset + CHUNK_BYTES])
+
+
+class Assembly:
+    """Puts the pieces of one frame together, which may come in any order, each any number of times.
+
+    Ask either for the whole frame (``add``), or for the pieces in their order as they come (``take`` and ``ready``).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.progress_at = time.monotonic()
+        self._pieces: dict[int, bytes] = {}
+        self._received = self._n_pieces = 0
+        self._handed_out = 0
+
+    def add(self, label: Label, payload: object) -> bytes | None:
+        """Take one piece.
+
+        Returns:
+            The whole frame once it is complete, else None.
+
+        Raises:
+            ProtocolError: the piece does not fit the frame.
+        """
+        self.take(label, payload)
+        return b"".join(self.ready()) if self.is_complete else None
+
+    def take(self, label: Label, payload: object) -> None:
+        """Take one piece. Raises: ProtocolError if it does not fit the frame."""
+        piece = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else b""
+        expected = min(CHUNK_BYTES, label.size - label.offset)
+        if label.size != self.size or label.offset % CHUNK_BYTES or len(piece) != expected:
+            raise ProtocolError(f"a piece of {len(piece)} bytes at {label.offset} in a frame of {self.size} bytes")
+        self.progress_at = time.monotonic()
+        if label.offset >= self._handed_out and label.offset not in self._pieces:
+            self._pieces[label.offset] = piece
+            self._received += len(piece)
+            self._n_pieces += 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every piece has come."""
+        return self._n_pieces > 0 and self._received == self.size  # an empty frame has a piece too
+
+    def ready(self) -> list[bytes]:
+        """Return the pieces that follow on what was returned before, without a gap; they are not kept."""
+        pieces = []
+        while (piece := self._pieces.pop(self._handed_out, None)) is not None:
+            pieces.append(piece)
+            self._handed_out += len(piece)
+            if not piece:
+                break
+        return pieces
+
+
+# Frames between the sites and the server, over FLARE's own connections.
+#
+# A frame (wire/envelope.py) travels as one or more messages on a cell channel of our own, without waiting for an
+# acknowledgement, and the reply comes back the same way once the last site has arrived. FLARE's aux requests would
+# stream, serialise and acknowledge every message and hold a thread of the server for each waiting site. Median time of
+# one rendezvous of three sites on two cores: simulator 0.7 to 1.0 ms at 16 bytes (aux request 6.5), 5 ms at 1 MiB (44),
+# 6 s at 400 MiB; POC with mutual TLS and its second hop 2 to 3 ms and 16 to 22 ms.
+#
+# What FLARE 2.9 gives and what this module adds: * Only connections that the client opened are used, so sites behind a
+# firewall work, and TLS is FLARE's. * In a provisioned federation the server's parent process checks on every message
+# that the sender's token was signed by this server for this client name, and that the cell the message claims to come
+# from is the one registered for that client; with mutual TLS the connection itself is bound to the certificate's common
+# name. `FrameServer` accepts a frame only if the authenticated client name and the claimed cell both belong to the same
+# site of this job. The name of a site is never read from the frame. The simulator authenticates nobody: all its sites
+# are one machine. * A message can be lost when a connection breaks. The site asks after silence, the server says what
+# it has, and the same bytes are sent again. The server takes each numbered frame of a site once. * FLARE notices a dead
+# process late, and a dead machine after ten minutes. Sites and server therefore exchange signs of life here
+# (timeouts.py). FLARE calls back in a pool of threads: a sign of life is answered there at once, while frames are added
+# and replies are sent in threads of this module, so that no load can hold the signs up.
+
 
 CHANNEL = "veilboost"
 TOPIC_FRAME = "frame"  # site to server: a piece of a frame

@@ -1,12 +1,9 @@
-"""XGBoost's formulas of weights and gains, on sums that are exact integers: a row for each release that differs.
-
-They are XGBoost's to the last bit: sums are doubles, gains are float32, in the order of operations of its source.
-
-Reference: XGBoost 3.2 to 3.4, src/tree/split_evaluator.h, src/tree/param.h.
-"""
+"""XGBoost's arithmetic as a named thing, one row a release; what each supports; the parameters of a tree."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +13,75 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.exact_sums import to_float
-from he_processors.histogram.plain_sums import NodeTotal
-from nvflare_plugins.growth.tree_parameters import TreeParameters
+from he_processors.histogram.sums import NodeTotal
+from nvflare_plugins.xgb.parameters import TrainingParameters
+
+# What decides the growth of a tree, read from XGBoost itself.
+
+
+@dataclass(frozen=True, slots=True)
+class TreeParameters:
+    """XGBoost's settings of tree growth, as the float32 numbers that it computes with.
+
+    Attributes:
+        monotone: -1, 0 or 1 for each column of all parties; empty for none.
+        max_cat_to_onehot: a categorical column of fewer categories is split one against the others.
+        max_cat_threshold: most categories that a split of more sets apart.
+        interactions: groups of columns that may meet on a path; None for no constraint.
+    """
+
+    reg_lambda: np.float32
+    reg_alpha: np.float32
+    min_split_loss: np.float32
+    min_child_weight: np.float32
+    max_delta_step: np.float32
+    max_depth: int
+    max_leaves: int
+    lossguide: bool
+    subsample: np.float32
+    colsample_bytree: np.float32
+    colsample_bylevel: np.float32
+    colsample_bynode: np.float32
+    monotone: tuple[int, ...] = ()
+    interactions: tuple[frozenset[int], ...] | None = None
+    max_cat_to_onehot: int = 4
+    max_cat_threshold: int = 64
+
+    @classmethod
+    def from_effective(cls, effective: Mapping[str, str]) -> TreeParameters:
+        """Read the settings that a probe Booster reported (xgb/parameters.py, ``effective``)."""
+
+        def real(name: str) -> np.float32:
+            return np.float32(effective[name])
+
+        monotone = effective.get("monotone_constraints", "").strip("()")
+        interactions = effective.get("interaction_constraints", "")
+        return cls(
+            reg_lambda=real("reg_lambda"),
+            reg_alpha=real("reg_alpha"),
+            min_split_loss=real("min_split_loss"),
+            min_child_weight=real("min_child_weight"),
+            max_delta_step=real("max_delta_step"),
+            max_depth=int(effective["max_depth"]),
+            max_leaves=int(effective["max_leaves"]),
+            lossguide=effective["grow_policy"] == "lossguide",
+            subsample=real("subsample"),
+            colsample_bytree=real("colsample_bytree"),
+            colsample_bylevel=real("colsample_bylevel"),
+            colsample_bynode=real("colsample_bynode"),
+            monotone=tuple(int(item) for item in monotone.split(",") if item.strip()),
+            interactions=tuple(map(frozenset, json.loads(interactions))) if interactions else None,
+            max_cat_to_onehot=int(effective["max_cat_to_onehot"]),
+            max_cat_threshold=int(effective["max_cat_threshold"]),
+        )
+
+
+# XGBoost's formulas of weights and gains, on sums that are exact integers: a row for each release that differs.
+#
+# They are XGBoost's to the last bit: sums are doubles, gains are float32, in the order of operations of its source.
+#
+# Reference: XGBoost 3.2 to 3.4, src/tree/split_evaluator.h, src/tree/param.h.
+
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -232,3 +296,56 @@ def loss_changes(
 
 def _column(values: list[Any]) -> NDArray[Any]:
     return np.array(values)[:, None]
+
+
+# What the grower takes of XGBoost's parameters; the rest is trained by XGBoost itself, where every wheel can.
+
+
+_TAKEN: dict[str, tuple[object, ...]] = {
+    "booster": ("gbtree",),
+    "device": ("cpu",),
+    "grow_policy": ("depthwise", "lossguide"),
+    "multi_strategy": ("one_output_per_tree",),
+    "tree_method": ("hist", "auto"),
+}
+"""Parameters of which the grower takes these values."""
+
+_ANY = frozenset(
+    {
+        *("base_score", "huber_slope", "num_class", "objective", "quantile_alpha", "scale_pos_weight"),
+        *("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample", "seed", "seed_per_iteration"),
+        *("interaction_constraints", "monotone_constraints", "max_bin", "max_cat_threshold", "max_cat_to_onehot"),
+        *("learning_rate", "max_delta_step", "max_depth", "max_leaves", "min_child_weight", "min_split_loss"),
+        *("num_parallel_tree", "reg_alpha", "reg_lambda", "tweedie_variance_power"),
+    }
+)
+"""Parameters that it takes with whatever value was checked before."""
+
+_REASONS = {
+    "dart": "trees that are dropped and weighed again (booster=dart)",
+    "multi_output_tree": "leaves that are vectors (multi_strategy=multi_output_tree)",
+}
+
+
+def why_not_own(parameters: TrainingParameters) -> str | None:
+    """Return what the grower does not do of a job's (checked) parameters; None if it does everything.
+
+    Objectives and metrics are those of xgb/objectives.py, all of which it has.
+    """
+    for name, value in sorted(parameters.agreed.items()):
+        if name in _ANY or value in _TAKEN.get(name, ()):
+            continue
+        return _REASONS.get(str(value), f"the parameter {name}={value}")
+    return None
+
+
+def grown_document(parameters: TrainingParameters) -> dict[str, object]:
+    """Return what sites compare of the parameters: without what only some releases of XGBoost report."""
+    document = parameters.document()
+    decisive = {*TreeParameters.__dataclass_fields__, "learning_rate", "num_parallel_tree"} - {
+        "lossguide",
+        "monotone",
+        "interactions",
+    }
+    effective = {name: value for name, value in parameters.effective.items() if name in decisive}
+    return {**document, "effective": effective}

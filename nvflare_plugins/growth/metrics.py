@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.wire.catalogue import CURVE_METRICS
+from nvflare_plugins.wire.envelope import CURVE_METRICS
 from nvflare_plugins.xgb.curves import curve_parts, without_empty_curves
 
 _F = np.float32

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, trees_model
-from nvflare_plugins.xgb.tree_documents import shortest_decimals
+from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, shortest_decimals, trees_model
 
 VERSIONS = {"3.2": [3, 2, 0], "3.3": [3, 3, 0], "3.4": [3, 4, 1]}
 """Arithmetic -> the version that models of it carry."""

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below
-from nvflare_plugins.growth.arithmetic import Arithmetic
-from nvflare_plugins.growth.tree_parameters import TreeParameters
+from nvflare_plugins.growth.arithmetic import Arithmetic, TreeParameters
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _SEEDS = 2**32  # all that the generator tells apart

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.growth.grid import PairGrid
-from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
+from nvflare_plugins.wire.envelope import CURVE_METRICS, Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.curves import curve_parts, without_empty_curves
-from nvflare_plugins.xgb.quantiles import leaf_quantiles
+from nvflare_plugins.xgb.cuts import leaf_quantiles
 
 Floats = NDArray[np.float32]
 Parts = NDArray[np.float64] | tuple[Floats, Floats, Floats | None]

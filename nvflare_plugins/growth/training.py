@@ -16,24 +16,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit
+from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, TreeParameters
 from nvflare_plugins.growth.bins import BinLayout
-from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS, adaptive_leaves
 from nvflare_plugins.growth.grid import PairGrid, pair_grid, rows_on_grid
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import add_round, n_rounds_of
-from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, Objective, adaptive_leaves
+from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.sampling import TreeRandom
-from nvflare_plugins.growth.site_rows import HeldRows
 from nvflare_plugins.growth.site_sums import GrowthSums, Parts
 from nvflare_plugins.growth.tree import Tree, TreeGrower
-from nvflare_plugins.growth.tree_parameters import TreeParameters
-from nvflare_plugins.wire.catalogue import Phase, TrainingStep
 from nvflare_plugins.wire.channel import Place, RescaleRequested
+from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family
-from nvflare_plugins.xgb.early_stopping import EarlyStopping
 from nvflare_plugins.xgb.model_json import model_bytes
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.files import make_folder, write_atomically, write_private_table
+from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
+from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.site.flare_boundary import Role
-from nvflare_plugins.site.policy.values import FOLDERS, POLICY_FILE
+from nvflare_plugins.site.policy import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.runtimes import Runtime, runtime_of, site_name
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, workspaces
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 
 SITES = ("site-1", "site-2", "site-3")
 SIMULATED = "simulate_job"  # what FLARE's simulator calls every job

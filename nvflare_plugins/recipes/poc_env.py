@@ -20,7 +20,7 @@ from nvflare.recipe.utils import collect_non_local_scripts
 from nvflare.tool.poc.poc_commands import _start_poc, prepare_poc_provision
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.files import copy_folder, make_folder
+from nvflare_plugins.base.files import copy_folder, make_folder
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.setup import SetupOptions, check_files, check_place, set_up, workspaces
 

@@ -18,18 +18,18 @@ from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
-from nvflare_plugins.checks import checked_sites, shown
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.flare.config_search import ignore_settings_here
+from nvflare_plugins.base.checks import checked_sites, shown
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.flare.components import ignore_settings_here
 from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
 from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare.kinds import kind_of, kind_of_job
+from nvflare_plugins.kinds.vertical.job import Preset
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.job_files import check_references
-from nvflare_plugins.site.policy.values import POLICY_FILE
+from nvflare_plugins.site.policy import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
-from nvflare_plugins.vertical.job import Preset
 
 _LONGEST_NAME = 128
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]

@@ -1,9 +1,4 @@
-"""From the columns of a file or frame to the numbers that a model was trained on.
-
-Columns go by name, in any order. Numbers, missing values and categories are read by the functions that read the
-training files (``data_sets``). Everything that does not fit is found before the first row is scored, and told in one
-error that counts values and shows none.
-"""
+"""Columns of rows to be scored, as the model needs them."""
 
 from __future__ import annotations
 
@@ -13,13 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy.special import digamma
 
-from nvflare_plugins.data_sets.column_values import positions_of
-from nvflare_plugins.data_sets.tabular_files import distinct_texts, is_number, is_text, numbers_of_texts, taken
-from nvflare_plugins.data_sets.text_values import NumberFormat
-from nvflare_plugins.formatting import counted, near_name, printable
+from nvflare_plugins.base.formatting import counted, near_name, printable
+from nvflare_plugins.data.table import positions_of
+from nvflare_plugins.data.tabular_files import distinct_texts, is_number, is_text, numbers_of_texts, taken
+from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
+
+# From the columns of a file or frame to the numbers that a model was trained on.
+#
+# Columns go by name, in any order. Numbers, missing values and categories are read by the functions that read the
+# training files (``data_sets``). Everything that does not fit is found before the first row is scored, and told in one
+# error that counts values and shows none.
+
 
 UNKNOWN = -2  # ``positions_of``
 _MOST_SHOWN = 10
@@ -195,3 +198,69 @@ def _raise(where: str, problems: Sequence[str]) -> None:
 def _shown(names: Sequence[str]) -> str:
     shown = ", ".join(repr(printable(name, 80)) for name in names[:_MOST_SHOWN])
     return f"{shown} and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else shown
+
+
+# What counts of two classes by bins of a score tell of a model: bounds for the metrics, as scores within a bin tie.
+#
+# Whatever the scores within the bins are, the metric on the rows lies between the bounds, and both are reached.
+
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A metric that lies between two numbers."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:.4g} to {self.high:.4g}"
+
+
+def auc(negative: Counts, positive: Counts) -> Between:
+    """Bound the area under the ROC curve: the share of pairs in which the positive row scores higher.
+
+    Shapes: negative, positive: int64[n_bins], by ascending score; both have rows.
+    """
+    of_negative, of_positive = _floats(negative), _floats(positive)
+    below = np.concatenate([[0.0], np.cumsum(of_negative)[:-1]])
+    pairs = of_positive.sum() * of_negative.sum()
+    decided, tied = (of_positive * below).sum(), (of_positive * of_negative).sum()
+    return Between(float(decided / pairs), float((decided + tied) / pairs))
+
+
+def average_precision(negative: Counts, positive: Counts) -> Between:
+    """Bound average precision (AUCPR as scikit-learn sums it): the mean precision at the positive rows.
+
+    In a bin all positive rows may come first, or last; p positive rows after T of them and F negative ones add
+    the sum of (T + i) / (T + i + F) for i = 1 to p, which is p - F (psi(T + F + p + 1) - psi(T + F + 1)).
+
+    Shapes: as ``auc``.
+    """
+    of_negative, of_positive = _floats(negative)[::-1], _floats(positive)[::-1]
+    true = np.concatenate([[0.0], np.cumsum(of_positive)[:-1]])
+    false = np.concatenate([[0.0], np.cumsum(of_negative)[:-1]])
+
+    def added(before: NDArray[np.float64]) -> float:
+        steps = digamma(true + before + of_positive + 1) - digamma(true + before + 1)
+        return float((of_positive - before * steps).sum() / of_positive.sum())
+
+    return Between(added(false + of_negative), added(false))
+
+
+def kolmogorov_smirnov(negative: Counts, positive: Counts) -> Between:
+    """Bound the largest difference between the classes' distributions of the score.
+
+    Shapes: as ``auc``.
+    """
+    of_negative, of_positive = (np.concatenate([[0.0], np.cumsum(_floats(one))]) for one in (negative, positive))
+    of_negative, of_positive = of_negative / of_negative[-1], of_positive / of_positive[-1]
+    low = float(np.abs(of_negative - of_positive).max())
+    inside = np.maximum(of_negative[1:] - of_positive[:-1], of_positive[1:] - of_negative[:-1])
+    return Between(low, float(max(low, inside.max())))
+
+
+def _floats(counts: Counts) -> NDArray[np.float64]:
+    return counts.astype(np.float64)

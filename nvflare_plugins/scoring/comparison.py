@@ -23,8 +23,8 @@ from sklearn.metrics import (
 )
 from sklearn.model_selection import StratifiedKFold
 
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.report.local_page import Compared
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.pages.local_page import Compared
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.rounds import parse_metrics

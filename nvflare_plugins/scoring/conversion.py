@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.model_json import trees_model

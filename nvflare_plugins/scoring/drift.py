@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.formatting import bounds
+from nvflare_plugins.base.formatting import bounds
 from nvflare_plugins.scoring.model import Feature, FinishedModel
 from nvflare_plugins.scoring.rows import Rows, RowsInPasses
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE

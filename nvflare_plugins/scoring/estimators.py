@@ -20,8 +20,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from nvflare_plugins.data_sets.declaration import MISSING_TEXTS
-from nvflare_plugins.data_sets.own_loader import column_of_frame
+from nvflare_plugins.data.declaration import MISSING_TEXTS
+from nvflare_plugins.data.tabular_files import column_of_frame
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel

@@ -1,4 +1,4 @@
-"""Rows to score, read from a file by the reader of the training files."""
+"""Rows of a file on their way to scores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.column_values import positions_of
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.passes import BLOCK_VALUES
-from nvflare_plugins.data_sets.tabular_files import TabularFile
-from nvflare_plugins.data_sets.text_values import NumberFormat
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.formatting import printable
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import BLOCK_VALUES, Table, load_table, positions_of
+from nvflare_plugins.data.tabular_files import TabularFile
+from nvflare_plugins.data.text_values import NumberFormat
+from nvflare_plugins.pages.run_record import DataFacts, RunRecord
 from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, Remedies, check_names, matrix_of
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
+from nvflare_plugins.site.policy import is_private
+
+# Rows to score, read from a file by the reader of the training files.
+
 
 _COLUMN_PASSES = 64
 """As many columns are read at once as that makes: of few, one at a time."""
@@ -271,3 +275,33 @@ def _without_others(
             if column in known:
                 raise ScoringError(f"{option} {shown} is a feature of the model: leave the option out")
     return [column for column in present if column != id_column and column not in ignored]
+
+
+# The rows of a finished run, read anew from a site's data sets as the run's record says that they were read then.
+
+
+def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, takes_passes: bool = False) -> Table:
+    """Return the rows of a data set with a run's columns, lists and label.
+
+    Args:
+        takes_passes: the caller does without ``Table.features`` where the policy wants no data set held.
+
+    Raises:
+        ConfigurationError: they do not fit any more; the reason is this site's own, and nobody else reads it.
+    """
+    try:
+        return load_table(
+            spec,
+            label=facts.label,
+            weight=facts.weight or None,
+            features=facts.columns,
+            categories=facts.categories,
+            label_classes=facts.label_classes or None,
+            unknown_is_missing=bool(record.settings.get("unknown_category_is_missing")),
+            may_lack_rows=True,
+            repair=is_private(record.profile),
+            takes_passes=takes_passes,
+            held_by="whoever attacks a model at the site holds all rows at once",
+        )
+    except DataRefusal as error:
+        raise ConfigurationError(error.reason) from None

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.files import write_private
-from nvflare_plugins.formatting import counted, fitted, printable
-from nvflare_plugins.report.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_private
+from nvflare_plugins.base.formatting import counted, fitted, printable
+from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 
 NAMES_FILE = "models.json"

@@ -30,10 +30,9 @@ from contextlib import contextmanager
 from enum import Enum
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
-from nvflare_plugins.failures import DataRefusal, Decider, TooFewRows, machine_failure
+from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows, machine_failure
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import is_private
+from nvflare_plugins.site.policy import SitePolicy, is_private
 
 MONTH_S = 31 * 24 * 3600
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from nvflare.fuel.sec.authz import FalseEvaluator, TrueEvaluator, parse_policy_c
 from nvflare.security.security import COMMAND_CATEGORIES, CommandCategory
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import shown
+from nvflare_plugins.base.checks import shown
 
 _FLARE = "nvflare_plugins.flare"
 EXECUTOR, CONTROLLER = f"{_FLARE}.executor.JobExecutor", f"{_FLARE}.controller.JobController"  # of any kind of job
@@ -48,7 +48,7 @@ JOB_GUARD_FILE = LOCAL / "veilboost__j_resources.json"  # and of this one at the
 GUARD_STARTED = LOCAL / "veilboost_guard_started.json"  # written by the guard, removed by what needs a new start
 GUARD = {"components": [{"id": "veilboost_guard", "path": "nvflare_plugins.flare.site_guard.SiteGuard", "args": {}}]}
 JOB_GUARD = {
-    "components": [{"id": "veilboost_job_guard", "path": "nvflare_plugins.flare.config_search.JobGuard", "args": {}}]
+    "components": [{"id": "veilboost_job_guard", "path": "nvflare_plugins.flare.components.JobGuard", "args": {}}]
 }
 COMM_CONFIG = "comm_config.json"  # the copy at a workspace's top is what FLARE finds first, guard or no guard
 

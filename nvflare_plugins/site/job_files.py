@@ -17,7 +17,7 @@ from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import shown
+from nvflare_plugins.base.checks import shown
 
 CONFIG = "config"
 _BOTH = frozenset({"format_version", "components", "task_data_filters", "task_result_filters"})

@@ -13,11 +13,11 @@ from __future__ import annotations
 from importlib import metadata
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.formatting import printable
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.site.policy import SitePolicy
 
 PROCESSORS = "veilboost.processors"
-"""Entry points of this group are processors of horizontal sums (horizontal/processors.py)."""
+"""Entry points of this group are processors of horizontal sums (kinds/horizontal/processors.py)."""
 
 
 def load_plugin(policy: SitePolicy, name: str, group: str = PROCESSORS) -> object:

@@ -20,7 +20,7 @@ from nvflare.app_opt.job_launcher.study_runtime import load_study_runtime_file, 
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.flare_boundary import RESOURCES
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 
 KEPT = ("registry", "ledgers", "runs")
 """Keys of the policy: what a site keeps over jobs."""

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError
-from he_processors.pair_macs import PairMacs
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.commitments import SALT_BYTES
+from he_processors.sum_tags import PairMacs
 from nvflare_plugins.wire.envelope import (
     MAX_ATTACHMENT,
     MAX_FRAME_BYTES,
+    SALT_BYTES,
     Codec,
     Frame,
     FrameType,
+    Kind,
     Operation,
+    Phase,
+    TrainingStep,
     pack_list,
     unpack,
     unpack_list,

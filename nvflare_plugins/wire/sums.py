@@ -31,9 +31,8 @@ from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import MessageLabel
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from he_processors.sum_tags import LARGEST_SUM, N_TAGS, SumTags, changed_sum, random_flags
-from nvflare_plugins.wire.catalogue import CURVE_METRICS, Kind
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
-from nvflare_plugins.wire.envelope import Codec
+from nvflare_plugins.wire.envelope import CURVE_METRICS, Codec, Kind
 from nvflare_plugins.wire.profiles import WIDE_CAPACITY_BITS, MaskedSums, SumProcessor
 
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -192, 192

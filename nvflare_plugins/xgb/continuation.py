@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
-from nvflare_plugins.xgb.model_json import tree_weights, trees_model
+from nvflare_plugins.xgb.model_json import check_trees, tree_weights, trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.tree_checks import check_trees
 from nvflare_plugins.xgb.versions import installed_wheel
 
 _NUMBERS = 0  # XGBoost's split_type of a threshold; 1 is a set of categories

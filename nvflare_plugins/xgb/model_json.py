@@ -1,10 +1,4 @@
-"""XGBoost's model document, with the public lists that give it meaning.
-
-A model trained on positions in public lists says nothing of the lists by itself: a frame whose categories stand in
-another order would be scored silently wrong. XGBoost 3.1 and later keep the categories of the training frame in the
-model and turn the codes of another frame into those of training. VeilBoost's models carry the job's lists in that form,
-and once more as attributes, in words, with the classes of the label.
-"""
+"""XGBoost's model document: its trees, what is checked of them, and the public lists that give it meaning."""
 
 from __future__ import annotations
 
@@ -14,13 +8,24 @@ from typing import Any
 
 import numpy as np
 import xgboost as xgb
+from numpy.typing import NDArray
 
+from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
+
+# XGBoost's model document, with the public lists that give it meaning.
+#
+# A model trained on positions in public lists says nothing of the lists by itself: a frame whose categories stand in
+# another order would be scored silently wrong. XGBoost 3.1 and later keep the categories of the training frame in the
+# model and turn the codes of another frame into those of training. VeilBoost's models carry the job's lists in that
+# form, and once more as attributes, in words, with the classes of the label.
+
 
 CATEGORIES_ATTRIBUTE = "veilboost_categories"
 CLASSES_ATTRIBUTE = "veilboost_label_classes"
 PARTS_ATTRIBUTE = "veilboost_trained_by"
-"""In a model of a job that went on without a site: which sites trained from which round on (horizontal/going_on.py)."""
+"""In a model of a job that went on without a site: which sites trained from which round on."""
 LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST = "veilboost_least_xgboost", "3.1"
 """In every finished model: the first release that reads it. Earlier ones drop the list of base scores, and predict
 wrongly without an error; they look at no attribute."""
@@ -271,3 +276,294 @@ def _are_integers(values: Sequence[str | int]) -> bool:
 
 def _numbers(values: Sequence[str | int]) -> list[int]:
     return [int(value) for value in values] if _are_integers(values) else list(range(len(values)))
+
+
+# Trees that are arrays as XGBoost's model document: for trees that XGBoost has not grown, or shall fill itself.
+
+
+_NO_PARENT = 2**31 - 1
+_XGBOOST_VERSION = [3, 2, 0]  # whose form these documents have, and later ones read
+
+
+def tree_document(
+    number: int,
+    n_features: int,
+    left: NDArray[np.integer[Any]],
+    right: NDArray[np.integer[Any]],
+    feature: NDArray[np.integer[Any]],
+    conditions: Sequence[float],
+    default_left: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Return the document of one tree over columns of numbers, without statistics: these are zero.
+
+    Shapes: left, right, feature: int[n_nodes], the root first. A leaf has no child (-1), its feature does not count.
+
+    Args:
+        number: of the tree in its model.
+        conditions: thresholds, which send x < threshold to the left, and the values of leaves.
+        default_left: 1 where missing values go to the left; None sends them to the right.
+    """
+    n_nodes, is_leaf = left.size, left == LEAF
+    zeros, parents = [0.0] * n_nodes, np.full(n_nodes, _NO_PARENT)
+    for children in (left, right):
+        parents[children[~is_leaf]] = np.flatnonzero(~is_leaf)
+    return {
+        "base_weights": zeros,
+        "categories": [],
+        "categories_nodes": [],
+        "categories_segments": [],
+        "categories_sizes": [],
+        "default_left": [0] * n_nodes if default_left is None else list(default_left),
+        "id": number,
+        "left_children": left.tolist(),
+        "loss_changes": zeros,
+        "parents": parents.tolist(),
+        "right_children": right.tolist(),
+        "split_conditions": list(conditions),
+        "split_indices": np.where(is_leaf, 0, feature).tolist(),
+        "split_type": [0] * n_nodes,
+        "sum_hessian": zeros,
+        "tree_param": {
+            "num_deleted": "0",
+            "num_feature": str(n_features),
+            "num_nodes": str(n_nodes),
+            "size_leaf_vector": "1",
+        },
+    }
+
+
+def empty_tree_document(number: int, tree: Tree, candidates: Candidates) -> dict[str, Any]:
+    """Return the document of a tree's structure; all leaves are 0.
+
+    XGBoost sends x < threshold to the left, the candidates x <= c: the threshold is the next float32 above c.
+    """
+    values: NDArray[np.float32] = np.zeros(tree.feature.size, dtype=np.float32)
+    for node in np.flatnonzero(tree.feature != LEAF):
+        cut = candidates.of_feature[tree.feature[node]][tree.candidate[node]]
+        values[node] = np.nextafter(cut, np.float32(np.inf))
+    n_features = len(candidates.of_feature)
+    return tree_document(number, n_features, tree.left, tree.right, tree.feature, shortest_decimals(values))
+
+
+def model_document(
+    trees: Sequence[dict[str, Any]],
+    n_features: int,
+    *,
+    batch_size: int,
+    objective: str,
+    base_score: str,
+    feature_names: Sequence[str] = (),
+    n_classes: int = 1,
+    class_of_tree: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return the document of a model.
+
+    Args:
+        trees: their documents, in the order of boosting: per round ``batch_size`` of them for each class; the last
+            round may have fewer.
+        objective: one without parameters of its own.
+        base_score: of one output, as XGBoost writes it, such as "[5E-1]".
+        n_classes: outputs of the model; 1 for two classes and for numbers.
+        class_of_tree: which output each tree adds to; empty for a model with one.
+    """
+    is_multi = n_classes > 1
+    return {
+        "version": _XGBOOST_VERSION,
+        "learner": {
+            "attributes": {},
+            "feature_names": list(feature_names),
+            "feature_types": [],
+            "gradient_booster": {
+                "name": "gbtree",
+                "model": {
+                    "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+                    "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
+                    "iteration_indptr": [*range(0, len(trees), batch_size * n_classes), len(trees)],
+                    "tree_info": list(class_of_tree or [0] * len(trees)),
+                    "trees": list(trees),
+                },
+            },
+            "learner_model_param": {
+                "base_score": f"[{','.join([base_score[1:-1]] * n_classes)}]",
+                "boost_from_average": "0",
+                "num_class": str(n_classes) if is_multi else "0",
+                "num_feature": str(n_features),
+                "num_target": "1",
+            },
+            "objective": {"name": objective}
+            | (
+                {"softmax_multiclass_param": {"num_class": str(n_classes)}}
+                if is_multi
+                else {"reg_loss_param": {"scale_pos_weight": "1"}}
+            ),
+        },
+    }
+
+
+def shortest_decimals(values: NDArray[np.float32]) -> list[float]:
+    """Return the shortest decimals that read back as the same float32."""
+    return [float(str(value)) for value in values]
+
+
+def written(booster: xgb.Booster) -> bytes:
+    """Return a model of such trees as XGBoost writes it, as JSON that is the same whatever wheel has written it.
+
+    XGBoost puts its own version at the end; the documents' stands there instead.
+    """
+    document = bytes(booster.save_raw("json"))
+    version = ",".join(map(str, _XGBOOST_VERSION))
+    return document[: document.rindex(b'"version":')] + f'"version":[{version}]}}'.encode()
+
+
+# Trees of a model document that others may have written: what XGBoost takes on trust.
+#
+# A wrong child, column or output would have it read and write beyond the tree, the row or the answer, or go in a
+# circle.
+
+
+_CATEGORICAL_SPLIT = 1
+_NODE_FIELDS = (
+    "left_children",
+    "right_children",
+    "split_indices",
+    "split_conditions",
+    "default_left",
+    "split_type",
+    "parents",
+)
+_LARGEST = float(np.finfo(np.float32).max)
+_ROOT_PARENT = (2**31 - 1, -1)  # XGBoost's; the second in trees of vectors
+
+
+def check_trees(learner: Mapping[str, Any], n_features: int) -> set[int]:
+    """Check all trees of a model; return the columns that they split by category.
+
+    Args:
+        learner: that part of XGBoost's document.
+
+    Raises:
+        ValueError: they are no trees over so many columns.
+    """
+    splits: set[int] = set()
+    try:
+        _check_rounds(learner)
+        for tree in trees_model(learner)["trees"]:
+            splits |= _categorical_splits(tree, n_features)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
+        raise ValueError("not the trees of a model") from None
+    return splits
+
+
+def leaf_size(tree: Mapping[str, Any]) -> int:
+    """Return how many values a leaf has."""
+    return int(tree["tree_param"].get("size_leaf_vector", 1))
+
+
+def _check_rounds(learner: Mapping[str, Any]) -> None:
+    """Check to which round, and to which output, every tree belongs.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it does not follow.
+    """
+    model = trees_model(learner)
+    n_trees, starts = len(model["trees"]), model.get("iteration_indptr", [0])
+    if any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts)):
+        raise ValueError
+    if len(model["tree_info"]) != n_trees or int(model["gbtree_model_param"]["num_trees"]) != n_trees:
+        raise ValueError
+    if ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees)) or sorted(starts) != starts:
+        raise ValueError
+    for holder in (learner["gradient_booster"], model):
+        if "weight_drop" in holder:
+            numbers_of(holder["weight_drop"], n_trees)
+    n_classes = max(int(learner["learner_model_param"].get("num_class", 0)), 1)
+    for number, tree in enumerate(model["trees"]):
+        if tree.get("id", number) != number or leaf_size(tree) not in (0, 1, n_classes):
+            raise ValueError
+
+
+def _categorical_splits(tree: Mapping[str, Any], n_features: int) -> set[int]:
+    """Check one tree; return the columns that it splits by category.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, OverflowError: it is no tree over so many columns.
+    """
+    n_nodes = int(tree["tree_param"]["num_nodes"])
+    left, right, feature, condition, default, kind, parents = (numbers_of(tree[name], n_nodes) for name in _NODE_FIELDS)
+    inner = left != -1
+    children, unused = np.concatenate([left[inner], right[inner]]), int(tree["tree_param"].get("num_deleted", 0))
+    # Each node but the root is the child of one node: then no path from the root goes in a circle.
+    if not np.isin(children, np.arange(1, n_nodes)).all() or children.size != n_nodes - 1 - unused:
+        raise ValueError
+    children = children.astype(np.int64)
+    if np.unique(children).size != children.size or parents[0] not in _ROOT_PARENT:
+        raise ValueError
+    # A leaf has no child; one of vectors names its vector there.
+    n_vectors = numbers_of(tree["leaf_weights"]).size // leaf_size(tree) if leaf_size(tree) > 1 else 0
+    if not np.isin(right[~inner], np.arange(n_vectors) if n_vectors else -1).all():
+        raise ValueError
+    if not np.array_equal(parents[children], np.concatenate([np.flatnonzero(inner)] * 2)):
+        raise ValueError
+    if not np.isin(feature[inner], np.arange(n_features)).all() or not np.isin([default, kind], (0, 1)).all():
+        raise ValueError
+    if (np.abs(condition[~inner]) > _LARGEST).any():
+        raise ValueError
+    by_category = inner & (kind == _CATEGORICAL_SPLIT)
+    _check_category_sets(tree, np.flatnonzero(by_category))
+    return set(feature[by_category].astype(int).tolist())
+
+
+def _check_category_sets(tree: Mapping[str, Any], nodes: NDArray[np.int64]) -> None:
+    sets, where = tree["categories"], tree["categories_nodes"]
+    starts, sizes = tree["categories_segments"], tree["categories_sizes"]
+    if sorted(where) != nodes.tolist() or not len(where) == len(starts) == len(sizes):
+        raise ValueError
+    for start, size in zip(starts, sizes, strict=True):
+        if start < 0 or size < 1 or start + size > len(sets):
+            raise ValueError
+    if any(type(one) is not int or not 0 <= one < 2**24 for one in sets):
+        raise ValueError
+
+
+def numbers_of(values: Sequence[Any], n: int | None = None) -> NDArray[np.float64]:
+    """Return a field of a tree. Shapes: result: float64[n]. Raises: ValueError, TypeError: it holds no such numbers."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != (array.size if n is None else n,) or np.isnan(array).any():
+        raise ValueError
+    return array
+
+
+# Splits by categories in the document of a tree: which categories go right, in the flat form that XGBoost keeps.
+
+
+CATEGORY_FIELDS = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
+_BY_CATEGORY = 1  # XGBoost's split_type
+
+
+def category_sets(tree: Mapping[str, Any]) -> dict[int, tuple[int, ...]]:
+    """Return the categories of each node that is split by them, ascending. Raises: ValueError, TypeError."""
+    listed, *places = (tree.get(name, []) for name in CATEGORY_FIELDS)
+    sets = {
+        int(node): tuple(int(one) for one in listed[start : start + size])
+        for node, start, size in zip(*places, strict=True)
+    }
+    n_nodes = len(tree["left_children"])
+    if any(
+        not 0 <= node < n_nodes or not places or list(places) != sorted(set(places)) for node, places in sets.items()
+    ):
+        raise ValueError("sets of categories that are none")
+    return sets
+
+
+def set_categories(tree: dict[str, Any], node: int, categories: tuple[int, ...]) -> None:
+    """Make a node one that is split by categories, as XGBoost writes it."""
+    sets = {**category_sets(tree), node: categories}
+    tree["split_type"][node] = _BY_CATEGORY
+    listed: list[int] = []
+    places: list[tuple[int, int, int]] = []
+    for one in sorted(sets):
+        places.append((one, len(listed), len(sets[one])))
+        listed += sets[one]
+    nodes, starts, sizes = (list(column) for column in zip(*places, strict=True))
+    for name, value in zip(CATEGORY_FIELDS, (listed, nodes, starts, sizes), strict=True):
+        tree[name] = value

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import shown
-from nvflare_plugins.data_sets.column_values import log_count
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.wire.catalogue import BaseScoreSource
+from nvflare_plugins.base.checks import shown
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.table import log_count
+from nvflare_plugins.wire.envelope import BaseScoreSource
 
 
 class LabelRule(Enum):

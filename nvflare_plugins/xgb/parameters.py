@@ -1,16 +1,11 @@
-"""The strict check of XGBoost parameters for the horizontal mode.
-
-XGBoost only warns about a parameter that it does not know, reads some parameters for one objective and ignores them
-for another, and fills in values of its own (``count:poisson`` sets ``max_delta_step`` to 0.7). All sites must train
-with the same effective parameters, and a parameter may change which messages XGBoost sends. So only the parameters
-of this file are accepted, with XGBoost's own types and ranges, and what XGBoost makes of them is read back from a
-probe Booster before anything is sent.
-"""
+"""The strict check of XGBoost parameters, and constraints of columns and rows among them."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
+import logging
 import math
 import os
 import re
@@ -21,10 +16,90 @@ from typing import Any
 
 import xgboost
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import check_plain, expect, shown
-from nvflare_plugins.xgb.constraints import check_interaction_constraints, check_monotone_constraints
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.base.checks import check_plain, expect, shown
 from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
+
+# Monotone and interaction constraints in one form: by position in the agreed column order.
+#
+# XGBoost takes them by name or by position, as text or as lists, and does not check positions that do not exist. All
+# sites must hold the same constraints, so they are normalised before they are compared.
+
+
+def check_monotone_constraints(given: object, feature_names: Sequence[str]) -> str:
+    """Return monotone constraints as XGBoost's text form, one of -1, 0, 1 for every column.
+
+    Args:
+        given: ``{"age": 1}``, ``[1, 0, -1]`` or ``"(1,0,-1)"``.
+        feature_names: the agreed columns, in order.
+
+    Raises:
+        ConfigurationError: an unknown column, a wrong number of entries, or an entry other than -1, 0, 1.
+    """
+    name = "monotone_constraints"
+    if isinstance(given, str):
+        given = _parse(name, "[" + given.strip().strip("()") + "]")
+    if isinstance(given, Mapping):
+        directions = [0] * len(feature_names)
+        for column, direction in given.items():
+            directions[_position(name, column, feature_names)] = direction
+    elif isinstance(given, (list, tuple)):
+        directions = list(given)
+    else:
+        raise ConfigurationError(f"{name}: give a mapping from column to direction, or one direction per column.")
+    if len(directions) != len(feature_names):
+        raise ConfigurationError(f"{name}: {len(directions)} directions for {len(feature_names)} columns.")
+    if any(isinstance(direction, bool) or direction not in (-1, 0, 1) for direction in directions):
+        raise ConfigurationError(f"{name}: every direction is -1, 0 or 1.")
+    return "(" + ",".join(str(int(direction)) for direction in directions) + ")"
+
+
+def check_interaction_constraints(given: object, feature_names: Sequence[str]) -> str:
+    """Return interaction constraints as XGBoost's text form: a JSON list of lists of positions.
+
+    Args:
+        given: ``[["age", "sex"], ["bmi"]]``, ``[[0, 1], [2]]`` or the same as JSON text.
+        feature_names: the agreed columns, in order.
+
+    Raises:
+        ConfigurationError: not a list of non-empty lists, or an unknown column.
+    """
+    name = "interaction_constraints"
+    if isinstance(given, str):
+        given = _parse(name, given)
+    if not isinstance(given, (list, tuple)) or not all(isinstance(group, (list, tuple)) and group for group in given):
+        raise ConfigurationError(f"{name}: give a list of non-empty groups of columns.")
+    groups = [sorted({_position(name, column, feature_names) for column in group}) for group in given]
+    return json.dumps(groups, separators=(",", ":"))
+
+
+def _parse(name: str, text: str) -> object:
+    try:
+        value = json.loads(text)
+        check_plain(name, value)
+        return value
+    except (ValueError, RecursionError):
+        raise ConfigurationError(f"{name}: the text is not a list of numbers or names.") from None
+
+
+def _position(name: str, column: object, feature_names: Sequence[str]) -> int:
+    if isinstance(column, str) and column in feature_names:
+        return feature_names.index(column)
+    if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(feature_names):
+        return column
+    raise ConfigurationError(
+        f"{name}: there is no column {shown(column)} among the {len(feature_names)} agreed columns."
+    )
+
+
+# The strict check of XGBoost parameters for the horizontal mode.
+#
+# XGBoost only warns about a parameter that it does not know, reads some parameters for one objective and ignores them
+# for another, and fills in values of its own (``count:poisson`` sets ``max_delta_step`` to 0.7). All sites must train
+# with the same effective parameters, and a parameter may change which messages XGBoost sends. So only the parameters of
+# this file are accepted, with XGBoost's own types and ranges, and what XGBoost makes of them is read back from a probe
+# Booster before anything is sent.
+
 
 _Check = Callable[[str, object], object]
 
@@ -425,3 +500,55 @@ _NAMING_COLUMNS = ("monotone_constraints", "interaction_constraints")
 def without_columns(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters without those that name columns, for checks before the columns are known."""
     return {key: value for key, value in params.items() if ALIASES.get(key, key) not in _NAMING_COLUMNS}
+
+
+# The least number of rows in every node of a tree, kept by min_child_weight where hessians are bounded.
+
+
+_DEFAULT_CHILD_WEIGHT = 1.0  # XGBoost's
+
+_log = logging.getLogger(__name__)
+
+
+def obeys_child_weight(parameters: TrainingParameters) -> bool:
+    """Tell whether min_child_weight can keep nodes large: hessians are bounded, and XGBoost looks at it."""
+    is_vector = parameters.agreed.get("multi_strategy") == "multi_output_tree"
+    return parameters.objective.hessian_bound is not None and not is_vector
+
+
+def child_weight(parameters: TrainingParameters) -> float:
+    """Return the min_child_weight in effect."""
+    return float(parameters.agreed.get("min_child_weight", _DEFAULT_CHILD_WEIGHT))  # type: ignore[arg-type]
+
+
+def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: float = 1.0) -> TrainingParameters:
+    """Return the parameters with a min_child_weight under which no node holds fewer rows.
+
+    A row's hessian is at most the objective's bound times its weight, so a node whose hessians add up to k times the
+    largest such product holds at least k rows.
+
+    Args:
+        rows_per_node: k; 0 for no floor.
+        largest: no weight exceeds it.
+
+    Raises:
+        PolicyRefusal: the job gives a smaller number itself.
+    """
+    if rows_per_node == 0 or not obeys_child_weight(parameters):
+        return parameters
+    needed = rows_per_node * float(parameters.objective.hessian_bound or 0.0) * largest
+    is_given = "min_child_weight" in parameters.agreed
+    if is_given and child_weight(parameters) < needed:
+        raise PolicyRefusal(
+            f"min_child_weight={child_weight(parameters):g} does not keep nodes from holding fewer than "
+            f"{rows_per_node} rows. Policy key: min_rows_per_node. Remedy: give at least {needed:.9g}, leave it out, "
+            "or ask the sites to lower the key."
+        )
+    if is_given or needed <= _DEFAULT_CHILD_WEIGHT:
+        return parameters
+    _log.info("min_child_weight is %g, so that every node holds at least %d rows", needed, rows_per_node)
+    return dataclasses.replace(
+        parameters,
+        agreed={**parameters.agreed, "min_child_weight": needed},
+        effective={**parameters.effective, "min_child_weight": f"{needed:.9g}"},
+    )

@@ -1,10 +1,17 @@
-"""Rounds of a training: their records and metrics, and the model that they end with."""
+"""Rounds of a training: records, metrics, early stopping, and the model that they end with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import xgboost as xgb
+
+from nvflare_plugins.wire.envelope import CURVE_METRICS
+
+# Rounds of a training: their records and metrics, and the model that they end with.
+
 
 MAX_LEVEL_BATCH = 256  # XGBoost handles at most so many nodes of a level at once
 
@@ -60,3 +67,66 @@ def parse_metrics(text: str) -> dict[str, float]:
         name, _, value = part.rpartition(":")
         metrics[name] = float(value)
     return metrics
+
+
+# Early stopping, as XGBoost's own callback does it, for loops that resume and continue models.
+
+
+class Attributes(Protocol):
+    """What remembers the best round: a Booster, or a model that grows without one."""
+
+    def attr(self, key: str) -> str | None:
+        """Return an attribute."""
+
+    def set_attr(self, **kwargs: str) -> None:
+        """Set attributes."""
+
+
+def is_larger_better(metric: str) -> bool:
+    """Tell whether a larger value of a metric is a better one. Args: metric: with or without "set-" before it."""
+    return metric.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
+
+
+class EarlyStopping:
+    """Watches the last metric of the last set, and ends training that no longer improves it.
+
+    The best round and its score are also in the model, as ``best_iteration`` and ``best_score``: a checkpoint remembers
+    them, and stock XGBoost finds them. All that it decides by is known to every site alike.
+    """
+
+    def __init__(self, patience: int | None, rounds_before: int = 0):
+        """Watch from the first round on.
+
+        Args:
+            patience: rounds without improvement after which training is over; None never ends it.
+            rounds_before: rounds of the model that were there before the first round counted here; XGBoost's
+                ``best_iteration`` counts them too.
+        """
+        self._patience = patience
+        self._rounds_before = rounds_before
+        self.best_round: int | None = None
+        self.best_score: float | None = None
+
+    def take_up(self, booster: Attributes) -> None:
+        """Go on from what a checkpoint of the same training remembers."""
+        score = booster.attr("best_score")
+        if self._patience is not None and score is not None:
+            self.best_round = int(str(booster.attr("best_iteration"))) - self._rounds_before
+            self.best_score = float(score)
+
+    def note(self, booster: Attributes, number: int, metrics: Mapping[str, float]) -> None:
+        """Compare a round's metrics, by "set-metric" in XGBoost's order, with the best so far."""
+        if self._patience is None or not metrics:
+            return
+        name, score = list(metrics.items())[-1]
+        maximise = is_larger_better(name)
+        best = self.best_score
+        if best is None or (score > best if maximise else score < best):
+            self.best_round, self.best_score = number, score
+            booster.set_attr(best_iteration=str(self._rounds_before + number), best_score=str(score))
+
+    def is_over(self, last_round: int) -> bool:
+        """Tell whether training is over after that round; a resumed job may find that it had ended already."""
+        if self._patience is None or self.best_round is None:
+            return False
+        return last_round - self.best_round >= self._patience

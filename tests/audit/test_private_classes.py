@@ -11,11 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_components.leaf_weights import softmax
-from dp_components.leaf_weights.query import LeafQuery
-from dp_components.leaf_weights.softmax import ClassShares, SoftmaxWeights
+from dp_components import leaf_weights
+from dp_components.leaf_weights import ClassShares, LeafQuery, SoftmaxWeights
 from dp_components.sensitivity import GRID_BITS, ClippedRows, clip_class_rows
-from nvflare_plugins.private_trees.methods import CandidateSource, Method, SplitMethod, dp_gbm, dp_rf, dp_tr_newton
+from nvflare_plugins.kinds.private_trees.methods import (
+    CandidateSource,
+    Method,
+    SplitMethod,
+    dp_gbm,
+    dp_rf,
+    dp_tr_newton,
+)
 from tests.audit.test_private_labels import CLASSES, announced, setting
 from tests.audit.test_private_trees import (
     CLAIMED_MU,
@@ -129,6 +135,8 @@ def test_histograms_of_vectors_that_are_not_shortened_are_caught(monkeypatch: py
     watched = setting(CLASSES, method=LONG_STEPS)
     bound = SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound
     monkeypatch.setattr(
-        softmax, "clip_class_rows", lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound)
+        leaf_weights,
+        "clip_class_rows",
+        lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound),
     )
     assert measured_mu(audit(watched, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU

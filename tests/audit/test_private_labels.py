@@ -12,15 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_components.leaf_weights import softmax, squared
-from dp_components.leaf_weights.target import Number, SeveralClasses, Target
+from dp_components import leaf_weights
+from dp_components.leaf_weights import Number, SeveralClasses, Target
 from dp_components.sensitivity import Norm, Sensitivity, clip_class_rows, clip_rows
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees import noisy_sums
-from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.releases import ReleasePlan
-from nvflare_plugins.private_trees.training import PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.kinds.private_trees import noisy_sums
+from nvflare_plugins.kinds.private_trees.methods import Method
+from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
+from nvflare_plugins.kinds.private_trees.training import PrivateTreesPlan, Trust
 from tests.audit.test_private_trees import (
     BOUNDS,
     CANARY_SITE,
@@ -112,9 +111,11 @@ def announced(rows, bound: float):
 def test_vectors_that_are_not_shortened_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise for 0.85, and rows of up to sqrt(2): what the softmax gives without any clipping."""
     watched = setting(CLASSES, method=LONG_STEPS)
-    bound = softmax.SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound
+    bound = leaf_weights.SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound
     monkeypatch.setattr(
-        softmax, "clip_class_rows", lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound)
+        leaf_weights,
+        "clip_class_rows",
+        lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound),
     )
     assert measured_mu(audit(watched, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
@@ -128,8 +129,8 @@ def test_classes_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) 
         return announced(clip_rows(np.concatenate([g, h], axis=1), (length,) * n + (length / weight,) * n), bound)
 
     watched = setting(CLASSES, method=LONG_STEPS)
-    bound = softmax.SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound
-    monkeypatch.setattr(softmax, "clip_class_rows", one_by_one)
+    bound = leaf_weights.SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound
+    monkeypatch.setattr(leaf_weights, "clip_class_rows", one_by_one)
     assert measured_mu(audit(watched, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
 
@@ -137,20 +138,20 @@ def test_classes_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_labels_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label of ten times the bounds, with residuals as they are: nothing else of the clipping is left out."""
     watched = setting(NUMBERS, beyond=5.0)
-    bound = squared.SquaredWeights(NUMBERS).sensitivity(FEW.query).bound
+    bound = leaf_weights.SquaredWeights(NUMBERS).sensitivity(FEW.query).bound
 
     def as_they_are(query, residuals):
         return announced(clip_rows(np.stack([residuals, np.ones(residuals.size)], axis=1), (100.0, 1.0)), bound)
 
-    monkeypatch.setattr(squared, "_clip", as_they_are)
+    monkeypatch.setattr(leaf_weights, "_clip", as_they_are)
     assert measured_mu(audit(watched, N_RUNS)) > CLAIMED_MU
 
 
 def test_the_count_beside_a_residual_is_paid_for() -> None:
     """Left out of the norm, the 1 of a row would cost nothing: the bound says |(1, w)|, and the rows fill it."""
-    of = squared.SquaredWeights(NUMBERS).sensitivity(FEW.query)
-    assert of.bound / 2**20 == pytest.approx(math.hypot(1.0, squared.COUNT_WEIGHT))
+    of = leaf_weights.SquaredWeights(NUMBERS).sensitivity(FEW.query)
+    assert of.bound / 2**20 == pytest.approx(math.hypot(1.0, leaf_weights.COUNT_WEIGHT))
     watched = setting(NUMBERS)
     view = run_attempt(watched, True, 1, watched.randomness(1))
-    without = CLAIMED_MU / math.hypot(1.0, squared.COUNT_WEIGHT)
+    without = CLAIMED_MU / math.hypot(1.0, leaf_weights.COUNT_WEIGHT)
     assert judge(watched, [view], True).mu > without

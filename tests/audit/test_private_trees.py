@@ -20,36 +20,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dp_components import leaf_weights
 from dp_components.distributed_noise import NoiseShares, add_noise_share
-from dp_components.events import Release
-from dp_components.leaf_weights import query
-from dp_components.leaf_weights.query import LeafQuery
+from dp_components.events import NeighbouringRelation, Release
+from dp_components.leaf_weights import LeafQuery
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.mechanisms.gaussian import add_gaussian_noise
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity, clip_logistic_rows
 from dp_components.split_candidates.candidates import FeatureBounds
-from dp_components.split_methods.histogram import HistogramQuery
-from dp_components.split_methods.one_feature_histogram import OneFeatureHistogramQuery
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.private_trees import default_2026_12, forest_trainer, noisy_sums
-from nvflare_plugins.private_trees.forest import node_sums
-from nvflare_plugins.private_trees.forest_trainer import ForestGrower
-from nvflare_plugins.private_trees.methods import (
-    CandidateSource,
-    Method,
-    SplitMethod,
-    dp_tr_newton,
-    feverless,
-)
-from nvflare_plugins.private_trees.noisy_sums import without_ledger
-from nvflare_plugins.private_trees.releases import PlannedRelease, ReleaseSchedule
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.kinds.private_trees import forest, noisy_sums, presets
+from nvflare_plugins.kinds.private_trees.forest import ForestGrower, node_sums
+from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Method, SplitMethod, dp_tr_newton, feverless
+from nvflare_plugins.kinds.private_trees.noisy_sums import without_ledger
+from nvflare_plugins.kinds.private_trees.releases import PlannedRelease, ReleaseSchedule
+from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Frame, FrameType, unpack
+from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
 from tests.support.audit_trees import (
     CANARY_SITE,
@@ -78,7 +67,7 @@ N_RUNS_FOR_ROOT_2 = 700
 RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
 REFINED: dict[str, Any] = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
 HISTOGRAMS = replace(feverless(6), depth=2, n_candidates=7, query=LeafQuery.JOINT)
-CLIPPED = replace(default_2026_12.DEFAULT, n_trees=20, depth=2, batch_size=5)
+CLIPPED = replace(presets.DEFAULT_2026_12, n_trees=20, depth=2, batch_size=5)
 ONE_FEATURE = replace(HISTOGRAMS, name="one feature", n_features_per_tree=1, n_trees=12, batch_size=4, **REFINED)
 PARTIALLY = replace(HISTOGRAMS, name="partially random", split_method=SplitMethod.PARTIALLY_RANDOM)
 BOUNDS = (FeatureBounds(0, 1),) * 3
@@ -291,7 +280,7 @@ def test_clipped_gradients_and_informed_trees_keep_their_promise(trust: Trust) -
 def test_gradients_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise for 0.6, and rows that go up to 1: long steps take the canary there in a few rounds."""
     plan = plan_with(replace(CLIPPED, learning_rate=2.0, batch_size=2), BOUNDS, mu_of(EPSILON, DELTA), TRUSTED)
-    monkeypatch.setattr(query, "clip_gradients", lambda g, h, bound: clip_logistic_rows(g, h))
+    monkeypatch.setattr(leaf_weights, "clip_gradients", lambda g, h, bound: clip_logistic_rows(g, h))
     assert measured_mu(audit(setting(TRUSTED, plan=plan), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
 
@@ -328,27 +317,27 @@ def test_half_shares_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_inner_nodes_as_part_of_the_query_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forest_trainer, "ForestGrower", InnerNodesToo)
+    monkeypatch.setattr(forest, "ForestGrower", InnerNodesToo)
     assert caught(monkeypatch, setting(TRUSTED), N_RUNS)
 
 
 @pytest.mark.slow
 def test_a_root_sum_released_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forest_trainer, "ForestGrower", RootAgain)
+    monkeypatch.setattr(forest, "ForestGrower", RootAgain)
     assert caught(monkeypatch, setting(TRUSTED), N_RUNS_FOR_ROOT_2)
 
 
 @pytest.mark.slow
 def test_sums_released_beside_the_histograms_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """At two levels that is three times the queries that are paid for."""
-    monkeypatch.setattr(forest_trainer, "OneFeatureHistogramQuery", NodesAgain)
+    monkeypatch.setattr(forest, "OneFeatureHistogramQuery", NodesAgain)
     assert caught(monkeypatch, setting(TRUSTED, ONE_FEATURE), N_RUNS)
 
 
 @pytest.mark.slow
 def test_fresh_histograms_below_the_root_of_one_feature_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other trees pay for level by level: at two levels twice the queries."""
-    monkeypatch.setattr(forest_trainer, "OneFeatureHistogramQuery", HistogramQuery)
+    monkeypatch.setattr(forest, "OneFeatureHistogramQuery", HistogramQuery)
     assert caught(monkeypatch, setting(TRUSTED, ONE_FEATURE, at=0.05), N_RUNS_FOR_ROOT_2)
 
 

@@ -18,14 +18,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from he_processors.histogram.bin_noise import BinNoise
-from he_processors.histogram.bins import BinLayout
-from nvflare_plugins.vertical.noised.payment import as_cut_points
-from nvflare_plugins.vertical.noised.plan import CUTS_SHARE, NoisePlan
-from nvflare_plugins.vertical.noised.source import NoiseSource
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.messages import Bits, HistogramRequest, NodePartition, TreeGradients
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinNoise
+from nvflare_plugins.kinds.vertical.noised import CUTS_SHARE, NoisePlan, NoiseSource, as_cut_points
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.messages import Bits, HistogramRequest, NodePartition, TreeGradients
 from tests.support.audit import Errors, gaussian_power
 from tests.support.calibration import mu_for
 from tests.support.seeded_randomness import SeededRandomness

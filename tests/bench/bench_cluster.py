@@ -40,24 +40,23 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # a worker is one thread, and s
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.elgamal.digits import DigitFormat
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import NodeTotal
+from he_processors.elgamal.encryption import DigitFormat
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import NodeTotal
+from he_processors.key_bytes import secret_key_to_bytes
 from he_processors.paillier.keys import generate_paillier_key
-from he_processors.secret_key_bytes import secret_key_to_bytes
-from nvflare_plugins.alignment.blind_shard import PART, SpreadKey
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.lists import BLOCK
-from nvflare_plugins.cluster.dask_workers import DaskWorkers, open_workers
-from nvflare_plugins.cluster.workers import begin
-from nvflare_plugins.data_sets.cluster_declaration import Cluster
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.feature_blocks import feature_blocks, layout_of
-from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
-from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
-from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
+from nvflare_plugins.data.declaration import Cluster
+from nvflare_plugins.kinds.alignment.blinding import PART, BlindingKey, SpreadKey
+from nvflare_plugins.kinds.alignment.intersection import BLOCK
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.protocol.conversation import feature_blocks, layout_of
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
+from nvflare_plugins.kinds.vertical.shards.owner import ShardedOwner
+from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.workers.dask_workers import DaskWorkers, open_workers
+from nvflare_plugins.workers.workers import begin
 from tests.bench.cluster_horizontal import measure
 from tests.support.local_cluster import LocalDask, local_cluster
 

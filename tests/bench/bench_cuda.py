@@ -25,8 +25,7 @@ from he_processors.bignum import cuda
 from he_processors.bignum.cuda import CudaBatch, CudaResidues
 from he_processors.bignum.rows import ints_from_rows
 from he_processors.cuda.arithmetic import DeviceArithmetic
-from he_processors.cuda.device import Device
-from he_processors.cuda.source import Shape, ShapePair, read_source
+from he_processors.cuda.device import Device, Shape, ShapePair, read_source
 from he_processors.errors import BackendUnavailable
 from tests.bench.cuda_stages import PaillierOnDevice, key_of, level_orders, segment_product
 

@@ -27,11 +27,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dp_components.distributed_noise import NoiseShares
-from nvflare_plugins.private_trees import default_2026_11
-from nvflare_plugins.private_trees.default_2026_11 import FEW_ROUNDS
-from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
-from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.kinds.private_trees import presets
+from nvflare_plugins.kinds.private_trees.methods import Method
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12, FEW_ROUNDS
+from nvflare_plugins.kinds.private_trees.training import Trust
 from tests.bench.dp_data import SEEDS, load, preparation, set_name
 from tests.bench.dp_published import authors_best, published_methods
 from tests.bench.dp_runs import N_SITES, Draws, Lane, Runner
@@ -42,9 +41,9 @@ EPSILONS = (0.1, 0.5, 1.0)
 OUTCOMES = ("wins", "ties", "losses")
 TRUSTED, DISTRIBUTED, OLDER, FEW = "trusted", "distributed", "distributed_2026_11", "few_rounds"
 ARMS: dict[str, tuple[Method, Trust]] = {
-    TRUSTED: (DEFAULT, Trust()),
-    DISTRIBUTED: (DEFAULT, Trust(NoiseShares(N_SITES, 1))),
-    OLDER: (default_2026_11.DEFAULT, Trust(NoiseShares(N_SITES, 1))),
+    TRUSTED: (DEFAULT_2026_12, Trust()),
+    DISTRIBUTED: (DEFAULT_2026_12, Trust(NoiseShares(N_SITES, 1))),
+    OLDER: (presets.DEFAULT_2026_11, Trust(NoiseShares(N_SITES, 1))),
     FEW: (FEW_ROUNDS, Trust()),
 }
 TUNED_ON = "credit2"
@@ -123,7 +122,7 @@ def best_published(runner: Runner, draws: Draws, epsilon: float, n_features: int
 
 def without_ridge(rate: float) -> Method:
     """Return the default with lambda = 1, so without its noise-proportional ridge, and another learning rate."""
-    return replace(DEFAULT, name=f"lambda 1, eta {rate:g}", noise_ridge=0.0, learning_rate=rate)
+    return replace(DEFAULT_2026_12, name=f"lambda 1, eta {rate:g}", noise_ridge=0.0, learning_rate=rate)
 
 
 def ablation(runner: Runner, draws: Draws, epsilon: float, default: Series, theirs: Series) -> dict[str, object]:
@@ -211,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
             prepared=prepared,
             neighbouring="one row added or removed",
             few_rounds_preset=FEW_ROUNDS.name,
-            default=DEFAULT.name,
+            default=DEFAULT_2026_12.name,
         )
     )
 

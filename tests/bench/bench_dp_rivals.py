@@ -34,8 +34,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
-from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
-from nvflare_plugins.private_trees.trust import Trust
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.training import Trust
 from tests.bench.dp_data import SEEDS, Split, load, preparation, set_name, split
 from tests.bench.dp_runs import in_twin
 from tests.bench.dp_statistics import Scored, Series, mean_and_sd, verdict
@@ -56,7 +56,7 @@ def _scored(data: Split, probability: NDArray[np.float64], started: float) -> Sc
 
 def ours(data: Split, epsilon: float, seed: int) -> Scored:
     """Train the default on the pooled rows."""
-    return in_twin(DEFAULT, data, epsilon, Trust(), 1000 * seed)
+    return in_twin(DEFAULT_2026_12, data, epsilon, Trust(), 1000 * seed)
 
 
 def by_s_bdt(data: Split, epsilon: float, seed: int) -> Scored:

@@ -32,11 +32,10 @@ import numpy as np
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site
-from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, run_site, train_on_buckets
+from nvflare_plugins.pages.run_record import RunRecord
 from tests.bench.bench_federboost_vertical import EPSILON, N_BUCKETS, kinds, parties_of
 from tests.bench.dp_data import Arrays, load
 from tests.bench.rivals_figure import draw

@@ -35,21 +35,20 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from dp_components.bucket_ldp.edges import (
+from dp_components.bucket_ldp import (
     Feature,
     PublicValues,
     equal_count_ends,
     paid_edges,
     public_edges,
+    release_buckets,
     release_cell_counts,
 )
-from dp_components.bucket_ldp.randomised_buckets import release_buckets
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site
-from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, run_site, train_on_buckets
+from nvflare_plugins.pages.run_record import RunRecord
 from tests.support.parties import Parties, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"

@@ -18,7 +18,7 @@ import time
 
 os.environ.setdefault("VEILBOOST_THREADS", "1")  # read when a backend opens: one thread, whose CPU time is a core's
 
-from he_processors.additive.scheme import security_bits
+from he_processors.additive_schemes import security_bits
 from he_processors.bignum.registry import available_backends
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
 from tests.bench.he_ours import Rates, measure_ours

@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes, load_digits, load_wine, make_classification, make_friedman1
 
 from dp_components.distributed_noise import NoiseShares
-from dp_components.leaf_weights.target import Number, SeveralClasses, Target
+from dp_components.leaf_weights import Number, SeveralClasses, Target
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
-from nvflare_plugins.private_trees.methods import Method, dp_rf, dp_tr_newton, feverless
-from nvflare_plugins.private_trees.releases import ReleasePlan
-from nvflare_plugins.private_trees.training import PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from nvflare_plugins.kinds.private_trees.methods import Method, dp_rf, dp_tr_newton, feverless
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
+from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, PrivateTreesPlan, Trust
 from tests.bench.dp_data import SEEDS, SHARED
 from tests.support.private_trees import mu_of, split_rows, train_in_process
 
@@ -64,8 +63,8 @@ SETS: dict[str, tuple[Callable[[], Rows], Target]] = {
 }
 DISTRIBUTED = Trust(NoiseShares(3, 1))
 ARMS: dict[str, tuple[Method, Trust]] = {
-    "trusted server": (DEFAULT, TRUSTED_SERVER),
-    "distributed noise": (DEFAULT, DISTRIBUTED),
+    "trusted server": (DEFAULT_2026_12, TRUSTED_SERVER),
+    "distributed noise": (DEFAULT_2026_12, DISTRIBUTED),
     "DP-TR Newton, trusted": (dp_tr_newton(), TRUSTED_SERVER),
     "DP-RF, trusted": (dp_rf(), TRUSTED_SERVER),
     "FEVERLESS, trusted": (feverless(), TRUSTED_SERVER),

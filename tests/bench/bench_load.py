@@ -33,19 +33,20 @@ from he_processors.key_agreement import (
 from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS
 from he_processors.sum_tags import SumTags
-from nvflare_plugins.attempt.handshake import Hello, Peer, Proof
-from nvflare_plugins.attempt.session import _GROUP, _PAIR, Session, _PairBoxes, open_session
+from nvflare_plugins.attempt.session import _GROUP, _PAIR, Hello, Peer, Proof, Session, _PairBoxes, open_session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.commitments import SALT_BYTES
 from nvflare_plugins.wire.envelope import (
     CHUNK_BYTES,
+    SALT_BYTES,
     Codec,
     Frame,
     FrameType,
+    Kind,
     Operation,
+    Phase,
+    TrainingStep,
     pack_list,
     unpack,
     unpack_list,

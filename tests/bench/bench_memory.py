@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.registry import Registry, Reservation
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents
 
 N_ROWS = 1000
 REPEATS = 9

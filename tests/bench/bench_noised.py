@@ -22,12 +22,12 @@ import pandas as pd
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.noised import FRACTION_BITS, NoisePlan
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.noised.plan import FRACTION_BITS, NoisePlan
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from tests.support.vertical_federation import Joined, Outcome, federate
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -5,7 +5,7 @@ train on; what is lost is the share of the way from guessing (AUC 0.5) to XGBoos
 split). Held out are sets of scikit-learn and generated ones; nothing was fitted to them.
 
     --out FILE       train, and write the table as CSV (some 40 minutes of one core)
-    --fit FILE ...   read such tables: print the constants of ``nvflare_plugins/cli/plan/expected_loss.py`` as the
+    --fit FILE ...   read such tables: print the constants of ``nvflare_plugins/cli/plan/choosing.py`` as the
                      development sets give them, and the error on the others, beside that of one constant
 
 The last line is one JSON object.
@@ -32,20 +32,18 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification, make_friedman1, make_hastie_10_2
 from sklearn.metrics import roc_auc_score
 
-from dp_components.bucket_ldp.edges import public_edges
-from dp_components.bucket_ldp.randomised_buckets import release_buckets, wrong_bucket_rate
+from dp_components.bucket_ldp import public_edges, release_buckets, wrong_bucket_rate
 from dp_components.distributed_noise import NoiseShares
 from dp_components.dpboost.ensemble_of_ensembles import SiteData, train
-from dp_components.dpboost.losses import LogisticLoss
 from dp_components.dpboost.plan import DpBoostPlan
+from dp_components.dpboost.single_tree import LogisticLoss
 from dp_components.randomness import OS_RANDOMNESS
-from dp_components.split_candidates.candidates import by_rule
-from dp_components.split_candidates.uniform import uniform_candidates
-from nvflare_plugins.cli.plan.expected_loss import buckets_over_signal, lost
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.federboost_vertical.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.private_trees.presets import PRESETS
-from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from dp_components.split_candidates.candidates import by_rule, uniform_candidates
+from nvflare_plugins.cli.plan.choosing import buckets_over_signal, lost
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
+from nvflare_plugins.kinds.private_trees.presets import PRESETS
+from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, Trust
 from tests.bench.bench_federboost_vertical import public_description
 from tests.bench.dp_data import DEVELOPMENT_SETS, SHARED, Arrays, Split, load, split
 from tests.bench.dp_runs import in_twin

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from he_processors.field61 import MODULUS
 from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import MaskedSums, PlainSums
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 

@@ -4,7 +4,7 @@ Tables split in two halves, 32 bins: breast (569 rows, 50 trees of depth 5), 2,0
 5), and 20,000 rows of it (100 trees of depth 3). The active party's knowledge is recorded in the training itself; a
 sample of the passive party's features is attacked. Guarded trainings vary a little with the guards' secret keys.
 
-The last line of the output is one JSON object. Its curves are the ones that reports show (vertical/guards/report.py).
+The last line of the output is one JSON object. Its curves are the ones that reports show (kinds/vertical/guards.py).
 
 Run: python -m tests.bench.bin_attack_rates [folder of the Parquet files]
 """
@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from nvflare_plugins.vertical.guards.guards import SUMS_PER_SET
+from nvflare_plugins.kinds.vertical.guards import SUMS_PER_SET
 from tests.support.bin_attack import Recovery, attack
 from tests.support.bin_trials import PRESETS, Trial, breast, credit2, try_preset
 

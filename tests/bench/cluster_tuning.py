@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.kinds.tuning.result import FILE_NAME
+from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.result import FILE_NAME
-from nvflare_plugins.tuning.site import run_tuning_site
+from nvflare_plugins.site.policy import SitePolicy
 from tests.bench.cluster_horizontal import Way, cpu_seconds, table
 from tests.bench.horizontal_lanes import Baton
 from tests.bench.loopback import DEADLINE_S, SocketTransport

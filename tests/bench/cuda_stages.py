@@ -11,8 +11,8 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.batch_ops import add, constant, lift, scale
 from he_processors.bignum.cuda import CudaBatch, CudaResidues
+from he_processors.bignum.interface import add, constant, lift, scale
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.cuda.device import Device
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key

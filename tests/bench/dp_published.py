@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from dp_components.events import GaussianEvent, Release
-from dp_components.leaf_weights.query import LeafQuery
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
+from dp_components.leaf_weights import LeafQuery
 from dp_components.sensitivity import Sensitivity
-from nvflare_plugins.private_trees.methods import (
+from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Method,
     batch_iterative_hessian_ebm,
@@ -29,8 +28,8 @@ from nvflare_plugins.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.private_trees.releases import ReleasePlan
-from nvflare_plugins.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
+from nvflare_plugins.kinds.private_trees.server import Mechanism
 from tests.bench.dp_data import Split
 from tests.support.private_simulation import Simulation
 from tests.support.private_trees import plan_with

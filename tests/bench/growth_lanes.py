@@ -10,18 +10,18 @@ import pandas as pd
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.growth import float32, site_rows, training
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.growth import float32, training
+from nvflare_plugins.growth import rows as site_rows
 from nvflare_plugins.growth._native import BEST, NUMPY
 from nvflare_plugins.growth.arithmetic import arithmetic_of
 from nvflare_plugins.growth.grid import WIDE_BITS, PairGrid
 from nvflare_plugins.growth.model import new_model
-from nvflare_plugins.growth.rows import BinnedRows
-from nvflare_plugins.growth.site_rows import HeldRows
+from nvflare_plugins.growth.rows import BinnedRows, HeldRows
 from nvflare_plugins.growth.training import GrownModel, LoopSettings, Training
 from nvflare_plugins.growth.tree import TreeGrower
-from nvflare_plugins.horizontal.growing import Grown, Scales, row_set
-from nvflare_plugins.shards.place import ShardPlace
+from nvflare_plugins.kinds.horizontal.growing import Grown, Scales, row_set
+from nvflare_plugins.workers.shards import ShardPlace
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.bench.horizontal_data import LABEL, arrays
 from tests.bench.horizontal_lanes import Baton, Lane, Task

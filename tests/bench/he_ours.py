@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.ciphertext_sums import sum_bins
-from he_processors.histogram.planner import plan_level
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout, PairFormat
+from he_processors.histogram.planner import BinLayout, plan_level
+from he_processors.histogram.sums import sum_bins
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey

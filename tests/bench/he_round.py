@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.additive.rerandomiser import Rerandomiser
-from he_processors.additive.scheme import Decryptor, Encryptor, PublicKey
+from he_processors.additive_schemes import Decryptor, Encryptor, PublicKey
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.registry import open_backend
 from he_processors.ciphertext_wire import (
@@ -21,14 +20,13 @@ from he_processors.ciphertext_wire import (
     decode_for_decryption,
     encode_ciphertexts,
 )
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
-from he_processors.histogram.plain_sums import BinSums, NodeTotal, decrypt_level, subtract_sibling
-from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, plan_level
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout
+from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, BinLayout, plan_level
+from he_processors.histogram.sums import BinSums, NodeTotal, decrypt_level, pack_and_hide, subtract_sibling, sum_bins
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier.randomisers import Rerandomiser
 from tests.bench.he_ours import FORMAT, N_BINS, Clock, cpu_seconds
 
 N_FEATURES = 18

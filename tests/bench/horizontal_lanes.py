@@ -25,10 +25,10 @@ import xgboost as xgb
 
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
-from nvflare_plugins.horizontal.job import Engine, HorizontalJob
-from nvflare_plugins.horizontal.site import run_site
+from nvflare_plugins.kinds.horizontal.job import Engine, HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 from tests.bench.horizontal_data import LABEL, TRAINING, arrays

@@ -34,13 +34,13 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from dp_components.accounting.composition import gaussian_limit
+from dp_components.accounting import gaussian_limit
 from dp_components.events import ComposedEvent, Release
-from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
-from nvflare_plugins.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.server import Mechanism
 from tests.bench.dp_data import load
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with
@@ -137,7 +137,7 @@ def stock(members: Table, pool: Table) -> Scores:
 def preset(pool: Table, mu: float, mechanism: Mechanism) -> Train:
     """Return the training of the default under mu-GDP."""
     bounds = [FeatureBounds(float(c.min()), float(c.max())) for c in pool.columns]
-    plan = plan_with(DEFAULT, bounds, mu, seed=STRUCTURE_SEED)
+    plan = plan_with(DEFAULT_2026_12, bounds, mu, seed=STRUCTURE_SEED)
 
     def train(members: Table, scored: Table) -> Scores:
         return Simulation(plan, members, scored, mechanism).run().astype(np.float64)

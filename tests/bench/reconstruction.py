@@ -33,14 +33,14 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.accounting.composition import gaussian_limit
+from dp_components.accounting import gaussian_limit
 from dp_components.events import Release
-from dp_components.leaf_weights.query import UNIT
-from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.leaf_weights import UNIT
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.default_2026_12 import DEFAULT
-from nvflare_plugins.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.server import Mechanism
 from tests.bench.dp_data import load
 from tests.bench.membership_inference import no_noise
 from tests.support.private_simulation import Simulation, Table
@@ -141,7 +141,7 @@ def choose(data: str, n_rows: int, n_features: int) -> tuple[Table, Table]:
 
 def seen_trainings(target: Table, bounds: list[FeatureBounds], n_trees: int) -> dict[str, list[SeenTree]]:
     """Train in every way; the adversary's own rows are taken away already."""
-    preset = replace(DEFAULT, n_trees=n_trees)
+    preset = replace(DEFAULT_2026_12, n_trees=n_trees)
     seen = {
         "XGBoost, depth 6": xgboost_trees(target, n_trees),
         "default's trees without noise": private_trees(target, bounds, n_trees, 1e6, no_noise),
@@ -172,7 +172,7 @@ def private_trees(
     target: Table, bounds: list[FeatureBounds], n_trees: int, mu: float, mechanism: Mechanism
 ) -> list[SeenTree]:
     """Train the default, with so many trees, and keep what is released."""
-    method, released = replace(DEFAULT, n_trees=n_trees), []
+    method, released = replace(DEFAULT_2026_12, n_trees=n_trees), []
 
     def watched(sums: NDArray[np.int64], sensitivity: Sensitivity, multiplier: float) -> Release:
         release = mechanism(sums, sensitivity, multiplier)

@@ -17,8 +17,8 @@ from itertools import combinations
 
 import numpy as np
 
-from dp_components.leaf_weights.query import LeafQuery
-from nvflare_plugins.private_trees.methods import (
+from dp_components.leaf_weights import LeafQuery
+from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Method,
     SplitMethod,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nvflare_plugins.report.charts import ticks
+from nvflare_plugins.pages.charts import ticks
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _LEGEND = 380, 260, 52, 36, 26, 28
 _COLOURS = ("#0b6e99", "#c4462d", "#7a5195", "#2f7d3b", "#8a6d1d")

@@ -33,10 +33,10 @@ import pandas as pd
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.active.training import purity_report
+from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.active.leaf_purity import purity_report
-from nvflare_plugins.vertical.guards.guards import Guard
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"

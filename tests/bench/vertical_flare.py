@@ -12,7 +12,7 @@ from statistics import median
 
 import pandas as pd
 
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.pages.run_record import RunRecord
 from tests.bench.vertical_parties import Workload
 
 LABEL, DATA_SET, NAME = "label", "table", "vertical_bench"

@@ -21,11 +21,11 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")
 import numpy as np
 
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
-from nvflare_plugins.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     Bits,
     HistogramRequest,
     MoreGradients,

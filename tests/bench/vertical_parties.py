@@ -25,26 +25,26 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.elgamal.small_logarithms import SmallLogarithms
 from he_processors.errors import JobAborted
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.active.key_owner import PrecomputingKeyOwner
+from nvflare_plugins.kinds.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.model.model import merge
+from nvflare_plugins.kinds.vertical.model.routing import table_from_json, table_to_json
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme, encrypted_scheme
+from nvflare_plugins.kinds.vertical.protocol.conversation import place_parties
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.key_owner import PrecomputingKeyOwner
-from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.model.model import merge
-from nvflare_plugins.vertical.model.private_table import table_from_json, table_to_json
-from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol import elgamal_scheme, encrypted_scheme
-from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import place_parties
-from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
 
 _SPAWN = multiprocessing.get_context("spawn")
 _DEADLINE_S = 3600.0

@@ -19,7 +19,7 @@ from pathlib import Path
 
 os.environ.setdefault("VEILBOOST_THREADS", "1")
 
-from nvflare_plugins.report.charts import Line, line_chart
+from nvflare_plugins.pages.charts import Line, line_chart
 from tests.bench.horizontal_data import TableShape, arrays, generate
 from tests.bench.vertical_parties import Workload, run_vertical
 

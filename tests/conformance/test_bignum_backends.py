@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from he_processors.bignum import registry
-from he_processors.bignum.batch_ops import add, constant, lift, product, scale
-from he_processors.bignum.interface import ModBatch
+from he_processors.bignum.interface import ModBatch, add, constant, lift, product, scale
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable, ProtocolError
 

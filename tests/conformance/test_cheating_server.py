@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Frame, Operation, pack_list, unpack_list
+from nvflare_plugins.wire.envelope import Frame, Kind, Operation, pack_list, unpack_list
 from tests.conformance.kind_cases import CASES
 from tests.conformance.test_kinds import SITES, recipe_of
 from tests.support.flare_job import Finished, run_flare_job

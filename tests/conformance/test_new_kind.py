@@ -11,14 +11,14 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.base.declared import Name, OneOf, Seconds, document
 from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.declared import Name, OneOf, Seconds, document
+from nvflare_plugins.data.table import load_table
 from nvflare_plugins.flare.kinds import KINDS, JobKind
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
-from nvflare_plugins.site.policy.values import JobTerms
+from nvflare_plugins.site.policy import JobTerms
 from tests.golden.jobs import breast, rows_over_sites
 from tests.support.flare_job import Finished, run_flare_job
 

@@ -86,43 +86,43 @@ def _lists() -> Parse:
 
 
 def _hellos() -> Parse:
-    from nvflare_plugins.attempt.handshake import Hello
+    from nvflare_plugins.attempt.session import Hello
 
     return Hello.unpack
 
 
 def _proofs() -> Parse:
-    from nvflare_plugins.attempt.handshake import Proof
+    from nvflare_plugins.attempt.session import Proof
 
     return Proof.unpack
 
 
 def _terms() -> Parse:
-    from nvflare_plugins.attempt.agreement import Terms
+    from nvflare_plugins.attempt.session import Terms
 
     return Terms.from_bytes
 
 
 def _vertical_terms() -> Parse:
-    from nvflare_plugins.vertical.protocol.terms import VerticalTerms
+    from nvflare_plugins.kinds.vertical.protocol.terms import VerticalTerms
 
     return VerticalTerms.from_bytes
 
 
 def _schemas() -> Parse:
-    from nvflare_plugins.data_sets.schema import Schema
+    from nvflare_plugins.data.schema import Schema
 
     return Schema.from_bytes
 
 
 def _steps() -> Parse:
-    from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
+    from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep
 
     return ConversationStep.from_bytes
 
 
 def _messages() -> Parse:
-    from nvflare_plugins.vertical.protocol.messages import from_bytes, to_bytes
+    from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
 
     def parse(data: bytes) -> object:
         message = from_bytes(data)
@@ -134,7 +134,7 @@ def _messages() -> Parse:
 
 
 def _blocks() -> Parse:
-    from nvflare_plugins.alignment.lists import unpack_block
+    from nvflare_plugins.kinds.alignment.intersection import unpack_block
 
     return lambda data: unpack_block(data, 4)
 
@@ -146,7 +146,7 @@ def _heads_of_evidence() -> Parse:
 
 
 def _public_keys() -> Parse:
-    from he_processors.additive.public_key_bytes import public_key_from_bytes
+    from he_processors.key_bytes import public_key_from_bytes
 
     return lambda data: public_key_from_bytes(data, allow_toy_keys=True)
 
@@ -154,7 +154,7 @@ def _public_keys() -> Parse:
 def _calls() -> Target:
     from google.protobuf.message import DecodeError
 
-    from nvflare_plugins.horizontal.mediated.federated_proto import CALLS, reply_class, request_class
+    from nvflare_plugins.kinds.horizontal.mediated.communicator import CALLS, reply_class, request_class
 
     def parse(data: bytes) -> None:
         for call in CALLS:
@@ -192,7 +192,7 @@ def _server() -> Target:
 
 def _sums() -> Target:
     """Sums of two sites' frames: the first is whole, the second any."""
-    from nvflare_plugins.wire.additions import open_sum
+    from nvflare_plugins.wire.aggregation import open_sum
     from nvflare_plugins.wire.envelope import unpack
 
     good = [unpack(blob(given["frames"][0])) for given in of_format("added") if len(given["frames"]) == 3]
@@ -210,7 +210,7 @@ def _sums() -> Target:
 
 
 def _sealed() -> Target:
-    from he_processors.sealing import SealedBox
+    from he_processors.key_agreement import SealedBox
 
     given = next(of_format("sealed"))
     secret, session = blob(given["secret"]), blob(given["session"])
@@ -281,9 +281,8 @@ def _affine() -> Target:
 
 
 def _dossier() -> Target:
-    from nvflare_plugins.dossier.archive import pack
-    from nvflare_plugins.dossier.signature import Dossier, open_dossier, seal
-    from nvflare_plugins.evidence.authority import FlareAuthority
+    from nvflare_plugins.dossier.archive import Dossier, open_dossier, pack, seal
+    from nvflare_plugins.evidence.audit import FlareAuthority
     from nvflare_plugins.site.certificates import Identity
 
     authority, created = FlareAuthority(None), datetime(2026, 11, 22, tzinfo=UTC)
@@ -327,22 +326,22 @@ def _json(value: Any) -> str:
 def _serving_questions() -> Target:
     import numpy as np
 
-    from nvflare_plugins.vertical_inference.serving import messages
+    from nvflare_plugins.kinds.vertical_inference.serving import scorer
 
     def parse(data: bytes) -> None:
-        what, content = messages.split_question(data)
-        if what is messages.Question.OPEN:
-            messages.opened_rows(content, 1000, 100)
-        elif what is messages.Question.NEXT:
-            messages.read_next_step(content)
+        what, content = scorer.split_question(data)
+        if what is scorer.Question.OPEN:
+            scorer.opened_rows(content, 1000, 100)
+        elif what is scorer.Question.NEXT:
+            scorer.read_next_step(content)
 
-    return Target(parse, [messages.open_rows(np.array([0, 7, 999])), messages.next_step("job-1"), b"\x02VLBV"])
+    return Target(parse, [scorer.open_rows(np.array([0, 7, 999])), scorer.next_step("job-1"), b"\x02VLBV"])
 
 
 def _serving_answers() -> Target:
-    from nvflare_plugins.vertical_inference.serving import messages
+    from nvflare_plugins.kinds.vertical_inference.serving import scorer
 
-    return Target(messages.read_answer, [messages.answered(b"bits"), messages.refused("scoring_bits_per_row")])
+    return Target(scorer.read_answer, [scorer.answered(b"bits"), scorer.refused("scoring_bits_per_row")])
 
 
 def _requests_for_scores() -> Target:
@@ -350,8 +349,8 @@ def _requests_for_scores() -> Target:
     from pathlib import Path
     from types import SimpleNamespace
 
-    from nvflare_plugins.vertical_inference.serving.desk import Desk
-    from nvflare_plugins.vertical_inference.serving.door import Door
+    from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Desk
+    from nvflare_plugins.kinds.vertical_inference.serving.score_socket import Door
 
     desk = Desk()
     desk.close("nobody is there")

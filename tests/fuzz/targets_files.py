@@ -43,7 +43,7 @@ def _documents(take: Callable[[Any], object], corpus: list[Any]) -> Target:
 
 
 def _policy() -> Target:
-    from nvflare_plugins.site.policy.policy import SitePolicy
+    from nvflare_plugins.site.policy import SitePolicy
 
     folder = _folder()
     (folder / "local").mkdir()
@@ -96,7 +96,7 @@ def _model() -> Target:
 
 
 def _part() -> Target:
-    from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, read_part
+    from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart, read_part
 
     path = _folder() / "part.json"
 
@@ -124,7 +124,7 @@ def _file(read: Callable[[Path], object], corpus: list[Any], *refusals: type[Exc
 
 
 def _description() -> Target:
-    from nvflare_plugins.federboost_vertical.description import Description
+    from nvflare_plugins.kinds.federboost_vertical.job import Description
 
     features = {"a": {"low": 0, "high": 1.5}, "b": {"values": [1, 2]}, "c": {"edges": [0.5, 1e9]}}
     return _file(Description.read, [features])
@@ -145,7 +145,7 @@ def _cuts() -> Target:
 
 
 def _checkpoint() -> Target:
-    from nvflare_plugins.vertical.checkpoints import _digest, _read
+    from nvflare_plugins.kinds.vertical.context import _digest, _read
 
     content = "content"
     whole = {"format": "veilboost-vertical-checkpoint-1", "n_rounds": 2, "tag": "ab", "content": content}
@@ -153,26 +153,26 @@ def _checkpoint() -> Target:
 
 
 def _private_table() -> Target:
-    from nvflare_plugins.vertical.model.private_table import table_from_json
+    from nvflare_plugins.kinds.vertical.model.routing import table_from_json
 
     table = {"aliases": ["a", "b"], "splits": [[0, 1, 0, "0.5", True, None], [0, 3, 1, "inf", False, [1, "left"]]]}
     return Target(lambda data: table_from_json(data.decode("latin-1")), [json.dumps(table).encode()], (VeilBoostError,))
 
 
 def _offer() -> Target:
-    from nvflare_plugins.alignment.align import _Offer
+    from nvflare_plugins.kinds.alignment.align import _Offer
 
     return Target(_Offer.from_bytes, [json.dumps([{"rows": 100, "x": 3}, 10, 7]).encode()], (VeilBoostError,))
 
 
 def _aliases() -> Target:
-    from nvflare_plugins.federboost_vertical.site import _read_aliases
+    from nvflare_plugins.kinds.federboost_vertical.training import _read_aliases
 
     return Target(_read_aliases, [json.dumps(["a", "größe", "c"]).encode()], (VeilBoostError,))
 
 
 def _arrays() -> Target:
-    from nvflare_plugins.site.memory.stored_arrays import read_arrays
+    from nvflare_plugins.site.memory.store import read_arrays
 
     path = _folder() / "x.npz"
 
@@ -190,8 +190,8 @@ def _arrays() -> Target:
 
 def _table(suffix: str, contents: Callable[[], list[bytes]]) -> Callable[[], Target]:
     def build() -> Target:
-        from nvflare_plugins.data_sets.declaration import DataSet
-        from nvflare_plugins.data_sets.table import load_table
+        from nvflare_plugins.data.declaration import DataSet
+        from nvflare_plugins.data.table import load_table
 
         path = _folder() / f"rows.{suffix}"
         spec = DataSet(name="rows", path=path, format=suffix)
@@ -231,7 +231,7 @@ def _parquet_contents() -> list[bytes]:
 def _registry() -> Target:
     from nvflare_plugins.site.memory.registry import Registry
     from nvflare_plugins.site.memory.store import Memory
-    from nvflare_plugins.site.policy.values import Consents
+    from nvflare_plugins.site.policy import Consents
 
     source, folder = _folder(), _folder()
     Memory(source, "site-2")

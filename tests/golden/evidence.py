@@ -16,16 +16,15 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.server import TrustedServer
-from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.server import TrustedServer
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.site import run_vertical_site
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
 from tests.support.federation import TIMEOUT_S, DirectTransport

@@ -12,28 +12,27 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.bagging.job import BaggingJob
-from nvflare_plugins.bagging.site import run_bagging_site
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.server import DpBoostServer
-from nvflare_plugins.dpboost.site import run_dpboost_site
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.server import TrustedServer
-from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.profile.job import ProfileJob
-from nvflare_plugins.profile.site import run_profile_site
-from nvflare_plugins.site.memory.stored_arrays import read_arrays
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer
+from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.server import TrustedServer
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.kinds.profile.site import run_profile_site
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.site.memory.store import read_arrays
 from tests.golden.injection import SERVER, as_party, at_site, repeated_randomness
 from tests.support.parties import Parties, succeed
 

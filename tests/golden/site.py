@@ -7,21 +7,21 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site as run_bucket_site
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.policy_memory import policy_changes
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.site.policy import SitePolicy
 from tests.golden.jobs import (
     BUDGET,
     CONSENTS,

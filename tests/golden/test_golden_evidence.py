@@ -10,7 +10,7 @@ import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence import audit as evidence_audit
-from nvflare_plugins.evidence import authority as evidence_certificates
+from nvflare_plugins.evidence import audit as evidence_certificates
 from tests.support.evidence_attempts import rewrite
 
 HERE = Path(__file__).parent

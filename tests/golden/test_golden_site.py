@@ -13,23 +13,23 @@ import pytest
 import xgboost as xgb
 
 from dp_components.ledger import Ledger
-from nvflare_plugins.alignment.result import load_alignment
-from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.private_trees.site import run_private_trees_site
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.result import load_alignment
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.vertical.model.model_files import PassivePart, find_part
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.model.model_files import PassivePart, find_part
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.site.policy import SitePolicy
 from tests.golden import site
 from tests.golden.jobs import run_job
 from tests.golden.site import SITE

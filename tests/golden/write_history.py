@@ -17,7 +17,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from jobs import horizontal as shipped
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.golden.evidence import write_evidence
 from tests.golden.site import write_site

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.result import FILE, load_alignment
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment.blinding import BlindingKey
+from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
 from tests.support.local_cluster import local_cluster
 from tests.unit.nvflare_plugins.alignment.test_site import places, run
 
@@ -24,9 +24,9 @@ IDS = [[f"Müller-{number}" for number in range(300)], [f"Müller-{number}" for 
 
 @pytest.fixture(autouse=True)
 def _small_sets_go_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
     for module in ("align", "site"):
-        monkeypatch.setattr(f"nvflare_plugins.alignment.{module}.LEAST_IDS", 0)
+        monkeypatch.setattr(f"nvflare_plugins.kinds.alignment.{module}.LEAST_IDS", 0)
 
 
 def written_by(folder: Path) -> bytes:
@@ -58,13 +58,13 @@ def test_rows_are_those_without_workers_and_nothing_private_is_written(tmp_path,
 
 def test_a_worker_killed_while_sets_are_aligned_is_named(tmp_path, monkeypatch) -> None:
     with local_cluster(2) as cluster:
-        whole = blind_shard.SpreadKey.blind
+        whole = blinding.SpreadKey.blind
 
-        def kill_then_blind(self: blind_shard.SpreadKey, points: list[bytes]) -> list[bytes]:
+        def kill_then_blind(self: blinding.SpreadKey, points: list[bytes]) -> list[bytes]:
             os.kill(cluster.pids[1], signal.SIGKILL)
             return whole(self, points)
 
-        monkeypatch.setattr(blind_shard.SpreadKey, "blind", kill_then_blind)
+        monkeypatch.setattr(blinding.SpreadKey, "blind", kill_then_blind)
         policy = {"scheduler": cluster.address, "workers": 2, "deadline_s": 20, "sites": ["party-b"]}
         outcomes = run(places(tmp_path, IDS, cluster=policy))
     assert isinstance(outcomes[1], WorkerFailure) and "worker 1 of this site's cluster was lost" in str(outcomes[1])

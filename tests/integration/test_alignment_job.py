@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from jobs import alignment
-from nvflare_plugins.alignment.result import FILE, load_alignment
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import set_up
 from tests.support.simulator import SITES, Run, run_simulator
 

@@ -11,15 +11,14 @@ import xgboost as xgb
 from he_processors.errors import ProtocolError
 from jobs import bagging as script
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.bagging import model as bagging_model
-from nvflare_plugins.bagging import site as bagging_site
-from nvflare_plugins.bagging.site import run_bagging_site
-from nvflare_plugins.bagging.trees import _NODE, SharedTree
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.evidence.gone_on import ended_early
-from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.evidence.reader import ended_early, read_log
+from nvflare_plugins.kinds.bagging import model as bagging_model
+from nvflare_plugins.kinds.bagging import training as bagging_site
+from nvflare_plugins.kinds.bagging.model import _NODE, SharedTree
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.wire.envelope import Kind
 from tests.support import bagging
 from tests.support.parties import Parties, succeed
 from tests.support.simulator import SITES, simulate

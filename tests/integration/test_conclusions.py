@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
-from nvflare_plugins.vertical.site import MASKED_MODEL
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
+from nvflare_plugins.wire.envelope import Kind
 from tests.support import vertical_jobs
 from tests.support.federation import Federation, SiteDied, dies_at
 from tests.support.federation import succeed as all_sites_of

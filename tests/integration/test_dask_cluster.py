@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.failures import WorkerLost
-from nvflare_plugins.vertical.protocol import gradient_scheme
+from nvflare_plugins.base.failures import WorkerLost
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
 from tests.support.local_cluster import local_cluster, worker_of
 from tests.support.parties import succeed
@@ -95,23 +95,23 @@ def test_a_worker_killed_while_the_job_runs_ends_it_and_it_resumes_without(tmp_p
 
 
 def test_a_job_that_waits_outlives_workers_lost_in_its_alignment_and_amid_its_trees(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
-    monkeypatch.setattr("nvflare_plugins.alignment.align.LEAST_IDS", 0)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.LEAST_IDS", 0)
     parties, common = overlapping(tmp_path)
     waiting = job(alignment="first", num_rounds=60, on_lost_site="wait")
     with local_cluster(2, nanny=True) as cluster:
         on(parties, "site-2", cluster.address, 2)
-        whole = blind_shard.SpreadKey.blind
+        whole = blinding.SpreadKey.blind
 
         def kill() -> None:
             os.kill(worker_of(cluster.pids[1]), signal.SIGKILL)
 
-        def kill_then_blind(self: blind_shard.SpreadKey, points: list[bytes]) -> list[bytes]:
+        def kill_then_blind(self: blinding.SpreadKey, points: list[bytes]) -> list[bytes]:
             kill()
             return whole(self, points)
 
         with monkeypatch.context() as patch:
-            patch.setattr(blind_shard.SpreadKey, "blind", kill_then_blind)
+            patch.setattr(blinding.SpreadKey, "blind", kill_then_blind)
             assert isinstance(run(parties, waiting)["site-2"], WorkerLost)
 
         def kill_after_a_checkpoint() -> None:

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
-from nvflare_plugins.failures import ROWS_TEXT, DataRefusal
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.site import run_site as run_buckets
-from nvflare_plugins.horizontal import preparation
-from nvflare_plugins.horizontal.site import run_site
-from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_buckets
+from nvflare_plugins.kinds.horizontal import preparation
+from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.model.model_files import ModelIdentity, PassivePart
+from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.kinds.vertical_inference import site as inference_site
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.model.model_files import ModelIdentity, PassivePart
-from nvflare_plugins.vertical.site import run_vertical_site
-from nvflare_plugins.vertical_inference import site as inference_site
-from nvflare_plugins.vertical_inference.job import InferenceJob
 from tests.support.exact_jobs import BUDGET, SITES, job, place_of, table, with_value
 from tests.support.memories import changed, told
 

@@ -14,14 +14,13 @@ import pytest
 from dp_components.ledger import Ledger
 from dp_components.randomness import OS_RANDOMNESS
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError, VeilBoostError
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.kept import FILE, HASH_BYTES, KEY_BYTES
-from nvflare_plugins.dpboost.server import DpBoostServer, steps
-from nvflare_plugins.dpboost.site import run_dpboost_site
+from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.format import export_name
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import FILE, HASH_BYTES, KEY_BYTES, DpBoostServer, steps
+from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.wire.envelope import Kind
 from tests.support.federation import SiteDied, Tamper, dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness

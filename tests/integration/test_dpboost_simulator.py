@@ -11,7 +11,7 @@ import xgboost as xgb
 from dp_components.ledger import Ledger
 from jobs import dpboost
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.simulator import SITES, run_script_job
 
 

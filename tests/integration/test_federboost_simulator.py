@@ -10,8 +10,8 @@ import pytest
 from dp_components.ledger import Ledger
 from jobs import federboost_vertical
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.simulator import SITES, run_script_job
 
 

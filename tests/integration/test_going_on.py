@@ -13,18 +13,16 @@ import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn
-from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.horizontal import going_on
-from nvflare_plugins.horizontal.gradient_moves import GradientMoves
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal import going_on
+from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Floors
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.site.policy import Floors, SitePolicy
+from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
-from nvflare_plugins.xgb.weighed_round import with_last_round_weighed
+from nvflare_plugins.xgb.recalibration import with_last_round_weighed
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, dies_after, job, table
 from tests.support.opened_sums import Opened

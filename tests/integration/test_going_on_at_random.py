@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.horizontal import going_on
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.horizontal import going_on
+from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_going_on import ALL, ROWS, TWO, Opened, going
 from tests.integration.test_going_on import opened as opened
 from tests.support.federation import Federation, SiteDied, dies_at

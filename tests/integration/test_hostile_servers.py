@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from he_processors.pair_macs import PairMacs
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Frame, FrameType, pack_list, unpack, unpack_list
+from he_processors.sum_tags import PairMacs
+from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, pack_list, unpack, unpack_list
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
 from tests.support.hostile_jobs import (
     KINDS,

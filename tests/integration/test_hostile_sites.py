@@ -9,12 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.attempt import agreement
-from nvflare_plugins.attempt.handshake import Hello
-from nvflare_plugins.attempt.session import Session
+from nvflare_plugins.attempt import session as agreement
+from nvflare_plugins.attempt.session import Hello, Session
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.envelope import Codec, FrameType, Operation, pack_list, unpack
+from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase, TrainingStep, pack_list, unpack
 from tests.support.federation import Federation, succeed
 from tests.support.hostile_jobs import (
     KINDS,

@@ -13,10 +13,9 @@ import pytest
 
 from he_processors.errors import AuthenticationError, VeilBoostError
 from he_processors.field61 import MODULUS
-from he_processors.pair_macs import PairMacs
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, Operation, pack_list, unpack, unpack_list
+from he_processors.sum_tags import PairMacs
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.wire.envelope import Codec, Kind, Operation, pack_list, unpack, unpack_list
 from tests.support import hostile_server, plugins
 from tests.support.federation import Federation, succeed
 from tests.support.hostile_server import CheatingServer, Lie, Meeting, believe_every_sum

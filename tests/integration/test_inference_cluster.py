@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.pages.run_record import RunRecord
 from tests.integration.test_vertical_inference import SITES, make_case
 from tests.support.local_cluster import local_cluster
 from tests.support.parties import succeed
@@ -29,18 +29,18 @@ def test_predictions_are_those_without_workers_and_the_record_says_who_blinded(
     tmp_path: Path, dask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spread: list[int] = []
-    whole = blind_shard.SpreadKey._spread
+    whole = blinding.SpreadKey._spread
 
-    def noted(self: blind_shard.SpreadKey, method: str, values: list[bytes]) -> list[bytes]:
+    def noted(self: blinding.SpreadKey, method: str, values: list[bytes]) -> list[bytes]:
         spread.append(len(values))
         return whole(self, method, values)
 
-    monkeypatch.setattr(blind_shard.SpreadKey, "_spread", noted)
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr(blinding.SpreadKey, "_spread", noted)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
     found, notes = [], []
     for least in (1_000_000, 0):  # the second set is large enough
         for module in ("align", "site"):
-            monkeypatch.setattr(f"nvflare_plugins.alignment.{module}.LEAST_IDS", least)
+            monkeypatch.setattr(f"nvflare_plugins.kinds.alignment.{module}.LEAST_IDS", least)
         case = make_case(tmp_path / str(least))
         for number, site in enumerate(SITES):
             path = case.parties.workspace(site) / "new.parquet"

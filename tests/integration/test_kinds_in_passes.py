@@ -9,18 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dp_components.events import GaussianEvent, Release
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.bagging.site import run_bagging_site
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.passes import RowPasses
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.server import DpBoostServer
-from nvflare_plugins.dpboost.site import run_dpboost_site
-from nvflare_plugins.federboost_vertical.tables import load_rows
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import RowPasses, Table
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer
+from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
+from nvflare_plugins.kinds.federboost_vertical.tables import load_rows
+from nvflare_plugins.pages.run_record import RunRecord
 from tests.support import bagging
 from tests.support.federation import Federation
 from tests.support.parties import Parties, succeed

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
-from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
-from nvflare_plugins.evidence.ended import before_attempt
 from nvflare_plugins.evidence.format import export_name
-from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.evidence.reader import before_attempt, read_log
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.vertical.site import MASKED_MODEL
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
 from tests.support.horizontal_jobs import dies_after, federate, job, table

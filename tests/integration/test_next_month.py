@@ -12,10 +12,9 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.horizontal.added_rows import are_enough
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.kinds.horizontal.row_floors import are_enough
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, job, table
 

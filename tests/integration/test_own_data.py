@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nvflare_plugins.base.failures import REGISTRY_TEXT
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.failures import REGISTRY_TEXT
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 ROWS = 120

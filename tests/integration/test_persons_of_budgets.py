@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import PolicyRefusal
-from nvflare_plugins.private_trees import site as site_module
-from nvflare_plugins.private_trees.training import OwnRows
+from nvflare_plugins.kinds.private_trees import site as site_module
+from nvflare_plugins.kinds.private_trees.training import OwnRows
 from nvflare_plugins.site.memory import store
-from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
+from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import budget_gaps
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 

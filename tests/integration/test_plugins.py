@@ -15,15 +15,14 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
-from nvflare_plugins.cli.verify import Verdict, verify
-from nvflare_plugins.cli.verify_command import render, to_json
+from nvflare_plugins.cli.verify import Verdict, render, to_json, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.horizontal import processors
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.processors import choose_profile
+from nvflare_plugins.kinds.horizontal import processors
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.processors import choose_profile
 from nvflare_plugins.site.plugins import PROCESSORS, load_plugin
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support import federation, plugins
 from tests.support.evidence_attempts import rewrite

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from dp_components.events import GaussianEvent, Release
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from nvflare_plugins.base.failures import ROWS_TEXT
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.failures import ROWS_TEXT
-from nvflare_plugins.private_trees import noisy_sums
-from nvflare_plugins.private_trees import site as private_site
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.server import TrustedServer
-from nvflare_plugins.private_trees.training import OwnRows
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.private_trees import noisy_sums
+from nvflare_plugins.kinds.private_trees import site as private_site
+from nvflare_plugins.kinds.private_trees.job import JobPlan
+from nvflare_plugins.kinds.private_trees.server import TrustedServer
+from nvflare_plugins.kinds.private_trees.training import OwnRows
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.xgb.model_json import with_positive_covers
 from tests.support.federation import SiteDied

@@ -10,14 +10,13 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
+from nvflare_plugins.base.files import write_private_table
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.files import write_private_table
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
-from nvflare_plugins.report.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.setup import SetupOptions
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.federation import SiteDied
 from tests.support.private_federation import DATA, PUBLIC, PrivateFederation, frame_of, job_of
 from tests.support.simulator import SITES, run_simulator

@@ -17,15 +17,14 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
+from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.flare.executor import error_text
-from nvflare_plugins.horizontal import preparation
-from nvflare_plugins.horizontal.row_floors import TOO_FEW
+from nvflare_plugins.kinds.horizontal import preparation
+from nvflare_plugins.kinds.horizontal.row_floors import TOO_FEW
 from nvflare_plugins.site import data_refusals
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.exact_jobs import FEW_ROWS, SITES, federation_of, job, place_of, table, texts, with_value
 from tests.support.federation import Federation, succeed

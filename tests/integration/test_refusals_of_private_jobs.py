@@ -16,14 +16,14 @@ import pytest
 
 from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.site import prepare as prepare_dpboost
-from nvflare_plugins.failures import ROWS_TEXT, DataRefusal
-from nvflare_plugins.private_trees.site import prepare as prepare_trees
+from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.training import prepare as prepare_dpboost
+from nvflare_plugins.kinds.private_trees.site import prepare as prepare_trees
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 

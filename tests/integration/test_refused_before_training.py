@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt import agreement
-from nvflare_plugins.horizontal import site as site_module
+from nvflare_plugins.attempt import session
+from nvflare_plugins.kinds.horizontal import site as site_module
 from tests.support import federation as support
 from tests.support.federation import Federation, succeed
 from tests.support.hostile_jobs import (
@@ -118,7 +118,7 @@ def test_another_job_at_one_site_is_refused_before_a_private_byte(federation, mo
 
 @pytest.mark.parametrize("package", ["xgboost", "veilboost"])
 def test_another_version_at_one_site_is_refused_before_a_private_byte(federation, monkeypatch, package):
-    real_run, real_versions, this = support.run_site, agreement.versions, threading.local()
+    real_run, real_versions, this = support.run_site, session.versions, threading.local()
 
     def run_site(job, place, *rest):
         this.site = place.site

@@ -10,9 +10,9 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.failures import ROWS_TEXT
+from nvflare_plugins.base.failures import ROWS_TEXT
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, federate, job, table
 from tests.support.row_draws import STRICT, names, weighted

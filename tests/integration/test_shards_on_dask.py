@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.horizontal import sharded
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.kinds.horizontal import sharded
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
 from tests.support.local_cluster import LocalDask, local_cluster, stall, worker_of

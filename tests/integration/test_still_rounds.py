@@ -11,9 +11,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.attempt.job_context import CannotGoOn
-from nvflare_plugins.horizontal.gradient_moves import GradientMoves
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.xgb import weighed_round
+from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.xgb import recalibration
 from tests.integration.test_going_on import (
     LEFT,
     ROWS,
@@ -45,7 +45,7 @@ STILL = [
 def test_the_attack_works_where_nobody_looks_at_the_gradients(tmp_path: Path, opened: Opened, monkeypatch) -> None:
     """The control: with a learning rate of 1e-30 the lost site's whole histogram comes out by subtraction."""
     monkeypatch.setattr(GradientMoves, "have_moved", lambda self, model, number, earlier: True)
-    monkeypatch.setattr(weighed_round, "LEAST_MOVE", 0.0)
+    monkeypatch.setattr(recalibration, "LEAST_MOVE", 0.0)
     federation, training = federation_of(tmp_path), going({"eta": 1e-30})
     lose(federation, training, tamper={"site-2": dies_at(Kind.HISTOGRAM, 8)})
     succeed(go_on(federation, training))

@@ -14,11 +14,10 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.failures import WorkerFailure
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.site import run_tuning_site
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.kinds.tuning.site import run_tuning_site
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.local_cluster import LocalDask, local_cluster
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards

@@ -11,10 +11,10 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.scoring import VeilBoostClassifier
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import POLICY, job, merged, run

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.alignment.result import FILE as ALIGNMENT_FILE
-from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
-from nvflare_plugins.failures import WorkerFailure
-from nvflare_plugins.vertical import site as vertical_site
-from nvflare_plugins.vertical.protocol import gradient_scheme
-from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner
+from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.vertical import site as vertical_site
+from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
+from nvflare_plugins.kinds.vertical.shards import owner, passive
+from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
 from tests.support.federation import SiteDied
 from tests.support.parties import Parties, succeed
@@ -30,10 +30,10 @@ ADDRESS = "tcp://127.0.0.1:8786"
 def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
+    monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(owner, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(owner, "LEAST_ROWS", 32)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_the_model_is_the_same_and_each_partys_report_says_what_its_workers_did(
 
 
 def test_workers_blind_the_ids_of_a_trainings_alignment(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
-    monkeypatch.setattr("nvflare_plugins.alignment.align.LEAST_IDS", 0)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.LEAST_IDS", 0)
     models, kept = [], []
     for n_workers in (0, 2, 3):
         found, common = overlapping(tmp_path / str(n_workers))

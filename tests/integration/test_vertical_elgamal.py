@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import BackendUnavailable, PolicyRefusal, VeilBoostError
-from he_processors.packing import REFUSED
-from nvflare_plugins.evidence.contents import Protection
-from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.vertical.protocol import elgamal_scheme
-from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
-from nvflare_plugins.wire.catalogue import Kind
+from he_processors.fixed_point import REFUSED
+from nvflare_plugins.evidence.format import Protection
+from nvflare_plugins.kinds.vertical.active import site as active_site
+from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
+from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
 from tests.support.federation import SiteDied
 from tests.support.parties import Parties, succeed

@@ -10,21 +10,21 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
-from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.vertical import context
+from nvflare_plugins.kinds.vertical.active import site as active_site
+from nvflare_plugins.kinds.vertical.model import model_files
+from nvflare_plugins.kinds.vertical.passive import party as passive
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.messages import DecisionRequest
+from nvflare_plugins.kinds.vertical_inference import site as inference_site
+from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.vertical import checkpoints
-from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.vertical.model import conclusion
-from nvflare_plugins.vertical.passive import party as passive
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.messages import DecisionRequest
-from nvflare_plugins.vertical_inference import site as inference_site
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_inference import Case, make_case
 from tests.support.federation import dies_at
 from tests.support.memories import changed, memory_in, states, told
@@ -201,11 +201,11 @@ def test_a_failed_alignment_is_remembered_where_ids_left_blinded_or_not(tmp_path
 # -- disks ------------------------------------------------------------------------------------------------------------
 
 WRITERS = {  # what is written, by whom, the write that fails, and what of the call names the site
-    "checkpoint": (checkpoints.Checkpoint, "write", 3, lambda self, folder: folder.path),
+    "checkpoint": (context.Checkpoint, "write", 3, lambda self, folder: folder.path),
     "registry": (Registry, "trees_complete", 3, lambda self, *of: self._memory.path),
     "ledger_of_sums": (ReleasedSums, "charging", 4, lambda self: self._memory.path),
     "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._memory.path),
-    "part": (conclusion, "write_part", 1, lambda folder, *of: folder),
+    "part": (model_files, "write_part", 1, lambda folder, *of: folder),
 }
 
 

@@ -11,22 +11,27 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from he_processors.additive.public_key_bytes import public_key_to_bytes
 from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
-from he_processors.packing import REFUSED
-from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.active import key_owner
-from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
-from nvflare_plugins.vertical.passive import party as passive
-from nvflare_plugins.vertical.passive import site as passive_site
-from nvflare_plugins.vertical.protocol import encrypted_scheme, gradient_scheme
-from nvflare_plugins.vertical.protocol import party_client as party_link
-from nvflare_plugins.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.vertical.protocol.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from he_processors.fixed_point import REFUSED
+from he_processors.key_bytes import public_key_to_bytes
+from nvflare_plugins.kinds.vertical.active import key_owner
+from nvflare_plugins.kinds.vertical.active import site as active_site
+from nvflare_plugins.kinds.vertical.model.model_files import (
+    ACTIVE_FILE,
+    PASSIVE_FILE,
+    ActivePart,
+    PassivePart,
+    read_part,
+)
+from nvflare_plugins.kinds.vertical.passive import party as passive
+from nvflare_plugins.kinds.vertical.passive import site as passive_site
+from nvflare_plugins.kinds.vertical.protocol import encrypted_scheme, gradient_scheme
+from nvflare_plugins.kinds.vertical.protocol import requests as party_link
+from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.protocol.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
+from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.integration.test_vertical_jobs import nothing_written
 from tests.support.federation import SiteDied, dies_at
 from tests.support.he_toys import toy_paillier

@@ -17,14 +17,14 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
-from nvflare_plugins.vertical_inference import site as inference_site
-from nvflare_plugins.vertical_inference.inference import REFUSED
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.kinds.vertical_inference import site as inference_site
+from nvflare_plugins.kinds.vertical_inference.inference import REFUSED
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.model_json import with_lists
 from tests.support.parties import Parties, succeed
 from tests.support.searching import found_every_time

@@ -15,15 +15,20 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
 from nvflare_plugins.attempt.job_context import JobResult
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.vertical import site as vertical_site
-from nvflare_plugins.vertical.active.site import ActiveSite
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
-from nvflare_plugins.vertical.passive import site as passive_site
-from nvflare_plugins.vertical.passive.site import PassiveSite
-from nvflare_plugins.vertical.site import MASKED_MODEL
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.kinds.vertical import site as vertical_site
+from nvflare_plugins.kinds.vertical.active.site import ActiveSite
+from nvflare_plugins.kinds.vertical.model.model_files import (
+    ACTIVE_FILE,
+    PASSIVE_FILE,
+    ActivePart,
+    PassivePart,
+    read_part,
+)
+from nvflare_plugins.kinds.vertical.passive import site as passive_site
+from nvflare_plugins.kinds.vertical.passive.site import PassiveSite
+from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.federation import SiteDied, dies_at
 from tests.support.memories import memory_in
 from tests.support.parties import Parties, succeed

@@ -8,10 +8,9 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import AuthenticationError, JobAborted
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, run, table

@@ -10,17 +10,16 @@ import pytest
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import NeighbouringRelation
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
-from nvflare_plugins.cluster.workers import workers_here
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical import site as vertical_site
-from nvflare_plugins.vertical.active import site as active_site
-from nvflare_plugins.vertical.active.key_owner import open_owner
-from nvflare_plugins.vertical.active.party_sums import PartySums
-from nvflare_plugins.vertical.noised.payment import NoisePayment
-from nvflare_plugins.vertical.noised.source import NoiseSource
+from nvflare_plugins.kinds.vertical import site as vertical_site
+from nvflare_plugins.kinds.vertical.active import site as active_site
+from nvflare_plugins.kinds.vertical.active.key_owner import open_owner
+from nvflare_plugins.kinds.vertical.active.party_sums import PartySums
+from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoiseSource
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.workers.workers import workers_here
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
 

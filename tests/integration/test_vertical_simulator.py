@@ -11,12 +11,18 @@ import pytest
 import xgboost as xgb
 
 from jobs import vertical
-from nvflare_plugins.alignment.demo_data import breast_cancer
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.kinds.alignment.demo_data import breast_cancer
+from nvflare_plugins.kinds.vertical.model.model import merge
+from nvflare_plugins.kinds.vertical.model.model_files import (
+    ACTIVE_FILE,
+    PASSIVE_FILE,
+    ActivePart,
+    PassivePart,
+    read_part,
+)
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
-from nvflare_plugins.vertical.model.model import merge
-from nvflare_plugins.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from tests.integration.test_vertical_hostile import number_forms
 from tests.support.simulator import SITES, Run, run_simulator, simulate
 from tests.support.vertical_federation import first_difference, trees

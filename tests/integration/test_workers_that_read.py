@@ -13,19 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dp_components.events import GaussianEvent, Release
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.cluster.desk import Desk
-from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.horizontal import grown_training
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.sharded import ShardedRows
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.shards.hosting import reads_in_passes
-from nvflare_plugins.shards.reading import comparing
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.kinds.horizontal import grown_training
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.sharded import ShardedRows
+from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.workers.shards import comparing, reads_in_passes
+from nvflare_plugins.workers.worker_connection import Desk
+from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
 from tests.support.private_federation import DATA, PrivateFederation, frame_of, job_of

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvflare_plugins.files import write_atomically
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from tests.oracle.growth_trees import CATEGORY_FIELDS, FIELDS, SETTINGS
 from tests.support.growth import as_float32, fields, grow

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.bagging.site import run_bagging_site
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
 from tests.support import bagging
 from tests.support.parties import succeed
 from tests.support.scoring import check_covers_add_up

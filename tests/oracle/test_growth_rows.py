@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.growth.first_estimate import FirstEstimate
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import base_score_of, continued_model, new_model, predict_margins
-from nvflare_plugins.growth.objectives import Objective
+from nvflare_plugins.growth.objectives import FirstEstimate, Objective
 from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support import xgboost_rows as oracle

@@ -15,12 +15,10 @@ import xgboost as xgb
 
 from dp_components.distributed_noise import NoiseShares
 from dp_components.events import Release
-from dp_components.leaf_weights.query import LeafQuery
-from dp_components.leaf_weights.target import Number, SeveralClasses, Target
-from dp_components.split_candidates.candidates import FeatureBounds, by_rule
-from dp_components.split_candidates.uniform import uniform_candidates
-from nvflare_plugins.private_trees import noisy_sums
-from nvflare_plugins.private_trees.methods import (
+from dp_components.leaf_weights import LeafQuery, Number, SeveralClasses, Target
+from dp_components.split_candidates.candidates import FeatureBounds, by_rule, uniform_candidates
+from nvflare_plugins.kinds.private_trees import noisy_sums
+from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Interactions,
     Method,
@@ -32,9 +30,8 @@ from nvflare_plugins.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.private_trees.releases import ReleasePlan
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
+from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
 from tests.oracle.test_private_trees import OURS, PARTIALLY, REFINED, bounds, drawn, no_noise, table
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import split_rows, train_in_process

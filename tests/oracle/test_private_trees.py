@@ -15,13 +15,12 @@ import pytest
 import xgboost as xgb
 
 from dp_components.distributed_noise import NoiseShares
-from dp_components.events import GaussianEvent, Release
-from dp_components.leaf_weights.query import LeafQuery
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
+from dp_components.leaf_weights import LeafQuery
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.private_trees.candidates import public_candidates
-from nvflare_plugins.private_trees.methods import (
+from nvflare_plugins.kinds.private_trees.columns import public_candidates
+from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Grower,
     Interactions,
@@ -35,8 +34,7 @@ from nvflare_plugins.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.private_trees.trust import TRUSTED_SERVER, Trust
+from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with, split_rows, train_in_process
 from tests.support.refreshed import bounded_objective, refreshed

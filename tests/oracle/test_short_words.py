@@ -11,14 +11,13 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.attempt.agreement import compare_documents
+from nvflare_plugins.attempt.session import compare_documents
 from nvflare_plugins.growth import grid as grids
 from nvflare_plugins.growth.grid import pair_grid
-from nvflare_plugins.horizontal import site as horizontal_site
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, unpack
+from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family
 from tests.support.federation import Federation, SiteDied, central_model, succeed

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.vertical.model.importance import KINDS, feature_importance
-from nvflare_plugins.vertical.model.private_table import NOTHING_ABOVE
-from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
-from nvflare_plugins.vertical_inference.inference import Predictions, predict
+from nvflare_plugins.kinds.vertical.model.model_files import KINDS, feature_importance
+from nvflare_plugins.kinds.vertical.model.routing import NOTHING_ABOVE
+from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
+from nvflare_plugins.kinds.vertical_inference.inference import Predictions, predict
 from tests.support.vertical_federation import Joined, Outcome, central, federate, trees
 from tests.support.vertical_parts import Links, features_of, parts_of
 

@@ -18,8 +18,8 @@ from nvflare_plugins.flare.attempt import SiteReport
 from nvflare_plugins.flare.executor import JobTask
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.timeouts import exchange_deadline_s, site_timeout_s
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.conformance.kind_cases import CASES
 from tests.support.examples import examples

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, ProtocolError
-from he_processors.sealing import SealedBox
-from nvflare_plugins.attempt.handshake import Hello, Proof
+from he_processors.key_agreement import SealedBox
+from nvflare_plugins.attempt.session import Hello, Proof
 from tests.support.sessions import Policy, signed_sites
 
 HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32)

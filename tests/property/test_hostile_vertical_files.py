@@ -14,24 +14,23 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.result import Alignment, _read, save_alignments
-from nvflare_plugins.data_sets.declaration import VerticalRules
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.alignment.result import Alignment, _read, save_alignments
+from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.model.model import merge
+from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PartyColumns, PassivePart
+from nvflare_plugins.kinds.vertical.model.routing import PrivateSplit, table_to_json
+from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import _table
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
-from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.site.memory.budgets import PredictionBudget
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.schema import RELEASED_SUMS, counted, save_counts
-from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.memory.stored_arrays import read_arrays
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.model.model import merge
-from nvflare_plugins.vertical.model.model_files import ActivePart, PartyColumns, PassivePart
-from nvflare_plugins.vertical.model.private_table import PrivateSplit, table_to_json
-from nvflare_plugins.vertical_inference.explanations import Explainer, RowPositions
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import _table
+from nvflare_plugins.site.memory.store import Memory, read_arrays
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.vertical_federation import Joined, federate
 
 ODD = [

@@ -19,11 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_components import ledger_journal
+from dp_components import ledger as ledger_journal
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
-from dp_components.events import LaplaceEvent, Release, RepeatedEvent
+from dp_components.events import LaplaceEvent, NeighbouringRelation, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 from tests.support import ledger_workers
 from tests.support.crashing_disk import CrashingDisk, PowerLoss
 from tests.support.examples import examples

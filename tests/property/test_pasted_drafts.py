@@ -22,13 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.site_setup import readers
-from nvflare_plugins.data_sets.survey.columns import SHOWN_FROM
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.data.table import load_table
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.survey.columns import SHOWN_FROM
 
 EPOCH = datetime.date(1970, 1, 1)
 DAYS = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data_sets.schema import Column, Schema
+from nvflare_plugins.data.schema import Column, Schema
 
 PRINTABLE = st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" ")
 names = st.text(PRINTABLE, min_size=1, max_size=12)

@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvflare_plugins.data_sets.declaration import ANSWERS, DECIMALS, ENCODINGS, THOUSANDS, DataSet
-from nvflare_plugins.data_sets.survey.findings import Use
-from nvflare_plugins.data_sets.survey.survey import survey
-from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data.declaration import ANSWERS, DECIMALS, ENCODINGS, THOUSANDS, DataSet
+from nvflare_plugins.data.table import load_table
+from nvflare_plugins.survey.columns import Use
+from nvflare_plugins.survey.survey import survey
 
 MARKS = [
     "1",

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.cuda.source import Shape, arithmetic_source
+from he_processors.cuda.device import Shape, arithmetic_source
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")

@@ -16,8 +16,15 @@ from he_processors.bignum import cuda, registry
 from he_processors.bignum.cuda import CudaBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.cuda import device as device_module
-from he_processors.cuda.plan import chunk_rows, plan_chunks, power_program, segment_slabs, table_segments, table_window
-from he_processors.cuda.source import Shape
+from he_processors.cuda.arithmetic import (
+    chunk_rows,
+    plan_chunks,
+    power_program,
+    segment_slabs,
+    table_segments,
+    table_window,
+)
+from he_processors.cuda.device import Shape
 from he_processors.errors import BackendUnavailable
 from tests.shim.shim_device import ShimDevice, has_compiler
 

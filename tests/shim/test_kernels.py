@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from he_processors.cuda.source import SHAPES, Shape
+from he_processors.cuda.device import SHAPES, Shape
 from tests.shim.shim_device import has_compiler, run_kernel
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="the emulation needs g++")

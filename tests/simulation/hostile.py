@@ -16,9 +16,8 @@ from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.transport import TOPIC_REPLY
-from nvflare_plugins.horizontal import site as horizontal_site
-from nvflare_plugins.wire.additions import WordSum
-from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.envelope import Frame, FrameType, Operation, pack_list, unpack, unpack_list
 
 WHILE_ADDING = {"left out": 0, "added twice": 2}

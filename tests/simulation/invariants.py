@@ -16,8 +16,7 @@ from dp_components.ledger import Ledger
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cli import verify as verifier
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, export_name
-from nvflare_plugins.evidence.gone_on import SITES_FACT
-from nvflare_plugins.evidence.reader import Log, read_log
+from nvflare_plugins.evidence.reader import SITES_FACT, Log, read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
 from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.flare.kinds import KINDS
@@ -31,10 +30,9 @@ from nvflare_plugins.flare.timeouts import (
     transfer_s,
 )
 from nvflare_plugins.flare.transport import TOPIC_FRAME
+from nvflare_plugins.kinds.vertical.context import ANSWER_S
 from nvflare_plugins.site.memory.store import NAME as MEMORY
-from nvflare_plugins.vertical.vertical_context import ANSWER_S
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES, unpack
+from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES, Kind, unpack
 from tests.simulation.cases import DEADLINE_S, JOBS, STOP
 from tests.simulation.faults import Plan
 from tests.simulation.in_clear import nothing_in_clear

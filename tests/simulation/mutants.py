@@ -21,33 +21,28 @@ from unittest.mock import patch
 
 import numpy as np
 
-from dp_components import ledger_journal
-from dp_components.ledger import Ledger
-from dp_components.ledger_journal import Journal
+from dp_components import ledger
+from dp_components.ledger import Journal, Ledger
 from he_processors import masks
-from he_processors.pair_macs import PairMacs
-from he_processors.sealing import SEALED_OVERHEAD_BYTES, SealedBox
-from he_processors.sum_tags import SumTags
-from nvflare_plugins import files
+from he_processors.key_agreement import SEALED_OVERHEAD_BYTES, SealedBox
+from he_processors.sum_tags import PairMacs, SumTags
 from nvflare_plugins.attempt import site_attempt
-from nvflare_plugins.attempt.reservations import Reservations
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.dpboost.kept import KeptAnswers
-from nvflare_plugins.dpboost.server import DpBoostServer
-from nvflare_plugins.evidence import gone_on
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt
+from nvflare_plugins.base import files
+from nvflare_plugins.evidence import reader
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.flare import executor
 from nvflare_plugins.flare.attempt import ServerAttempt
-from nvflare_plugins.flare.life_signs import LifeSigns
+from nvflare_plugins.flare.timeouts import LifeSigns
 from nvflare_plugins.flare.transport import FrameServer, SiteTransport
 from nvflare_plugins.flare.work import Watch
-from nvflare_plugins.horizontal import going_on
-from nvflare_plugins.horizontal import site as horizontal_site
-from nvflare_plugins.horizontal.gradient_moves import GradientMoves
-from nvflare_plugins.private_trees.payment import Payment
-from nvflare_plugins.wire.additions import WordSum
-from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer, KeptAnswers
+from nvflare_plugins.kinds.horizontal import going_on
+from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.private_trees.site import Payment
+from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Frame
 from tests.simulation.run import ends_at_once, simulate, undisturbed
@@ -279,13 +274,13 @@ def _the_head_comes_first() -> Iterator[None]:
     append = Journal.append
 
     def after_head(self: Journal, record: Any) -> None:
-        line, check = ledger_journal._line(record, self._check)
+        line, check = ledger._line(record, self._check)
         for path in self.path.parent.parent.rglob(self.path.name.removesuffix(".ledger") + ".head"):
-            head = ledger_journal.Head(path)
+            head = ledger.Head(path)
             state = head.read()
             if state is not None:
-                position = ledger_journal.Position(self._offset + len(line), check)
-                head.write(ledger_journal.HeadState(position, None, state.spent))
+                position = ledger.Position(self._offset + len(line), check)
+                head.write(ledger.HeadState(position, None, state.spent))
         append(self, record)
 
     with patch.object(Journal, "append", after_head):
@@ -354,12 +349,12 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "evidence is not synced after a round": ("horizontal", _instead(EvidenceLog, "flush", _nothing)),
     "releases are not charged": ("private_trees", _releases_are_not_charged),
     "a question is answered anew": ("private_trees", _answers_are_drawn_anew),
-    "the ledger is not synced": ("private_trees", lambda: _without_fsync(ledger_journal)),
+    "the ledger is not synced": ("private_trees", lambda: _without_fsync(ledger)),
     "the ledger's head is written first": ("private_trees", _the_head_comes_first),
     "files are renamed before they are synced": ("horizontal", lambda: _without_fsync(files)),
     "a state is entered with other sites": ("horizontal_continue", _states_are_entered_twice),
     "nobody says who was lost": ("horizontal_continue", _instead(horizontal_site, "named", lambda sites: {})),
-    "evidence excuses nobody": ("horizontal_continue", _instead(gone_on, "lost_of", lambda logs: frozenset())),
+    "evidence excuses nobody": ("horizontal_continue", _instead(reader, "lost_of", lambda logs: frozenset())),
     "what is sent is not noted before": ("horizontal_continue", _instead(going_on.Course, "enter", _nothing)),
     "a trusted server forgets its last answer": ("dpboost_wait", _the_server_forgets),
     "the key of rows is each attempt's own": (

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from types import ModuleType
 from typing import Any
 
-from he_processors.elgamal.padding import STEP_S, draw_out
-from nvflare_plugins.horizontal.mediated import mediator
-from nvflare_plugins.vertical.protocol.requester import PendingAnswer
+from he_processors.elgamal.decryption import STEP_S, draw_out
+from nvflare_plugins.kinds.horizontal.mediated import mediator
+from nvflare_plugins.kinds.vertical.protocol.requests import PendingAnswer
 from tests.simulation.scheduler import Scheduler, Task
 
 
@@ -176,7 +176,10 @@ class _Module(ModuleType):
         return getattr(self._original, name)
 
 
-NOT_SIMULATED = ("nvflare_plugins.horizontal.mediated.communicator", "nvflare_plugins.horizontal.mediated.mediator")
+NOT_SIMULATED = (
+    "nvflare_plugins.kinds.horizontal.mediated.communicator",
+    "nvflare_plugins.kinds.horizontal.mediated.mediator",
+)
 """They wait for XGBoost, not for another site."""
 
 

@@ -17,11 +17,10 @@ import dp_components.randomness
 import he_processors.randomness
 from dp_components.events import Release
 from dp_components.ledger import Ledger
-from he_processors import masks, sealing
-from he_processors.masks import PairwiseMasks
-from he_processors.residue_masks import ResidueMasks
-from nvflare_plugins.dpboost.server import DpBoostServer
+from he_processors import key_agreement, masks
+from he_processors.masks import PairwiseMasks, ResidueMasks
 from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 from nvflare_plugins.wire.envelope import Frame
 
 _LONG = 24
@@ -69,7 +68,7 @@ class Watch:
                 (EvidenceLog, "round", self._round),
             ):
                 stack.enter_context(patch.object(place, name, made(getattr(place, name))))
-            stack.enter_context(patch.object(sealing, "AESGCM", self._cipher()))
+            stack.enter_context(patch.object(key_agreement, "AESGCM", self._cipher()))
             for source in _SOURCES:
                 stack.enter_context(patch.object(source, "bytes", self._drawn(source.bytes)))
             yield

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from he_processors.histogram.bins import BinLayout
+from he_processors.histogram.planner import BinLayout
 from tests.support.bin_attack import KnownSplit, TreeSums, attack
 from tests.support.bin_trials import breast, credit2, try_preset
 from tests.support.vertical_federation import Joined

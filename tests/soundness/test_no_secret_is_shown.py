@@ -12,19 +12,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, encode_ciphertexts
-from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
-from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
-from he_processors.histogram.planner import plan_level
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout, PairFormat
+from he_processors.histogram.planner import BinLayout, plan_level
+from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier.randomisers import Rerandomiser
 from tests.support.he_toys import signed_rows, toy_paillier
 
 SECRET_PLAINTEXT = 31415926535897932384

@@ -12,14 +12,18 @@ import gmpy2
 import numpy as np
 import pytest
 
-from he_processors.additive import owner_randomisers
-from he_processors.additive.owner_randomisers import GeneratorPowers, OwnerRandomisers, PrimePowers
-from he_processors.additive.public_randomisers import PublicRandomisers
-from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import ints_from_rows, random_rows_below
+from he_processors.paillier import randomisers
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import PaillierPublicKey
+from he_processors.paillier.randomisers import (
+    GeneratorPowers,
+    OwnerRandomisers,
+    PrimePowers,
+    PublicRandomisers,
+    Rerandomiser,
+)
 from tests.support.he_toys import SeededRandomness, toy_paillier
 
 # p - 1 = 2 * 29, q - 1 = 2 * 23: n-th residues modulo n^2 form a group of 58 * 46 = 2668 elements.
@@ -100,7 +104,7 @@ def test_exponents_by_modulo_instead_of_rejection_are_rejected(monkeypatch: pyte
         return random_rows_below(n, 64, source) % bound
 
     source, arithmetic = _owner(SeededRandomness(5), structured=True)
-    monkeypatch.setattr(owner_randomisers, "random_rows_below", biased)
+    monkeypatch.setattr(randomisers, "random_rows_below", biased)
     assert chi_squared(draw(source, arithmetic), RESIDUES) > LIMIT
 
 

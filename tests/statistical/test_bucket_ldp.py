@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_components.bucket_ldp.edges import PublicValues, public_edges, release_cell_counts
-from dp_components.bucket_ldp.randomised_buckets import release_buckets, transition_probabilities, wrong_bucket_rate
+from dp_components.bucket_ldp import (
+    PublicValues,
+    public_edges,
+    release_buckets,
+    release_cell_counts,
+    transition_probabilities,
+    wrong_bucket_rate,
+)
 from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 

@@ -14,13 +14,15 @@ import pytest
 from scipy import stats
 
 from dp_components.distributed_noise import NoiseShares, add_noise_share
-from dp_components.mechanisms.discrete_gaussian import sample_discrete_gaussian
-from dp_components.mechanisms.discrete_laplace import sample_discrete_laplace
-from dp_components.mechanisms.exponential import choose_exponentially
-from dp_components.mechanisms.gaussian import add_gaussian_noise
-from dp_components.mechanisms.laplace import add_laplace_noise
-from dp_components.mechanisms.randomised_response import randomise_buckets
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import NeighbouringRelation
+from dp_components.mechanisms import (
+    add_gaussian_noise,
+    add_laplace_noise,
+    choose_exponentially,
+    randomise_buckets,
+    sample_discrete_gaussian,
+    sample_discrete_laplace,
+)
 from dp_components.sensitivity import Norm, Sensitivity, clip_logistic_rows
 from tests.support.seeded_randomness import SeededRandomness
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal.row_sampling import RowDraws
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
 
 N_ROWS, N_ROUNDS = 2_000, 200
 ALPHA = 1e-6

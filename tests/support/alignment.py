@@ -11,7 +11,7 @@ from typing import Any
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from tests.support.federation import DirectTransport, Tamper

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.vertical.protocol.requester import Requester
-from nvflare_plugins.vertical.protocol.responder import Responder
+from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.protocol.requests import Requester, Responder
 from tests.support.conversations import Site
 
 PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing

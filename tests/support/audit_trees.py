@@ -21,20 +21,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.mechanisms.gaussian import add_gaussian_noise, share_scales
+from dp_components.mechanisms import add_gaussian_noise, share_scales
 from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_line, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.private_trees import forest_trainer
-from nvflare_plugins.private_trees.forest_trainer import train
-from nvflare_plugins.private_trees.noisy_sums import NoisySums, Pay, without_ledger
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees import forest
+from nvflare_plugins.kinds.private_trees.forest import train
+from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums, Pay, without_ledger
+from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel, HeadExchange
-from nvflare_plugins.wire.commitments import commitment
-from nvflare_plugins.wire.envelope import FrameType, unpack, unpack_list
+from nvflare_plugins.wire.envelope import FrameType, Kind, commitment, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport
@@ -263,7 +261,7 @@ def exact_answers(plan: PrivateTreesPlan, part: Part, totals: Sequence[Integers]
     """Return what some rows alone add to each query, in a run that went on with these totals."""
     known = KnownSums(totals)
     # Looked up by name, so that a fault planted in the module is in the sites' training and here alike.
-    grower = forest_trainer.ForestGrower(plan, OwnRows(part.columns, part.label), known)
+    grower = forest.ForestGrower(plan, OwnRows(part.columns, part.label), known)
     grower.run(lambda number: None, lambda number, trees: None)
     return known.exact, known.kinds
 

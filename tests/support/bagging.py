@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.kinds.bagging.job import BaggingJob
 from tests.support.parties import Parties
 
 POLICY = {"consents": {"share_own_trees": True}}

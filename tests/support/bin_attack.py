@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from he_processors.histogram.bins import BinCodes, BinLayout
+from he_processors.histogram.planner import BinCodes, BinLayout
 
 _SMALLEST = 1e-10  # singular values below this part of the largest are rounding errors
 _NEVER = -1e6  # membership in a slot that cannot be

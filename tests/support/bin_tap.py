@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import BinSums, NodeTotal
-from nvflare_plugins.vertical.active.party_sums import ROOT
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.vertical.protocol.messages import (
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinSums, NodeTotal
+from nvflare_plugins.kinds.vertical.active.party_sums import ROOT
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     HistogramAnswer,
     HistogramRequest,
     SplitAnswer,

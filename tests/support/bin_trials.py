@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.guards import MAX_SHARE, Exposure, Guard
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.guards.guards import MAX_SHARE, Exposure, Guard
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from tests.support.bin_attack import Recovery, attack
 from tests.support.bin_tap import Tap
 from tests.support.vertical_federation import Joined, federate

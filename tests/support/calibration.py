@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 
-from dp_components.accounting.composition import gaussian_limit
-from dp_components.accounting.gaussian_dp import delta_of_mu
+from dp_components.accounting import delta_of_mu, gaussian_limit
 
 # Root finding ends on the safe side of the bracket and then steps this much further, relatively: the error of the
 # closed form in double precision is below it by two orders of magnitude.

@@ -39,7 +39,7 @@ class _Watched:
 
 
 class CrashingDisk:
-    """Stands in for the module ``os`` in dp_components.ledger_journal. Counts what changes the disk.
+    """Stands in for the module ``os`` in dp_components.ledger. Counts what changes the disk.
 
     Args:
         files: The files whose unsynced bytes may be lost, each with the share of the bytes not yet synced that reach

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation
 
 SITES = ("site-1", "site-2", "site-3")

@@ -17,15 +17,14 @@ import xgboost as xgb
 
 from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import JobResult, Progress, RoundFacts, Silent, SiteContext
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 TIMEOUT_S = 60.0

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.growth._native import BEST
-from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit
+from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, TreeParameters
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.rows import BinnedRows, NodeSplit
 from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows
 from nvflare_plugins.growth.tree import Tree, TreeGrower
-from nvflare_plugins.growth.tree_parameters import TreeParameters
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.oracle import growth_trees
 from tests.oracle.growth_trees import Setting

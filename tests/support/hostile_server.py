@@ -15,10 +15,8 @@ from he_processors.field61 import MODULUS
 from he_processors.masks import MessageLabel
 from he_processors.ring_ciphertexts import KeyFacts, RingMessage
 from he_processors.sum_tags import N_TAGS, SumTags
-from nvflare_plugins.wire.additions import open_sum
-from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack
+from nvflare_plugins.wire.aggregation import Aggregator, open_sum
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, unpack
 
 
 def believe_every_sum(monkeypatch: pytest.MonkeyPatch) -> None:

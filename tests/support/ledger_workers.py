@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import LaplaceEvent, Release, RepeatedEvent
+from dp_components.events import LaplaceEvent, NeighbouringRelation, Release, RepeatedEvent
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 
 EVENT = LaplaceEvent(0.0625, NeighbouringRelation.ADD_OR_REMOVE_ROW)
 IDENTITY = LedgerIdentity("site-1", "shared", NeighbouringRelation.ADD_OR_REMOVE_ROW)

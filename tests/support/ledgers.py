@@ -9,10 +9,10 @@ import numpy as np
 from dp_components.events import (
     Event,
     LaplaceEvent,
+    NeighbouringRelation,
     Release,
 )
 from dp_components.ledger import Budget, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 IDENTITY = LedgerIdentity("site-1", "credit", ROW)

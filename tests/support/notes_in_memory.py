@@ -8,7 +8,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.site.policy import SitePolicy, template
 from tests.support.memories import changed, told
 
 KEY = b"k" * 32

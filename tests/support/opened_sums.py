@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from nvflare_plugins.attempt.job_context import Job, JobResult, Silent, SiteContext
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
 from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Frame

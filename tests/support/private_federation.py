@@ -12,14 +12,13 @@ import numpy as np
 import pandas as pd
 
 from dp_components.ledger import Ledger
-from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.mechanisms import add_gaussian_noise
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.server import Mechanism, TrustedServer
-from nvflare_plugins.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.server import Mechanism, TrustedServer
+from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import TIMEOUT_S, DirectTransport, Federation, SiteDied, Tamper

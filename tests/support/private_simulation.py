@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.forest import GrownTree
-from nvflare_plugins.private_trees.forest_trainer import ForestGrower
-from nvflare_plugins.private_trees.releases import ReleaseSchedule
-from nvflare_plugins.private_trees.server import Mechanism
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.private_trees.forest import ForestGrower, GrownTree
+from nvflare_plugins.kinds.private_trees.releases import ReleaseSchedule
+from nvflare_plugins.kinds.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.wire.envelope import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,14 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights.query import UNIT
-from dp_components.leaf_weights.target import TWO_CLASSES
+from dp_components.leaf_weights import TWO_CLASSES, UNIT
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
-from nvflare_plugins.private_trees.candidates import public_candidates
-from nvflare_plugins.private_trees.features import tree_features
-from nvflare_plugins.private_trees.methods import Method
-from nvflare_plugins.private_trees.training import OwnRows, PrivateTreesPlan
-from nvflare_plugins.xgb.model_json import model_bytes
-from nvflare_plugins.xgb.tree_documents import empty_tree_document, model_document
+from nvflare_plugins.kinds.private_trees.columns import public_candidates, tree_features
+from nvflare_plugins.kinds.private_trees.methods import Method
+from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document
 
 Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float32], NDArray[np.float32]]]
 

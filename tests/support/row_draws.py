@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.row_sampling import RowDraws
+from nvflare_plugins.data.table import load_table
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.cuts import reference_table
 from tests.support.federation import Federation
 from tests.support.horizontal_jobs import table

@@ -17,8 +17,7 @@ from nvflare.lighter.utils import generate_cert
 from he_processors.errors import JobAborted, VeilBoostError
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, pack_list, unpack_list
+from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 
 BINDING = b"b" * 32
 

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from nvflare_plugins.cluster.workers import Workers, workers_here
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.workers.workers import Workers, workers_here
 
-SITES = ("nvflare_plugins.horizontal.site", "nvflare_plugins.private_trees.site", "nvflare_plugins.tuning.site")
+SITES = (
+    "nvflare_plugins.kinds.horizontal.site",
+    "nvflare_plugins.kinds.private_trees.site",
+    "nvflare_plugins.kinds.tuning.site",
+)
 
 
 def in_shards(
@@ -29,7 +33,7 @@ def in_shards(
             yield workers
 
     monkeypatch.setattr(
-        "nvflare_plugins.horizontal.preparation.shards_of", lambda policy, data_set: n_shards.get(policy.site, 1)
+        "nvflare_plugins.kinds.horizontal.preparation.shards_of", lambda policy, data_set: n_shards.get(policy.site, 1)
     )
     for site in SITES:
         monkeypatch.setattr(f"{site}.workers_of", workers_of)

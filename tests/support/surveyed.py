@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.survey.findings import Finding
-from nvflare_plugins.data_sets.survey.survey import Survey
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.survey.columns import Finding
+from nvflare_plugins.survey.survey import Survey
 
 ROWS = 60
 SECRET = "8675309"

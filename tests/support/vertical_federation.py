@@ -11,28 +11,25 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
-from dp_components.split_candidates.float_quantiles import quantile_cuts
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import (
+from dp_components.split_candidates.dp_quantiles import quantile_cuts
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.active.training import (
     LabelledSet,
     OwnColumns,
     VerticalResult,
     VerticalSettings,
     train_vertical,
 )
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
-from nvflare_plugins.vertical.model.model import FederatedModel, merge
-from nvflare_plugins.vertical.model.model_files import PassivePart
-from nvflare_plugins.vertical.noised.payment import as_cut_points
-from nvflare_plugins.vertical.noised.plan import NoisePlan
-from nvflare_plugins.vertical.noised.source import NoiseSource
-from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.passive.cut_points import CutPoints
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import Party, place_parties
-from nvflare_plugins.vertical_inference.inference import PathOwner
+from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
+from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.model.model import FederatedModel, merge
+from nvflare_plugins.kinds.vertical.model.model_files import PassivePart
+from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
+from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.conversation import Party, place_parties
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.in_process_link import InProcessLink
 
 

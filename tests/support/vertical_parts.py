@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.vertical.model.model_files import (
+from nvflare_plugins.kinds.vertical.model.model_files import (
     ActivePart,
     ModelIdentity,
     Part,
@@ -17,7 +17,7 @@ from nvflare_plugins.vertical.model.model_files import (
     commit,
     write_part,
 )
-from nvflare_plugins.vertical_inference.inference import PathOwner
+from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome
 

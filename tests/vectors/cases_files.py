@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_components.accounting.composition import PrivacyCost, count_events
+from dp_components.accounting import PrivacyCost, count_events
 from dp_components.events import (
     ComposedEvent,
     DiscreteGaussianEvent,
@@ -19,13 +19,15 @@ from dp_components.events import (
     ExponentialEvent,
     GaussianEvent,
     LaplaceEvent,
+    NeighbouringRelation,
     RepeatedEvent,
 )
-from dp_components.ledger_journal import Record, _line
-from dp_components.ledger_records import (
+from dp_components.ledger import (
     Budget,
     LedgerIdentity,
     LedgerState,
+    Record,
+    _line,
     budget_record,
     close_record,
     head_record,
@@ -38,9 +40,9 @@ from dp_components.ledger_records import (
     resume_record,
     summarise_closed,
 )
-from dp_components.neighbouring import NeighbouringRelation
-from nvflare_plugins.evidence.contents import Content, Protection
 from nvflare_plugins.evidence.format import (
+    Content,
+    Protection,
     SignedHead,
     canonical,
     chain_line,

@@ -5,9 +5,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.commitments import SALT_BYTES
-from nvflare_plugins.wire.envelope import MAX_ATTACHMENT, Codec, Frame, FrameType, Operation, pack_list
+from nvflare_plugins.wire.envelope import (
+    MAX_ATTACHMENT,
+    SALT_BYTES,
+    Codec,
+    Frame,
+    FrameType,
+    Kind,
+    Operation,
+    Phase,
+    TrainingStep,
+    pack_list,
+)
 from tests.vectors.drawn import Case, at, damages, drawn
 
 _OPERATIONS = {

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from he_processors.curve.interface import GROUP_ORDER
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.lists import pack_block
-from nvflare_plugins.alignment.proofs import Proofs
-from nvflare_plugins.bagging.trees import SharedTree, message_bytes
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.horizontal.mediated.federated_proto import request_class
-from nvflare_plugins.vertical.protocol.fragmentation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
-from nvflare_plugins.vertical.protocol.messages import (
+from nvflare_plugins.kinds.alignment.blinding import BlindingKey
+from nvflare_plugins.kinds.alignment.intersection import Proofs, pack_block
+from nvflare_plugins.kinds.bagging.model import SharedTree, message_bytes
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class
+from nvflare_plugins.kinds.vertical.protocol.conversation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     Bits,
     DecisionAnswer,
     DecisionRequest,
@@ -35,7 +34,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     TreeGradients,
     to_bytes,
 )
-from nvflare_plugins.vertical_inference.explanations import RowPositions
+from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
 from tests.vectors import product_parties
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nvflare_plugins.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     Bits,
     DecisionAnswer,
     DecisionRequest,
@@ -15,7 +15,7 @@ from nvflare_plugins.vertical.protocol.messages import (
     PathQuery,
     to_bytes,
 )
-from nvflare_plugins.vertical_inference.serving.messages import (
+from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
     LIMITS,
     Question,
     answered,

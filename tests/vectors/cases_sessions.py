@@ -7,14 +7,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from he_processors.key_agreement import EphemeralKey
-from he_processors.pair_macs import PairMacs
-from he_processors.sealing import SealedBox
-from nvflare_plugins.attempt.agreement import Terms
-from nvflare_plugins.attempt.handshake import Hello, Proof
-from nvflare_plugins.data_sets.schema import Column, Schema
-from nvflare_plugins.site.policy.values import Floors
-from nvflare_plugins.vertical.protocol.terms import VerticalTerms
+from he_processors.key_agreement import EphemeralKey, SealedBox
+from he_processors.sum_tags import PairMacs
+from nvflare_plugins.attempt.session import Hello, Proof, Terms
+from nvflare_plugins.data.schema import Column, Schema
+from nvflare_plugins.kinds.vertical.protocol.terms import VerticalTerms
+from nvflare_plugins.site.policy import Floors
 from nvflare_plugins.wire.envelope import pack_list, unpack_list
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from he_processors.field61 import MODULUS
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, Operation, unpack
+from nvflare_plugins.wire.envelope import Codec, Kind, Operation, unpack
 from tests.vectors import product
 from tests.vectors.cases_frames import made
 from tests.vectors.cases_sessions import SESSION

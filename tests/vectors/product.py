@@ -15,6 +15,7 @@ from he_processors.errors import ProtocolError
 from he_processors.key_agreement import (
     EphemeralKey,
     Participant,
+    SealedBox,
     check_confirmation,
     confirm_key,
     derive_group_secret,
@@ -25,21 +26,15 @@ from he_processors.key_agreement import (
     extract_key,
     hash_transcript,
 )
-from he_processors.masks import MessageLabel, PairwiseMasks
-from he_processors.pair_macs import PairMacs
-from he_processors.residue_masks import ResidueMasks
-from he_processors.ring_ciphertexts import KeyFacts, MessageSum, RingMessage, RingScheme
-from he_processors.ring_keys import split_secret
-from he_processors.sealing import SealedBox
-from he_processors.sum_tags import SumTags
-from nvflare_plugins.attempt.agreement import Terms
-from nvflare_plugins.attempt.handshake import Hello, Proof, handshake_statement
-from nvflare_plugins.data_sets.schema import Schema
-from nvflare_plugins.flare.pieces import Label
-from nvflare_plugins.vertical.protocol.terms import VerticalTerms
-from nvflare_plugins.wire.additions import open_sum
-from nvflare_plugins.wire.commitments import commitment
-from nvflare_plugins.wire.envelope import Codec, unpack, unpack_list
+from he_processors.masks import MessageLabel, PairwiseMasks, ResidueMasks
+from he_processors.ring_ciphertexts import KeyFacts, MessageSum, RingMessage, RingScheme, split_secret
+from he_processors.sum_tags import PairMacs, SumTags
+from nvflare_plugins.attempt.session import Hello, Proof, Terms, handshake_statement
+from nvflare_plugins.data.schema import Schema
+from nvflare_plugins.flare.transport import Label
+from nvflare_plugins.kinds.vertical.protocol.terms import VerticalTerms
+from nvflare_plugins.wire.aggregation import open_sum
+from nvflare_plugins.wire.envelope import Codec, commitment, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums, ShortMaskedSums
 from tests.vectors.form import Given, blob, numbers
 

@@ -10,33 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from dp_components.events import event_document
-from dp_components.ledger_journal import Head, Journal
-from dp_components.ledger_records import LedgerState
-from he_processors.additive.public_key_bytes import public_key_from_bytes
+from dp_components.ledger import Head, Journal, LedgerState
 from he_processors.bignum.registry import open_backend
 from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_for_decryption
 from he_processors.curve.registry import open_curve
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.bin_sums import Content as PointContent
+from he_processors.elgamal.bin_sums import PointHeader, decode_points
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.elgamal.keys import ElGamalPublicKey
-from he_processors.elgamal.wire import Content as PointContent
-from he_processors.elgamal.wire import PointHeader, decode_points
 from he_processors.errors import ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout, PairFormat
+from he_processors.key_bytes import public_key_from_bytes
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.lists import unpack_block
-from nvflare_plugins.alignment.proofs import Proofs
-from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.evidence.format import SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.horizontal.mediated.federated_proto import request_class
-from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep
-from nvflare_plugins.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
-from nvflare_plugins.vertical_inference.explanations import RowPositions
-from nvflare_plugins.vertical_inference.serving import messages as serving
-from nvflare_plugins.vertical_inference.serving import scorer
+from nvflare_plugins.kinds.alignment.blinding import BlindingKey
+from nvflare_plugins.kinds.alignment.intersection import Proofs, unpack_block
+from nvflare_plugins.kinds.bagging.model import SharedTree
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class
+from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep
+from nvflare_plugins.kinds.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
+from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
+from nvflare_plugins.kinds.vertical_inference.serving import scorer
+from nvflare_plugins.kinds.vertical_inference.serving import scorer as serving
 from tests.vectors.form import Given, blob
 
 Gives = dict[str, Any]

@@ -370,6 +370,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from tests.vectors.reader import main as run
+    # MERGED
 
-    sys.exit(run())
+    sys.exit(main())

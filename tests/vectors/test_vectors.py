@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.vertical.protocol import messages
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import Codec, FrameType, Operation
+from nvflare_plugins.kinds.vertical.protocol import messages
+from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation
 from tests.vectors import make, reader
 from tests.vectors.form import FOLDER, Vector, files, read
 

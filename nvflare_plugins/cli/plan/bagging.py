@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from nvflare_plugins.bagging.job import BaggingJob
-from nvflare_plugins.bagging.trees import message_bytes
+from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.formatting import human_bytes
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.bagging.model import message_bytes
 
 
 def plan(arguments: argparse.Namespace, job: BaggingJob) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 from dp_components.errors import PrivacyError
 from he_processors.errors import BackendUnavailable, ConfigurationError
 from nvflare_plugins.attempt.job_context import Job
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, tuning, vertical
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
-from nvflare_plugins.formatting import printable
-from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.job import VerticalJob
 
 SERVER_CONFIGURATION = "config_fed_server.json"
 

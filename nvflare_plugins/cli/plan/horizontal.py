@@ -15,9 +15,11 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import goes_on_without
+from nvflare_plugins.base.formatting import human_bytes, human_seconds, table_lines
 from nvflare_plugins.cli.plan.messages import (
     POOLED_EXCHANGES,
     SESSION_EXCHANGES,
+    Network,
     Planned,
     Workload,
     built_nodes,
@@ -27,7 +29,6 @@ from nvflare_plugins.cli.plan.messages import (
     session_bytes,
     setup_messages,
 )
-from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import (
     ProtectionRate,
     TreeRate,
@@ -36,13 +37,12 @@ from nvflare_plugins.cli.plan.rates import (
     process_memory_bytes,
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
-from nvflare_plugins.formatting import human_bytes, human_seconds, table_lines
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.horizontal.growing import arithmetic_of_job, check_words, is_grown
-from nvflare_plugins.horizontal.job import WORD_BITS, HorizontalJob
-from nvflare_plugins.horizontal.mediated.training import check_histograms
-from nvflare_plugins.horizontal.row_floors import counts_leaves
-from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.kinds.horizontal.growing import arithmetic_of_job, check_words, is_grown
+from nvflare_plugins.kinds.horizontal.job import WORD_BITS, HorizontalJob
+from nvflare_plugins.kinds.horizontal.mediated.training import check_histograms
+from nvflare_plugins.kinds.horizontal.row_floors import counts_leaves
+from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters
 

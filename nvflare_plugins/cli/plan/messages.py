@@ -1,27 +1,30 @@
-"""What a horizontal training sends: number and exact size of its messages, before anything has run.
-
-Sizes follow from public numbers alone: a histogram message carries two numbers per bin and built node, and
-XGBoost builds one node of every pair of siblings. Trees are taken as full, so that real runs send at most this much.
-"""
+"""What a horizontal training sends, to the byte, and the network that a plan assumes."""
 
 from __future__ import annotations
 
+import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
-from he_processors.pair_macs import MAC_BYTES
-from he_processors.sum_tags import N_TAGS
+from he_processors.sum_tags import MAC_BYTES, N_TAGS
 from nvflare_plugins.growth.grid import pair_grid
-from nvflare_plugins.horizontal.added_rows import N_COUNTS
-from nvflare_plugins.horizontal.job import WORD_BITS
-from nvflare_plugins.horizontal.score_histogram import MOST_BINS
-from nvflare_plugins.horizontal.value_bounds import COARSEST
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.horizontal.job import WORD_BITS
+from nvflare_plugins.kinds.horizontal.row_floors import N_COUNTS
+from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS
+from nvflare_plugins.kinds.horizontal.value_bounds import COARSEST
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
 from nvflare_plugins.xgb.rounds import widest_batch
+
+# What a horizontal training sends: number and exact size of its messages, before anything has run.
+#
+# Sizes follow from public numbers alone: a histogram message carries two numbers per bin and built node, and XGBoost
+# builds one node of every pair of siblings. Trees are taken as full, so that real runs send at most this much.
+
 
 BYTES_PER_WORD = 8
 SESSION_EXCHANGES = 8  # handshake, key confirmation, agreement, closing: a few kilobytes, but each one a rendezvous
@@ -49,7 +52,7 @@ class Workload:
         weighted_sets: data sets with a column of weights, the training set first; 0 without weights.
         row_sets: data sets whose rows are counted beforehand, the training set first.
         wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
-            (horizontal/value_bounds.py).
+            (kinds/horizontal/value_bounds.py).
         pair_bound: largest magnitude of a row's gradient or hessian, where these have a bound: with many rows the sums
             outgrow what those schemes carry in one piece (``pairs_are_wide``).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.
@@ -275,3 +278,31 @@ def payload_bytes(
     else:
         raise ConfigurationError(f"profile {profile!r} is unknown")
     return message_size(2 * n_values if wide else n_values) + tail
+
+
+# The network that a plan assumes.
+
+
+_BYTES_PER_MBIT = 125_000
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Units: seconds per rendezvous of empty messages; bytes per second of a site's and of the server's link."""
+
+    latency_s: float = 0.010
+    site_bytes_per_s: float = 12.5e6
+    server_bytes_per_s: float = 12.5e6
+
+    def exchange_s(self, size: int, n_sites: int) -> float:
+        """Return the time of one exchange: every site sends ``size`` bytes, then every site receives as many."""
+        one_way = max(size / self.site_bytes_per_s, n_sites * size / self.server_bytes_per_s)
+        return self.latency_s + 2 * one_way
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Network:
+        """Return what the command line says. Raises: ConfigurationError."""
+        server = arguments.server_bandwidth_mbit or arguments.bandwidth_mbit
+        if not all(0 < value < math.inf for value in (arguments.latency_ms, arguments.bandwidth_mbit, server)):
+            raise ConfigurationError("latency and bandwidth must be numbers above 0")
+        return cls(arguments.latency_ms / 1000, arguments.bandwidth_mbit * _BYTES_PER_MBIT, server * _BYTES_PER_MBIT)

@@ -7,14 +7,13 @@ import json
 from collections.abc import Iterator
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Planned, cut_messages, message_bytes
-from nvflare_plugins.cli.plan.network import Network
+from nvflare_plugins.base.formatting import human_bytes, human_seconds
+from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Network, Planned, cut_messages, message_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.formatting import human_bytes, human_seconds
-from nvflare_plugins.horizontal.added_rows import N_COUNTS
-from nvflare_plugins.profile.cells import spans_of
-from nvflare_plugins.profile.job import ProfileJob
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.horizontal.row_floors import N_COUNTS
+from nvflare_plugins.kinds.profile.cells import spans_of
+from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
 

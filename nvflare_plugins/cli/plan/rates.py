@@ -23,7 +23,7 @@ from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.cli.plan.messages import Workload
-from nvflare_plugins.wire.additions import add_words
+from nvflare_plugins.wire.aggregation import add_words
 from nvflare_plugins.wire.profiles import BfvSums, CkksSums, MaskedSums, PlainSums, SumProcessor
 
 _N_VALUES = 1 << 15

@@ -10,32 +10,34 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dp_components.accounting.composition import PrivacyCost, compose
-from dp_components.accounting.trade_off import TradeOff
-from dp_components.bucket_ldp.randomised_buckets import wrong_bucket_rate
+from dp_components.accounting import PrivacyCost, TradeOff, compose
+from dp_components.bucket_ldp import wrong_bucket_rate
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
-from dp_components.dpboost.split_selection import SplitTable
+from dp_components.dpboost.single_tree import SplitTable
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan.choosing import BETWEEN_ROWS, Advice, NoiseToSignal, Person, trainings, warnings
-from nvflare_plugins.cli.plan.expected_loss import (
+from nvflare_plugins.base.formatting import human_bytes, human_number
+from nvflare_plugins.cli.plan.choosing import (
+    BETWEEN_ROWS,
     DPBOOST,
     NOT_TWO_CLASSES,
+    Advice,
     ExpectedLoss,
+    NoiseToSignal,
+    Person,
     of_buckets,
     of_private_trees,
+    trainings,
+    warnings,
 )
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.server import steps
-from nvflare_plugins.federboost_vertical.description import Description
-from nvflare_plugins.federboost_vertical.job import BucketJob, Unit
-from nvflare_plugins.federboost_vertical.payment import bucket_epsilon
-from nvflare_plugins.formatting import human_bytes, human_number
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.summary import lines, summarise
-from nvflare_plugins.site.policy.policy import SitePolicy, own_workspace
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import steps
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit
+from nvflare_plugins.kinds.federboost_vertical.payment import bucket_epsilon
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.summary import lines, summarise
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 _SUM_BYTES = 8
 _WIDTH = 17

@@ -7,19 +7,18 @@ import dataclasses
 import json
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.cli.plan import vertical
 from nvflare_plugins.cli.plan.horizontal import Estimate, estimate, workload_of_job
-from nvflare_plugins.cli.plan.messages import Planned, Workload, message_bytes
-from nvflare_plugins.cli.plan.network import Network
+from nvflare_plugins.cli.plan.messages import Network, Planned, Workload, message_bytes
 from nvflare_plugins.cli.plan.rates import TreeRate, measure_protection, measure_trees, process_memory_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.formatting import human_bytes, human_seconds
-from nvflare_plugins.horizontal.added_rows import N_COUNTS
-from nvflare_plugins.tuning.folds import LEAST_ROWS
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.space import Trial
-from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.horizontal.row_floors import N_COUNTS
+from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.kinds.tuning.space import Trial
+from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.parameters import check_parameters
 
 

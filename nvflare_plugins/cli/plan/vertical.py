@@ -1,8 +1,4 @@
-"""``veilboost plan`` for vertical training: core-seconds, bytes and memory of each party, before it runs.
-
-Counts are exact for full trees: rows encrypted, ciphertexts added, bins packed and opened. Rates are measured on this
-machine with the same cryptography that a job uses, on a small table.
-"""
+"""The plan of a vertical training: core-seconds, bytes, memory and noise of each party, with workers or without."""
 
 from __future__ import annotations
 
@@ -13,37 +9,210 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from he_processors.additive.rerandomiser import Rerandomiser
+from dp_components.accounting import PrivacyCost, TradeOff, compose
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.interface import AFFINE_BYTES
-from he_processors.elgamal.digits import EXACT_FRACTION_BITS, DigitFormat
+from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
-from he_processors.histogram.plain_sums import NodeTotal, decrypt_level
-from he_processors.histogram.planner import plan_level
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout
+from he_processors.histogram.planner import BinLayout, plan_level
+from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.cli.plan.network import Network
+from he_processors.paillier.randomisers import Rerandomiser
+from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
+from nvflare_plugins.cli.plan.choosing import (
+    BETWEEN_ROWS,
+    NOISED,
+    Advice,
+    ExpectedLoss,
+    NoiseToSignal,
+    Person,
+    trainings,
+    warnings,
+)
+from nvflare_plugins.cli.plan.messages import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.cli.plan.spending import shown_lines
-from nvflare_plugins.cli.plan.vertical_noise import noise_advice, noise_json, noise_lines, noise_plan
-from nvflare_plugins.cli.plan.workers import estimate_workers, render_workers
-from nvflare_plugins.formatting import human_bytes, human_seconds, table_lines
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
-from nvflare_plugins.vertical.protocol.feature_blocks import most_slots
+from nvflare_plugins.data.declaration import MOST_WORKERS
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
+from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
+from nvflare_plugins.kinds.vertical.protocol.conversation import most_slots
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
 from nvflare_plugins.xgb.parameters import ALIASES
+
+# What the preset noised adds to the sums of each passive party, from the job and public numbers alone.
+
+
+_NAMES_COLUMNS = ("interaction_constraints",)
+
+
+def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
+    """Return the plan of a job in the preset noised; None for any other. Raises: ConfigurationError."""
+    if job is None or not job.is_noised:
+        return None
+    free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
+    return plan_of(job, check_vertical_parameters(free, ["any"]))
+
+
+def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterator[str]:
+    """Yield the noise in words, beside what a bin holds on average.
+
+    Args:
+        foreign: columns of each passive party.
+    """
+    yield ""
+    again = f", {plan.n_repeats} may be paid for a second time after a loss" if plan.n_repeats else ""
+    yield (
+        f"preset noised, epsilon {plan.epsilon:g} at delta {plan.delta:g} for each passive party: "
+        f"{plan.n_trees - plan.n_repeats} trees may use its columns, {plan.depth} levels each{again}; the rounds "
+        "before (own_rounds) cost nothing"
+    )
+    for number, n_features in enumerate(foreign, 1):
+        noise, rows = plan.of_party(n_features), n_rows / plan.n_bins
+        yield (
+            f"passive party {number}: at most {noise.features_per_tree} of {n_features} features a tree, "
+            f"{plan.n_bins} bins; noise on a bin's sum of gradients "
+            f"{human_number(plan.rows_of_noise(n_features), 4)} rows (standard deviation), where a bin of "
+            f"the root holds about {human_number(rows, 4)} rows"
+        )
+    yield "given the bits of its splits, which are exact, counted and capped, and not in epsilon"
+
+
+def noise_advice(arguments: argparse.Namespace, job: VerticalJob, plan: NoisePlan, foreign: Sequence[int]) -> Advice:
+    """Return what helps a passive party to choose; of several, that with most columns.
+
+    Raises:
+        ConfigurationError: its budget cannot be looked at.
+    """
+    n_features = max(foreign)
+    cost: PrivacyCost = compose(plan.of_party(n_features).whole)
+    rows = arguments.rows / plan.n_bins
+    ratio = plan.rows_of_noise(n_features) / rows
+    text = f"the noise on a bin of the root is {human_number(ratio, 2)} times its largest possible sum of gradients"
+    return Advice(
+        Person.of(TradeOff.of(cost)),
+        NoiseToSignal({"largest_sum_of_mean_root_bin": ratio}, text),
+        ExpectedLoss(NOISED),
+        trainings(arguments, job.data_set, cost.for_person),
+        warnings(plan.epsilon, plan.delta, arguments.rows),
+        f"{BETWEEN_ROWS}, the bits of its splits apart",
+    )
+
+
+def noise_json(plan: NoisePlan, foreign: Sequence[int]) -> dict[str, Any]:
+    """Return the noise as JSON values. Units: rows with the largest gradient."""
+    parties = [
+        {"features_per_tree": plan.of_party(n).features_per_tree, "rows_of_noise": plan.rows_of_noise(n)}
+        for n in foreign
+    ]
+    trees = {"trees": plan.n_trees - plan.n_repeats, "repeated_trees": plan.n_repeats}
+    return {"epsilon": plan.epsilon, "delta": plan.delta, **trees, "parties": parties}
+
+
+# What a vertical training takes where each party has workers of its own: seconds, bytes and memory for each number.
+#
+# The rows of a party are divided among its workers, and so is the opening of sums. What is not divided: what goes
+# through a party's process, the encrypted pairs above all, and what workers send one another: each nearly all of its
+# sums.
+
+
+INNER_BYTES_PER_S = 1.25e9
+"""Assumed of the line between a party's process and its workers: 10 Gbit/s."""
+_PAIR_BYTES, _ROW_BYTES = 16, 4  # of a pair of gradients, and of a row's number in a node
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersEstimate:
+    """For so many workers at each party. Units: seconds and bytes per tree; bytes of memory.
+
+    Attributes:
+        s: of a tree, one step after the other, with a core for each worker; an upper estimate.
+        limited_by: the step that takes most of it.
+        party_bytes: most that goes through one party's process, to its workers and from them.
+        worker_memory: most that one worker holds.
+    """
+
+    workers: int
+    s: float
+    limited_by: str
+    party_bytes: int
+    worker_memory: int
+
+
+def estimate_workers(
+    workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate, process_bytes: int, most: int
+) -> list[WorkersEstimate]:
+    """Estimate 1, 2, 4, ... workers at each party, up to ``most``.
+
+    Raises:
+        ConfigurationError: more workers than a policy may name, or than there are rows.
+    """
+    if not 1 <= most <= min(MOST_WORKERS, workload.rows):
+        raise ConfigurationError(f"--workers must be from 1 to {MOST_WORKERS}, and at most the number of rows")
+    counts = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return [_estimate(workload, rates, estimate, process_bytes, n) for n in (*counts, most)]
+
+
+def _estimate(
+    workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate, process_bytes: int, n: int
+) -> WorkersEstimate:
+    upload = workload.rows * rates.ciphertext_bytes
+    active_bytes = upload + workload.rows * _PAIR_BYTES
+    passive_bytes = [upload + round(workload.built_rows) * _ROW_BYTES for _ in workload.foreign]
+    exchanged = max(_partial_bytes(workload, rates, party) for party in range(len(workload.foreign)))
+    # What is not divided, and what more workers make longer, beside what is.
+    steps = {
+        "encrypting": estimate.encrypt_s / n,
+        "adding and hiding": max(one.core_s for one in estimate.passives) / n,
+        "opening": estimate.open_s / n,
+        "between a party's workers": exchanged * (n - 1) / n / INNER_BYTES_PER_S,
+        "a party's line to its workers": (active_bytes + max(passive_bytes)) / INNER_BYTES_PER_S,
+        "the line between the parties": estimate.network_s,
+    }
+    rows = -(-workload.rows // n)
+    memory = process_bytes + max(
+        rows * (rates.in_memory + features * (1 if workload.bins < 256 else 2)) for features in workload.foreign
+    )
+    return WorkersEstimate(
+        n, sum(steps.values()), max(steps, key=lambda name: steps[name]), max(active_bytes, *passive_bytes), memory
+    )
+
+
+def _partial_bytes(workload: VerticalWorkload, rates: CipherRates, party: int) -> int:
+    """Return the bytes of one worker's sums of a tree, before they are packed."""
+    return workload.built_nodes * workload.slots_of(party) * rates.ciphertext_bytes
+
+
+def render_workers(found: list[WorkersEstimate]) -> str:
+    """Return the estimates as text."""
+    table = [("workers at each party", "a tree", "most of it", "through a party's process", "memory of a worker")]
+    for one in found:
+        sizes = human_bytes(one.party_bytes), human_bytes(one.worker_memory)
+        table.append((str(one.workers), f"{human_seconds(one.s)}", one.limited_by, *sizes))
+    return "\n".join(["", "", *table_lines(table), "", f"  - {_ASSUMED}"])
+
+
+_ASSUMED = (
+    f"a worker computes like one thread of this machine, and reaches its party at {INNER_BYTES_PER_S / 1.25e8:g} "
+    "Gbit/s; steps come one after the other, which overlap in a real run"
+)
+
+
+# ``veilboost plan`` for vertical training: core-seconds, bytes and memory of each party, before it runs.
+#
+# Counts are exact for full trees: rows encrypted, ciphertexts added, bins packed and opened. Rates are measured on this
+# machine with the same cryptography that a job uses, on a small table.
+
 
 PLANNED = (VerticalProfile.PAILLIER.value, VerticalProfile.ELGAMAL.value)
 _SAMPLE_ROWS = 4_096

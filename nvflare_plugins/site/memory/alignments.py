@@ -30,16 +30,15 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.ledger_journal import Alive
+from dp_components.ledger import Alive
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.data_sets.identity import overlap_of
-from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.formatting import counted, fitted
+from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.formatting import counted, fitted
+from nvflare_plugins.data.identity import overlap_of
 from nvflare_plugins.site.memory.schema import drop_array, insert, keyed_hashes, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents, SitePolicy
 
 
 class State(IntEnum):

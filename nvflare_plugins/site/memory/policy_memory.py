@@ -7,7 +7,7 @@ import hashlib
 import json
 
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 
 _NOT_POLICY = ("site", "workspace")
 

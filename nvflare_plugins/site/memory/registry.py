@@ -26,18 +26,17 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from he_processors.key_agreement import derive_key
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.identity import DataRecord, Relation, identify, named_rows, overlap_of
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.formatting import counted, fitted
+from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.formatting import counted, fitted
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory import runs
-from nvflare_plugins.site.memory.added_rows import added_since, forget_unchecked, note_unchecked
+from nvflare_plugins.site.memory.released import added_since, forget_unchecked, note_unchecked
 from nvflare_plugins.site.memory.runs import Terms
 from nvflare_plugins.site.memory.schema import load_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents, SitePolicy
 
 _ROWS = "rows or columns"
 ADDED_SITES, ADDED_ROWS = 3, 1000

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.data_sets.identity import DataRecord
+from nvflare_plugins.data.identity import DataRecord
 from nvflare_plugins.site.memory.schema import (
     NAMED_ROWS,
     insert,

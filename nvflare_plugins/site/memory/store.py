@@ -1,19 +1,4 @@
-"""The one file in which a site remembers, between its jobs, what these have released and refused.
-
-``Memory`` is an SQLite file in the folder of the site's registry. Its users (``Registry``, ``AlignmentRegistry``,
-``ReleasedSums``, ``PredictionBudget``, ``SentRows``, ``RefusalCount``, ``policy_changes``) keep their tables in it.
-What belongs together, such as a reservation and the hashes of its rows, is one transaction: after a crash or on a full
-disk all of it is there, or none. Once it was made, a file beside it says so: a memory that is lost is not begun anew,
-which would forget all that was released.
-
-Durability: a transaction is on the disk when ``transaction`` has ended (``synchronous=EXTRA``: FULL, and the folder is
-    synced after the journal is gone; else a loss of power could bring the journal back, and with it the time before).
-    The journal is a rollback journal: a write-ahead log needs memory that machines of a network volume do not share.
-Concurrency: any number of processes and threads. Each transaction has a connection of its own and takes the write lock
-    when it begins, so that what it reads stays true until it has written.
-Privacy: purely local, mode 0600 in a folder of mode 0700. Rows and ids are hashes under keys that lie in the same file:
-    with it a guessed row or id can be tested, which is why it stays at the site. No value, gradient or sum of a row.
-"""
+"""A site's memory on disk: one database, arrays beside it, and the volume it lies on."""
 
 from __future__ import annotations
 
@@ -21,21 +6,192 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
+import re
 import sqlite3
 import struct
 import tempfile
 import urllib.parse
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.checks import too_old
-from nvflare_plugins.files import make_folder, sync_folder, write_private
+from nvflare_plugins.base.checks import too_old
+from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.site.memory.old_files import copied, not_copied
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
-from nvflare_plugins.site.memory.volume import why_no_locks
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+
+# Reading the array files (.npz) that a site keeps for itself, without trusting what lies on the disk.
+#
+# NumPy's own reader evaluates headers as Python expressions, which failed now and then in threads under Python 3.11,
+# and lets through whatever zip, zlib and the interpreter raise about a damaged file. Here a file is what
+# ``numpy.savez`` writes, of plain numbers, or a ``ValueError``.
+
+
+_SUFFIX = ".npy"
+_PREFIX = struct.Struct("<6s2BH")
+_MAGIC = b"\x93NUMPY"
+_HEADER = re.compile(
+    rb"\{'descr': '([<|][biuf]\d{1,2})', 'fortran_order': False, 'shape': \(((?:\d{1,12}, ?)*(?:\d{1,12})?)\), \} *\n"
+)
+_MAX_DIMENSIONS = 2
+_DAMAGED = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file by name.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not what ``numpy.savez`` writes, or cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if len(set(names)) != len(names) or not all(name.endswith(_SUFFIX) for name in names):
+                raise ValueError("not a file of arrays")
+            return {name.removesuffix(_SUFFIX): _array(archive.read(name)) for name in names}
+    except FileNotFoundError:
+        raise
+    except _DAMAGED:
+        raise ValueError(f"{path.name} is not a file of arrays that this program wrote") from None
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    magic, major, _, length = _PREFIX.unpack_from(data)
+    header = _HEADER.fullmatch(data, _PREFIX.size, _PREFIX.size + length)
+    if magic != _MAGIC or major != 1 or header is None:
+        raise ValueError("not an array")
+    kind = np.dtype(header[1].decode())
+    shape = tuple(int(size) for size in re.findall(rb"\d+", header[2]))
+    content = data[_PREFIX.size + length :]
+    if len(shape) > _MAX_DIMENSIONS or len(content) != math.prod(shape) * kind.itemsize:
+        raise ValueError("not an array")
+    return np.frombuffer(content, dtype=kind).reshape(shape).copy()
+
+
+# Whether a volume can hold a site's memory: file locks must work there, for all machines that mount it.
+#
+# SQLite keeps writers apart by locks of the system. Where these do nothing, two jobs could each release what only one
+# of them may, and no error would tell. So a folder is tried before its first use in a process: a lock that one
+# descriptor holds must keep another one out. What a trial on one machine cannot show, the volume's mount options say.
+
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_NO_LOCKS = {  # by type of file system: options with which a lock stays on the machine that takes it
+    "nfs": {"nolock", "local_lock=all", "local_lock=posix"},
+    "nfs4": {"local_lock=all", "local_lock=posix"},
+    "cifs": {"nobrl"},
+    "smb3": {"nobrl"},
+    "ceph": {"nolock"},
+    "lustre": {"localflock"},
+}
+_ALWAYS_LOCAL = {  # where the kernel answers for the volume, on each machine for itself
+    f"fuse.{name}" for name in ("sshfs", "s3fs", "mountpoint-s3", "gcsfuse", "goofys", "blobfuse2", "rclone")
+}
+_WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock, 64 bits
+_HELD = (errno.EACCES, errno.EAGAIN)
+
+
+def why_no_locks(lock_file: Path) -> str | None:
+    """Return what keeps locks from working in a file's folder, in words for its operator; None if they work.
+
+    Args:
+        lock_file: exists, and may be locked for a moment.
+    """
+    found = _local_only(lock_file.parent)
+    if found is not None:
+        return found
+    try:
+        return None if _keeps_others_out(lock_file) else "two may hold the same lock"
+    except OSError as error:
+        return f"locks fail with {errno.errorcode.get(error.errno or 0, 'an error')}"
+
+
+def _keeps_others_out(lock_file: Path) -> bool:
+    """Tell whether a lock keeps another one out; one that somebody holds already has done so."""
+    with lock_file.open("r+b") as one, lock_file.open("r+b") as other:
+        for file in (one, other):
+            try:
+                _lock(file.fileno())
+            except OSError as error:
+                if error.errno in _HELD:
+                    return True
+                raise
+    return False
+
+
+def _lock(descriptor: int) -> None:
+    # SQLite's own locks belong to processes, so one process cannot try them; these are of the same kind otherwise.
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _local_only(folder: Path) -> str | None:
+    """Return the type and option of a folder's mount that keep locks on this machine; None if nothing says so."""
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # a system that has no such list
+        return None
+    kind, options = _mount_of(folder.resolve(), lines)
+    if kind in _ALWAYS_LOCAL:
+        return kind
+    local = _NO_LOCKS.get(kind, set()) & options
+    return f"{kind} with {', '.join(sorted(local))}" if local else None
+
+
+def _mount_of(folder: Path, lines: list[str]) -> tuple[str, set[str]]:
+    """Return the type and the options of the mount in which a folder lies. See proc(5), mountinfo."""
+    best, found = 0, ("", set[str]())
+    for line in lines:
+        place, described = (part.split(" ") for part in f"{line} - ".split(" - ")[:2])
+        if len(place) < 6 or len(described) < 3:
+            continue
+        mount = place[4].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+        if folder.is_relative_to(mount) and len(mount) >= best:  # the later of two on one place lies on top
+            best, found = len(mount), (described[0], {*place[5].split(","), *described[2].split(",")})
+    return found
+
+
+# The one file in which a site remembers, between its jobs, what these have released and refused.
+#
+# ``Memory`` is an SQLite file in the folder of the site's registry. Its users (``Registry``, ``AlignmentRegistry``,
+# ``ReleasedSums``, ``PredictionBudget``, ``SentRows``, ``RefusalCount``, ``policy_changes``) keep their tables in it.
+# What belongs together, such as a reservation and the hashes of its rows, is one transaction: after a crash or on a
+# full disk all of it is there, or none. Once it was made, a file beside it says so: a memory that is lost is not begun
+# anew, which would forget all that was released.
+#
+# Durability: a transaction is on the disk when ``transaction`` has ended (``synchronous=EXTRA``: FULL, and the folder
+# is synced after the journal is gone; else a loss of power could bring the journal back, and with it the time before).
+# The journal is a rollback journal: a write-ahead log needs memory that machines of a network volume do not share.
+# Concurrency: any number of processes and threads. Each transaction has a connection of its own and takes the write
+# lock when it begins, so that what it reads stays true until it has written. Privacy: purely local, mode 0600 in a
+# folder of mode 0700. Rows and ids are hashes under keys that lie in the same file: with it a guessed row or id can be
+# tested, which is why it stays at the site. No value, gradient or sum of a row.
+
 
 NAME = "veilboost_memory.sqlite"
 MADE = "veilboost_memory.made"

@@ -61,7 +61,7 @@ def _time_nvflare(module) -> None:
 
 _PATCHES = {
     "xgboost.core": _time_xgboost,
-    "nvflare_plugins.horizontal.mediated.mediator": _time_mediator,
+    "nvflare_plugins.kinds.horizontal.mediated.mediator": _time_mediator,
     "nvflare.app_opt.xgboost.histogram_based_v2.adaptors.grpc_client_adaptor": _time_nvflare,
 }
 

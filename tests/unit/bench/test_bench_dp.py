@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.private_trees.methods import dp_rf, dp_tr_newton
+from nvflare_plugins.kinds.private_trees.methods import dp_rf, dp_tr_newton
 from tests.bench import bench_dp
 from tests.bench.dp_published import authors_best, published_methods
 

@@ -9,9 +9,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 
-from dp_components.accounting.composition import PrivacyCost, compose, gaussian_limit
-from dp_components.accounting.gaussian_dp import delta_of_mu
-from dp_components.accounting.renyi import delta_of_rho
+from dp_components.accounting import PrivacyCost, compose, delta_of_mu, delta_of_rho, gaussian_limit
 from dp_components.errors import UnknownEvent
 from dp_components.events import (
     ComposedEvent,
@@ -22,11 +20,11 @@ from dp_components.events import (
     GaussianEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
+    NeighbouringRelation,
     RepeatedEvent,
     event_document,
     event_from_document,
 )
-from dp_components.neighbouring import NeighbouringRelation
 from tests.support.calibration import epsilon_of_mu, mu_for, noise_multiplier_for
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW

@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components.accounting.composition import compose
-from dp_components.bucket_ldp.edges import (
+from dp_components.accounting import compose
+from dp_components.bucket_ldp import (
     PublicValues,
     count_cells,
     equal_count_ends,
     paid_edges,
     public_edges,
+    release_buckets,
     release_cell_counts,
+    transition_probabilities,
+    wrong_bucket_rate,
 )
-from dp_components.bucket_ldp.randomised_buckets import release_buckets, transition_probabilities, wrong_bucket_rate
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import LaplaceEvent, LocalRandomisedResponseEvent
+from dp_components.events import LaplaceEvent, LocalRandomisedResponseEvent, NeighbouringRelation
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 

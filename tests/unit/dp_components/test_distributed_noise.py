@@ -8,10 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dp_components.accounting.composition import compose
+from dp_components.accounting import compose
 from dp_components.distributed_noise import NoiseShares, add_noise_share
 from dp_components.errors import PrivacyRefusal
-from dp_components.mechanisms.gaussian import add_gaussian_noise
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import clip_logistic_rows
 from dp_components.trust import TrustModel
 from tests.support.seeded_randomness import SeededRandomness

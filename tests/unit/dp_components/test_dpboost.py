@@ -10,20 +10,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_components.accounting.composition import compose, count_events
+from dp_components.accounting import compose, count_events
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, EnsembleTrainer, SiteData, train
-from dp_components.dpboost.losses import LogisticLoss, SquaredLoss
-from dp_components.dpboost.paid_start import release_start, start_sums
 from dp_components.dpboost.plan import DpBoostPlan, RowSharing
-from dp_components.dpboost.record_assignment import assign_records
-from dp_components.dpboost.single_tree import TreeRows, train_single_tree, tree_outputs
-from dp_components.dpboost.split_selection import SplitTable
+from dp_components.dpboost.single_tree import (
+    LogisticLoss,
+    SplitTable,
+    SquaredLoss,
+    TreeRows,
+    assign_records,
+    release_start,
+    start_sums,
+    train_single_tree,
+    tree_outputs,
+)
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import LaplaceEvent, Release
+from dp_components.events import LaplaceEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule
-from dp_components.split_candidates.uniform import uniform_candidates
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
 from tests.support.dpboost_baselines import para, seq
 from tests.support.seeded_randomness import SeededRandomness
 

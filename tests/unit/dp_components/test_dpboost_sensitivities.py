@@ -13,9 +13,8 @@ from scipy import stats
 
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_bound, leaf_sensitivity, release_leaves
 from dp_components.dpboost.gradient_based_data_filtering import filter_by_gradient, gain_bound, gradient_sensitivity
-from dp_components.dpboost.split_selection import SplitTable, choose_splits, gains
-from dp_components.events import ExponentialEvent, LaplaceEvent
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.dpboost.single_tree import SplitTable, choose_splits, gains
+from dp_components.events import ExponentialEvent, LaplaceEvent, NeighbouringRelation
 from dp_components.sensitivity import GRID_BITS
 from dp_components.split_candidates.candidates import Candidates
 from tests.support.seeded_randomness import SeededRandomness

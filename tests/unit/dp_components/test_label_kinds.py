@@ -10,26 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components.feature_interactions.informed import FeatureGains
-from dp_components.leaf_weights.interface import leaf_outputs
-from dp_components.leaf_weights.query import UNIT, LeafQuery, real_noise_std
-from dp_components.leaf_weights.softmax import (
+from dp_components.events import NeighbouringRelation
+from dp_components.feature_interactions import FeatureGains
+from dp_components.leaf_weights import (
     CLASS_HESSIAN_WEIGHT,
     CLASSES_CLIPPED_AT,
-    ClassShares,
-    SoftmaxGradientWeights,
-    SoftmaxWeights,
-    class_probabilities,
-)
-from dp_components.leaf_weights.squared import (
     COUNT_WEIGHT,
     RESIDUAL_CLIPPED_AT,
+    UNIT,
+    ClassShares,
+    LeafQuery,
     MeanLabels,
+    Number,
+    SeveralClasses,
+    SoftmaxGradientWeights,
+    SoftmaxWeights,
     SquaredWeights,
+    class_probabilities,
+    leaf_outputs,
+    real_noise_std,
     residual_unit,
 )
-from dp_components.leaf_weights.target import Number, SeveralClasses
-from dp_components.neighbouring import NeighbouringRelation
 from dp_components.sensitivity import GRID_BITS, clip_class_rows
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.tree import TreeBuilder

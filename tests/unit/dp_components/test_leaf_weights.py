@@ -7,12 +7,20 @@ import math
 import numpy as np
 import pytest
 
-from dp_components.leaf_weights.averaging import AveragingWeights
-from dp_components.leaf_weights.gradient import GradientWeights
-from dp_components.leaf_weights.interface import leaf_outputs
-from dp_components.leaf_weights.newton import NewtonWeights, probability
-from dp_components.leaf_weights.noise_ridge import noise_proportional_ridge
-from dp_components.leaf_weights.query import UNIT, LeafQuery, PairBounds, clip_pairs, pair_sensitivity, real_noise_std
+from dp_components.leaf_weights import (
+    UNIT,
+    AveragingWeights,
+    GradientWeights,
+    LeafQuery,
+    NewtonWeights,
+    PairBounds,
+    clip_pairs,
+    leaf_outputs,
+    noise_proportional_ridge,
+    pair_sensitivity,
+    probability,
+    real_noise_std,
+)
 
 MARGINS = np.linspace(-30, 30, 4001).astype(np.float32)
 ALL_WEIGHTS = [NewtonWeights(), GradientWeights(), AveragingWeights()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components.accounting import second_opinion
+from dp_components import accounting
 from dp_components.errors import PrivacyRefusal, SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
@@ -16,12 +16,12 @@ from dp_components.events import (
     GaussianEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
+    NeighbouringRelation,
     Release,
     RepeatedEvent,
 )
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
-from dp_components.mechanisms.gaussian import gaussian_event
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.mechanisms import gaussian_event
 from dp_components.sensitivity import clip_logistic_rows
 from tests.support.calibration import noise_multiplier_for
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
@@ -242,13 +242,13 @@ def test_a_plan_on_which_two_accountants_disagree_is_not_opened(
     ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(1.0, 1e-6))
-    monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: 0.1)
+    monkeypatch.setattr(accounting, "_autodp_epsilon", lambda *arguments: 0.1)
     with pytest.raises(SecondOpinionDiffers):
         gaussian.open_job("a", GaussianEvent(20.0, ROW))
     ledger.open_job("a", EVENT)
     monkeypatch.undo()
     gaussian.open_job("a", GaussianEvent(20.0, ROW))
-    monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: 10.0)
+    monkeypatch.setattr(accounting, "_autodp_epsilon", lambda *arguments: 10.0)
     with pytest.raises(SecondOpinionDiffers):
         gaussian.open_job("b", GaussianEvent(20.0, ROW))
 

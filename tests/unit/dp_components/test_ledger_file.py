@@ -11,18 +11,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components import ledger_records
-from dp_components.accounting.composition import compose, count_events
+from dp_components import ledger as ledger_records
+from dp_components.accounting import compose, count_events
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import (
     LaplaceEvent,
+    NeighbouringRelation,
     RepeatedEvent,
     event_document,
 )
-from dp_components.ledger import Ledger, LedgerIdentity, ledger_files
-from dp_components.ledger_journal import Head, Journal
-from dp_components.ledger_records import ClosedJob, budget_record, ledger_record, summarise_closed
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.ledger import (
+    ClosedJob,
+    Head,
+    Journal,
+    Ledger,
+    LedgerIdentity,
+    budget_record,
+    ledger_files,
+    ledger_record,
+    summarise_closed,
+)
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
 
 

@@ -10,19 +10,28 @@ import mpmath
 import numpy as np
 import pytest
 
-from dp_components.accounting import discrete_slack
-from dp_components.accounting.composition import compose
-from dp_components.events import DiscreteGaussianEvent, LaplaceEvent, event_document, event_from_document
-from dp_components.mechanisms import exact_bernoulli
-from dp_components.mechanisms.discrete_gaussian import sample_discrete_gaussian
-from dp_components.mechanisms.discrete_laplace import sample_discrete_laplace
-from dp_components.mechanisms.exact_bernoulli import toss
-from dp_components.mechanisms.exponential import choose_exponentially, grid_utilities, utility_sensitivity
-from dp_components.mechanisms.gaussian import add_gaussian_noise, gaussian_event
-from dp_components.mechanisms.laplace import add_laplace_noise
-from dp_components.mechanisms.randomised_response import randomise_buckets
-from dp_components.mechanisms.symmetric_sampler import _geometric
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components import accounting, mechanisms
+from dp_components.accounting import compose
+from dp_components.events import (
+    DiscreteGaussianEvent,
+    LaplaceEvent,
+    NeighbouringRelation,
+    event_document,
+    event_from_document,
+)
+from dp_components.mechanisms import (
+    _geometric,
+    add_gaussian_noise,
+    add_laplace_noise,
+    choose_exponentially,
+    gaussian_event,
+    grid_utilities,
+    randomise_buckets,
+    sample_discrete_gaussian,
+    sample_discrete_laplace,
+    toss,
+    utility_sensitivity,
+)
 from dp_components.sensitivity import GRID_BITS, HESSIAN_WEIGHT, Norm, Sensitivity, clip_logistic_rows
 from tests.support.seeded_randomness import ListedRandomness, SeededRandomness
 
@@ -63,7 +72,7 @@ def test_neighbouring_words_decide_at_once(n_bits: int) -> None:
 @pytest.fixture
 def always_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every coin through decimal arithmetic: the naive twin of the fast path."""
-    monkeypatch.setattr(exact_bernoulli, "RELATIVE_ERROR", 1e9)
+    monkeypatch.setattr(mechanisms, "RELATIVE_ERROR", 1e9)
 
 
 SAMPLERS = {
@@ -205,7 +214,7 @@ def test_a_discrete_gaussian_is_a_rounding_of_a_narrower_gaussian(scale: float, 
 @pytest.mark.parametrize(("scale", "n_shares"), [(0.6, 2), (0.6, 3), (0.8, 2), (0.8, 4)])
 def test_distance_of_summed_shares(scale: float, n_shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The theorem's formula where its value can be measured: far below the least scale that is allowed."""
-    monkeypatch.setattr(discrete_slack, "LEAST_SCALE", 0.5)
+    monkeypatch.setattr(accounting, "LEAST_SCALE", 0.5)
     y = np.arange(-60, 61)
     share = np.exp(-(y**2) / (2 * scale**2))
     total = share = share / share.sum()
@@ -214,7 +223,7 @@ def test_distance_of_summed_shares(scale: float, n_shares: int, monkeypatch: pyt
     reach = np.arange(total.size) - total.size // 2
     whole = np.exp(-(reach**2) / (2 * n_shares * scale**2))
     distance = np.abs(total - whole / whole.sum()).sum() / 2
-    assert 1e-6 < distance < discrete_slack.summed_shares_distance(scale, n_shares)
+    assert 1e-6 < distance < accounting.summed_shares_distance(scale, n_shares)
 
 
 def test_coarse_grids_are_refused() -> None:

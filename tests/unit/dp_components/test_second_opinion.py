@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from dp_components.accounting import second_opinion
-from dp_components.accounting.second_opinion import check_second_opinion
+from dp_components import accounting
+from dp_components.accounting import check_second_opinion
 from dp_components.errors import SecondOpinionDiffers, UnknownEvent
-from dp_components.events import DisjointPartEvent, GaussianEvent, LaplaceEvent, RepeatedEvent
-from dp_components.mechanisms.gaussian import gaussian_event
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import DisjointPartEvent, GaussianEvent, LaplaceEvent, NeighbouringRelation, RepeatedEvent
+from dp_components.mechanisms import gaussian_event
 from dp_components.sensitivity import clip_logistic_rows
 from tests.support.calibration import noise_multiplier_for
 
@@ -44,8 +43,8 @@ def test_agreement_on_disjoint_parts() -> None:
 
 @pytest.mark.parametrize("factor", [1 + 3e-9, 1 - 3e-9, 0.5, 1.1, float("nan"), float("inf")])
 def test_disagreement_in_either_direction_stops_the_job(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = second_opinion._autodp_epsilon
-    monkeypatch.setattr(second_opinion, "_autodp_epsilon", lambda *arguments: factor * honest(*arguments))
+    honest = accounting._autodp_epsilon
+    monkeypatch.setattr(accounting, "_autodp_epsilon", lambda *arguments: factor * honest(*arguments))
     with pytest.raises(SecondOpinionDiffers, match="disagree"):
         check_second_opinion(GaussianEvent(3.0, ROW), 1e-6)
 
@@ -66,9 +65,9 @@ def test_nothing_is_imported_from_the_folder_above_the_working_folder(tmp_path: 
     """Autodp puts it on the path of modules, where others may write, such as above a folder in /tmp."""
     (tmp_path / "optional_module.py").write_text("print('run')\n")
     (tmp_path / "work").mkdir()
-    program = """from dp_components.accounting.second_opinion import check_second_opinion
+    program = """from dp_components.accounting import check_second_opinion
 from dp_components.events import GaussianEvent
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import NeighbouringRelation
 assert check_second_opinion([GaussianEvent(6.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)], 1e-6) is not None
 import optional_module
 """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import NeighbouringRelation
 from dp_components.sensitivity import (
     GRID_BITS,
     HESSIAN_WEIGHT,

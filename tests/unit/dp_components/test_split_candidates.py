@@ -7,11 +7,17 @@ import pytest
 
 from dp_components.sensitivity import GRID_BITS, grid_integers
 from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates, bin_column, by_rule
+from dp_components.split_candidates.candidates import (
+    Candidates,
+    FeatureBounds,
+    as_candidates,
+    bin_column,
+    by_rule,
+    logarithmic_candidates,
+    non_private_quantile_candidates,
+    uniform_candidates,
+)
 from dp_components.split_candidates.iterative_hessian import refine
-from dp_components.split_candidates.logarithmic import logarithmic_candidates
-from dp_components.split_candidates.quantile import non_private_quantile_candidates
-from dp_components.split_candidates.uniform import uniform_candidates
 
 
 def test_uniform_includes_the_left_end_only() -> None:

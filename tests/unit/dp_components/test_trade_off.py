@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dp_components.accounting.composition import PrivacyCost
-from dp_components.accounting.trade_off import TradeOff
+from dp_components.accounting import PrivacyCost, TradeOff
 
 
 @pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 4.0])

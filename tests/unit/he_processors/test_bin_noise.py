@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram.bin_noise import BinNoise
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node
-from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from he_processors.fixed_point import PairFormat
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinNoise, BinSums, NodeTotal, check_node
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 
 N_ROWS = 60

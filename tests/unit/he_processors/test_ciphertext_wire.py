@@ -16,8 +16,7 @@ from he_processors.ciphertext_wire import (
     encode_ciphertexts,
 )
 from he_processors.errors import KeyMismatch, ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.packing import PackingLayout
+from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
 from tests.support.he_toys import signed_rows, toy_paillier

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from he_processors.cuda.source import KERNELS, SHAPES, Shape, kernel_source, read_source, shapes_for
+from he_processors.cuda.device import KERNELS, SHAPES, Shape, kernel_source, read_source, shapes_for
 from tests.support import nvrtc
 
 needs_tools = pytest.mark.skipif(not nvrtc.has_tools(), reason="NVRTC and cuobjdump are not installed")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from he_processors.curve import native, native_plan, registry
+from he_processors.curve import native, registry
+from he_processors.curve import native as native_plan
 from he_processors.errors import BackendUnavailable, ConfigurationError
 from tests.support.curve_toys import base_rows, sample_rows, scalar_rows
 

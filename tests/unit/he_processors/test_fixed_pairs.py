@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import CapacityExceeded
-from he_processors.fixed_pairs import PairFormat
+from he_processors.fixed_point import PairFormat
 
 FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
 

@@ -5,18 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from he_processors.additive.rerandomiser import Rerandomiser
 from he_processors.bignum.reference import ReferenceBatch
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.errors import ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.ciphertext_sums import pack_and_hide, sum_bins
-from he_processors.histogram.plain_sums import BinSums, NodeTotal, check_node, decrypt_level, subtract_sibling
-from he_processors.histogram.planner import HistogramPlan, child_to_build, plan_level
-from he_processors.packing import REFUSED, PackingLayout
+from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat
+from he_processors.histogram.planner import BinLayout, HistogramPlan, child_to_build, plan_level
+from he_processors.histogram.sums import (
+    BinSums,
+    NodeTotal,
+    check_node,
+    decrypt_level,
+    pack_and_hide,
+    subtract_sibling,
+    sum_bins,
+)
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import owner_encryptor
+from he_processors.paillier.randomisers import Rerandomiser
 from tests.support.he_toys import toy_paillier
 
 N_ROWS = 900

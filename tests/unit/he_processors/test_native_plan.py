@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from he_processors.bignum import row_blocks
-from he_processors.bignum.native_plan import best_window, cut_segments, sliding_window
+from he_processors.bignum import rows as row_blocks
+from he_processors.bignum.native import best_window, cut_segments, sliding_window
 from he_processors.errors import ConfigurationError
 
 

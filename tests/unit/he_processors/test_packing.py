@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import as_words, join
-from he_processors.fixed_pairs import PairFormat
-from he_processors.packing import REFUSED, PackingLayout, bit_field
+from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat, bit_field
 
 FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
 SIGNED = PairFormat(30, 1000, g_bound=2.0, h_low=-1.0, h_high=3.0)

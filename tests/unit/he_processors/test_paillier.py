@@ -8,14 +8,19 @@ import numpy as np
 import phe
 import pytest
 
-from he_processors.additive import randomiser_pool
-from he_processors.additive.structured_primes import _prime_factors, generate_structured_prime, is_generator
 from he_processors.bignum.registry import available_backends
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
+from he_processors.paillier import randomisers
 from he_processors.paillier.decryption import PaillierDecryptor
 from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor, public_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier.keys import (
+    PaillierPrivateKey,
+    _prime_factors,
+    generate_paillier_key,
+    generate_structured_prime,
+    is_generator,
+)
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
 KEY = toy_paillier()
@@ -47,7 +52,7 @@ def test_every_way_to_encrypt_decrypts(backend: str) -> None:
 
 
 def test_no_plaintexts_and_more_than_one_block(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomiser_pool, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(randomisers, "BLOCK_ROWS", 4)
     encryptor = owner_encryptor(KEY, backend)
     for values in ([], VALUES):
         rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))

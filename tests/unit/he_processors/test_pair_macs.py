@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
-from he_processors.pair_macs import MAC_BYTES, PairMacs
+from he_processors.sum_tags import MAC_BYTES, PairMacs
 
 PLACE = ("CLOSING", "finish:1", "PUBLIC", 7)
 

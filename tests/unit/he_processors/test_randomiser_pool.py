@@ -8,10 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from he_processors.additive.owner_randomisers import ArithmeticFault
-from he_processors.additive.randomiser_pool import RandomiserPool
 from he_processors.bignum.reference import ReferenceBatch
 from he_processors.bignum.rows import ints_from_rows
+from he_processors.paillier.randomisers import ArithmeticFault, RandomiserPool
 
 ARITHMETIC = ReferenceBatch(2**61 - 1)
 

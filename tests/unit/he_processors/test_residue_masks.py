@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from he_processors.key_agreement import derive_key
-from he_processors.residue_masks import ResidueMasks
+from he_processors.masks import ResidueMasks
 
 SESSION, GROUP = b"session-" * 4, b"g" * 32
 

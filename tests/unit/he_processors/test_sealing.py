@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from he_processors import sealing
+from he_processors import key_agreement
 from he_processors.errors import AuthenticationError, ProtocolError
-from he_processors.sealing import SEALED_OVERHEAD_BYTES, SealedBox
+from he_processors.key_agreement import SEALED_OVERHEAD_BYTES, SealedBox
 
 SECRET, SESSION = b"k" * 32, b"s" * 32
 
@@ -98,14 +98,14 @@ def test_messages_hold_no_plaintext_or_key():
 
 def at_once(monkeypatch: pytest.MonkeyPatch, work: Callable[[], bytes]) -> list[bytes | Exception]:
     """Have two threads do the same, and meet where they form their nonces, if nothing keeps them from it."""
-    meeting, form = threading.Barrier(2), sealing._nonce
+    meeting, form = threading.Barrier(2), key_agreement._nonce
 
     def nonce(counter: int) -> bytes:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(1)
         return form(counter)
 
-    monkeypatch.setattr(sealing, "_nonce", nonce)
+    monkeypatch.setattr(key_agreement, "_nonce", nonce)
     with ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(work) for _ in range(2)]
     return [future.exception() or future.result() for future in asked]  # type: ignore[misc]

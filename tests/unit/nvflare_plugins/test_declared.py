@@ -11,8 +11,8 @@ import pytest
 from annotated_types import Ge
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins import declared
-from nvflare_plugins.declared import (
+from nvflare_plugins.base import declared
+from nvflare_plugins.base.declared import (
     Bounds,
     BoundsOfColumns,
     Document,

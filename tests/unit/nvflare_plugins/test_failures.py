@@ -12,16 +12,16 @@ import pytest
 from he_processors.errors import JobAborted, PolicyRefusal, VeilBoostError
 from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.failures import machine_failure, reason_of
 from nvflare_plugins.flare import executor as executor_module
 from nvflare_plugins.flare.executor import JobExecutor, error_text
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site
-from nvflare_plugins.report.report import keep_report
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pages.report import keep_report
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation
 
 LACKS = [

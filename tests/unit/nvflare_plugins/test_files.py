@@ -16,13 +16,9 @@ import pandas as pd
 import pytest
 
 import nvflare_plugins
-from dp_components.ledger_journal import make_private
+from dp_components.ledger import make_private
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.cli.demo import Split, split, write_sites
-from nvflare_plugins.data_sets.declaration import EXTERNAL
-from nvflare_plugins.evidence.ended import put_aside
-from nvflare_plugins.evidence.lines import Lines
-from nvflare_plugins.files import (
+from nvflare_plugins.base.files import (
     copy_folder,
     inert_csv,
     make_folder,
@@ -30,11 +26,15 @@ from nvflare_plugins.files import (
     write_private_table,
     write_results,
 )
-from nvflare_plugins.formatting import inert
-from nvflare_plugins.horizontal.page_files import bins_below, page_files
+from nvflare_plugins.base.formatting import inert
+from nvflare_plugins.cli.demo import Split, split, write_sites
+from nvflare_plugins.data.declaration import EXTERNAL
+from nvflare_plugins.evidence.format import Lines
+from nvflare_plugins.evidence.reader import put_aside
+from nvflare_plugins.kinds.horizontal.matrices import bins_below, page_files
+from nvflare_plugins.kinds.vertical.model.model_files import FeatureImportance, write_importance
 from nvflare_plugins.recipes.examples import write_patients
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.model.importance import FeatureImportance, write_importance
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, MemoryError, OSError])
@@ -178,11 +178,11 @@ def test_no_other_code_of_the_product_makes_a_folder_or_writes_csv() -> None:
                 if isinstance(node, ast.Attribute) and node.attr in MAKES:
                     found.add((str(path.relative_to(root)), node.attr))
     assert found == {
-        ("nvflare_plugins/files.py", "mkdir"),
-        ("nvflare_plugins/files.py", "copytree"),
-        ("nvflare_plugins/files.py", "writer"),
-        ("nvflare_plugins/files.py", "to_csv"),
-        ("dp_components/ledger_journal.py", "mkdir"),
+        ("nvflare_plugins/base/files.py", "mkdir"),
+        ("nvflare_plugins/base/files.py", "copytree"),
+        ("nvflare_plugins/base/files.py", "writer"),
+        ("nvflare_plugins/base/files.py", "to_csv"),
+        ("dp_components/ledger.py", "mkdir"),
         ("jobs/example_files.py", "to_csv"),  # invented rows, to be read again
     }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from nvflare_plugins.formatting import bounds, cells, fitted, human_number, human_seconds, table_lines
+from nvflare_plugins.base.formatting import bounds, cells, fitted, human_number, human_seconds, table_lines
 
 
 def test_bounds_of_large_numbers_are_told_apart_and_written_out() -> None:

@@ -8,15 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from he_processors.additive.scheme import Scheme
+from he_processors.additive_schemes import Scheme
 from he_processors.curve.interface import GROUP_ORDER
+from he_processors.elgamal.decryption import draw_out, due
 from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns, concat_columns
-from he_processors.elgamal.keys import ElGamalPublicKey, base_point, generate_elgamal_key
-from he_processors.elgamal.padding import draw_out, due
-from he_processors.elgamal.scalars import rows_of
+from he_processors.elgamal.keys import ElGamalPublicKey, base_point, generate_elgamal_key, rows_of
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import join
-from he_processors.packing import REFUSED
+from he_processors.fixed_point import REFUSED
 from tests.support.elgamal_toys import ToyLevel, point_of_order_8, toy_curve, toy_elgamal
 from tests.support.he_toys import SeededRandomness
 

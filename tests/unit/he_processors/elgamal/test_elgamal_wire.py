@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.curve.interface import FIELD_PRIME
-from he_processors.elgamal.digits import DigitFormat
-from he_processors.elgamal.wire import Content, PointHeader, decode_points, encode_points
+from he_processors.elgamal.bin_sums import Content, PointHeader, decode_points, encode_points
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
 from tests.support.elgamal_toys import ToyLevel, point_of_order_8, toy_elgamal
 

@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
-from nvflare_plugins.alignment.align import _Offer, _reserve_together, align, confirm
-from nvflare_plugins.alignment.blinding import POINT_BYTES
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.evidence.format import Content, Protection
+from nvflare_plugins.kinds.alignment.align import _Offer, _reserve_together, align, confirm
+from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.values import Consents
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.site.policy import Consents
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.alignment import encode, party_names, run_parties
 from tests.support.federation import SiteDied, dies_at
 from tests.support.memories import memory_in, told
@@ -354,8 +353,8 @@ def test_the_server_sees_messages_of_one_size_whatever_the_sets(tmp_path):
 
 
 def test_progress_is_said_without_numbers_of_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("nvflare_plugins.alignment.align._PROGRESS_EVERY_S", 0.0)
-    monkeypatch.setattr("nvflare_plugins.alignment.lists.BLOCK", 16)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align._PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.intersection.BLOCK", 16)
     said: list[str] = []
     run(tmp_path, [{"train": one} for one in sets(2)], say=said.append)
     assert "aligning train between party-a, party-b" in said

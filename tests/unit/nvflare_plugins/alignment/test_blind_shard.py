@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.alignment.blind_shard import SpreadKey, held_by
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.intersection import intersect
-from nvflare_plugins.alignment.lists import Lists
-from nvflare_plugins.alignment.result import FILE, load_alignment
-from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment.blinding import BlindingKey, SpreadKey, held_by
+from nvflare_plugins.kinds.alignment.intersection import Lists, intersect
+from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.support.alignment import run_parties
 from tests.support.seeded_randomness import SeededRandomness
 from tests.unit.nvflare_plugins.alignment.test_site import places, run
@@ -26,9 +24,9 @@ ITEMS = [f"Müller, Jürgen {number}".encode() for number in range(23)]
 
 @pytest.fixture(autouse=True)
 def _small_sets_go_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
     for module in ("align", "site"):
-        monkeypatch.setattr(f"nvflare_plugins.alignment.{module}.LEAST_IDS", 0)
+        monkeypatch.setattr(f"nvflare_plugins.kinds.alignment.{module}.LEAST_IDS", 0)
 
 
 def key(seed: int = 1) -> BlindingKey:
@@ -48,7 +46,7 @@ def test_workers_blind_to_the_same_bytes_in_the_same_order(n_workers: int, n_ite
 
 
 def test_few_points_are_not_sent_and_without_workers_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 24)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 24)
     with workers_here(2) as workers, held_by(key(), workers) as spread:
         before = [one.calls for one in workers.work]
         assert spread.blind_items(ITEMS) == key().blind_items(ITEMS)
@@ -113,7 +111,7 @@ def test_no_other_bytes_are_taken_as_a_key(secret: bytes) -> None:
 
 @pytest.mark.parametrize("n_workers", [(0, 0, 0), (1, 0, 2), (3, 2, 1)])
 def test_parties_find_the_same_with_any_workers(tmp_path, monkeypatch, n_workers: tuple[int, ...]) -> None:
-    monkeypatch.setattr("nvflare_plugins.alignment.lists.BLOCK", 8)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.intersection.BLOCK", 8)
     sets = [ITEMS[:20], ITEMS[3:], ITEMS[::-1][1:]]
 
     def take_part(channel: Any, session: Any, policy: Any) -> list[bytes]:
@@ -143,7 +141,9 @@ CLUSTER = {"scheduler": "tcp://127.0.0.1:8786", "workers": 2}
 
 
 def test_a_job_aligns_on_the_policys_workers_and_its_report_says_what_they_did(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("nvflare_plugins.alignment.site.open_workers", lambda cluster: workers_here(cluster.workers))
+    monkeypatch.setattr(
+        "nvflare_plugins.kinds.alignment.align.open_workers", lambda cluster: workers_here(cluster.workers)
+    )
     parties = places(tmp_path, IDS, cluster=CLUSTER)
     assert len({outcome.hmac for outcome in run(parties)}) == 1  # type: ignore[union-attr]
     for context, own in zip(parties, IDS, strict=True):
@@ -158,7 +158,7 @@ def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(tmp_path, monkey
         workers._links[1] = _LostAtPoints(workers._links[1])  # type: ignore[index]
         return workers
 
-    monkeypatch.setattr("nvflare_plugins.alignment.site.open_workers", with_a_loss)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.open_workers", with_a_loss)
     parties = places(tmp_path, IDS, cluster={**CLUSTER, "sites": ["party-b"]})
     outcomes = run(parties)
     assert isinstance(outcomes[1], WorkerFailure) and "worker 1 of this site's cluster was lost" in str(outcomes[1])
@@ -172,9 +172,9 @@ def test_small_sets_leave_the_cluster_aside_and_large_ones_need_it(tmp_path, mon
     def nothing_listens(cluster: Any) -> LinkedWorkers:
         raise ConfigurationError("the scheduler that the policy names cannot be reached")
 
-    monkeypatch.setattr("nvflare_plugins.alignment.site.open_workers", nothing_listens)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.open_workers", nothing_listens)
     assert any("cannot be reached" in str(outcome) for outcome in run(parties))
-    monkeypatch.setattr("nvflare_plugins.alignment.site.LEAST_IDS", 50_000)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.LEAST_IDS", 50_000)
     parties = places(tmp_path / "small", IDS, cluster=CLUSTER)
     assert len({outcome.hmac for outcome in run(parties)}) == 1  # type: ignore[union-attr]
     notes = RunRecord.read(parties[0].runs / "job-1").notes

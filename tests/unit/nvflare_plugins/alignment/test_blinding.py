@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.bignum.rows import rows_from_ints
-from he_processors.curve.hashing import hash_to_ristretto
+from he_processors.curve.equal_logarithms import hash_to_ristretto
 from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER
 from he_processors.curve.reference import ReferenceCurve
 from he_processors.curve.registry import open_curve
 from he_processors.errors import ProtocolError
-from nvflare_plugins.alignment import blinding
-from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey
 from tests.support.seeded_randomness import SeededRandomness
 
 ITEMS = [b"a", b"b", b"c"]

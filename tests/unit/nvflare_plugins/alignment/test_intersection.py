@@ -12,10 +12,18 @@ import pytest
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal, ProtocolError
-from nvflare_plugins.alignment.blinding import POINT_BYTES, BlindingKey
-from nvflare_plugins.alignment.intersection import _Party, intersect
-from nvflare_plugins.alignment.lists import Lists, block_bytes, pack_block, unpack_block
-from nvflare_plugins.alignment.proofs import REFUSED, Proofs, unpack_chain
+from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey
+from nvflare_plugins.kinds.alignment.intersection import (
+    REFUSED,
+    Lists,
+    Proofs,
+    _Party,
+    block_bytes,
+    intersect,
+    pack_block,
+    unpack_block,
+    unpack_chain,
+)
 from tests.support.alignment import run_parties
 
 
@@ -75,7 +83,7 @@ def test_every_party_finds_the_common_items(tmp_path, n_parties, seed):
 
 
 def test_blocks_do_not_change_the_result(tmp_path, monkeypatch):
-    monkeypatch.setattr("nvflare_plugins.alignment.lists.BLOCK", 8)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.intersection.BLOCK", 8)
     sets = overlapping(3, 9)
     common = set.intersection(*map(set, sets))
     assert [len(found) for found in run(tmp_path, sets)] == [len(common)] * 3
@@ -151,7 +159,7 @@ def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch)
 
         return Listener(session, on_open=keep)
 
-    monkeypatch.setattr("nvflare_plugins.alignment.intersection.BlindingKey", Known)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.intersection.BlindingKey", Known)
     run(tmp_path, sets, listen=listen)
     for rank in (0, 1):
         in_order = [key.blind_items(sets[1 - rank]) for key in keys]
@@ -192,7 +200,7 @@ def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monk
         greedy.append(Greedy(lists, *args))
         return greedy[0]
 
-    monkeypatch.setattr("nvflare_plugins.alignment.intersection._Party", party)
+    monkeypatch.setattr("nvflare_plugins.kinds.alignment.intersection._Party", party)
     true, sets = DICTIONARY[100:140], [DICTIONARY[100:140]] * n_parties
     sets[rank] = true[:n_true] + [b"invented%d" % n for n in range(40 - n_true)]
     outcomes = run(tmp_path, sets)

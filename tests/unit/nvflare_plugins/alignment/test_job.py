@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.flare.timeouts import LOCAL_WORK_S, exchange_deadline_s
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.recipes.recipe import AlignmentRecipe
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.alignment import lists as module
-from nvflare_plugins.alignment.blinding import POINT_BYTES
-from nvflare_plugins.alignment.lists import Lists, pack_block, shuffled, unpack_block
+from nvflare_plugins.kinds.alignment import intersection as module
+from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES
+from nvflare_plugins.kinds.alignment.intersection import Lists, pack_block, shuffled, unpack_block
 
 POINTS = st.lists(st.binary(min_size=POINT_BYTES, max_size=POINT_BYTES), max_size=8)
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.alignment import blind_shard
-from nvflare_plugins.alignment.blind_shard import held_by
-from nvflare_plugins.alignment.blinding import BlindingKey
-from nvflare_plugins.alignment.lists import pack_block
-from nvflare_plugins.alignment.proofs import REFUSED, Proofs, unpack_chain
-from nvflare_plugins.cluster.workers import workers_here
+from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment.blinding import BlindingKey, held_by
+from nvflare_plugins.kinds.alignment.intersection import REFUSED, Proofs, pack_block, unpack_chain
+from nvflare_plugins.workers.workers import workers_here
 
 SIZE = 8
 Chain = list[tuple[list[bytes], bytes]]
@@ -143,7 +141,7 @@ def test_a_chain_of_another_length_is_refused(cut):
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
 @pytest.mark.parametrize("n_points", [0, 1, 6])
 def test_workers_prove_and_check_the_same(monkeypatch: Any, n_workers: int, n_points: int) -> None:
-    monkeypatch.setattr(blind_shard, "LEAST_POINTS", 0)
+    monkeypatch.setattr(blinding, "LEAST_POINTS", 0)
     proofs = parties(3)
     common = common_points(proofs, n_points)
     with workers_here(n_workers) as workers, held_by(proofs[1].key, workers) as spread:  # type: ignore[arg-type]

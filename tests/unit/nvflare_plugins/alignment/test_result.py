@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.alignment.result import FILE, Alignment, load_alignment, save_alignments
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.data_sets.row_ids import load_ids
+from nvflare_plugins.data.identity import load_ids
+from nvflare_plugins.kinds.alignment.result import FILE, Alignment, load_alignment, save_alignments
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from tests.support.alignment import policy_of

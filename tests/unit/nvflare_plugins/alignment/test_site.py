@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
-from nvflare_plugins.alignment.job import AlignmentJob
-from nvflare_plugins.alignment.result import FILE, load_alignment
-from nvflare_plugins.alignment.site import align_site
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.alignment.align import align_site
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support.alignment import TIMEOUT_S, party_names, policy_of

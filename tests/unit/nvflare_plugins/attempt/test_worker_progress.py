@@ -9,11 +9,9 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import Silent
 from nvflare_plugins.attempt.worker_progress import WorkersProgress, watched
-from nvflare_plugins.cluster.use import work_section
-from nvflare_plugins.cluster.workers import TRIAL, Work, begin, note_rows, workers_here
-from nvflare_plugins.report.run_record import RoundRow
-from nvflare_plugins.shards.conversation import BINS, READS, TELLS, Ask, Conversation
-from nvflare_plugins.shards.lockstep import lead_on
+from nvflare_plugins.pages.run_record import RoundRow
+from nvflare_plugins.workers.shards import BINS, READS, TELLS, Ask, Conversation, lead_on
+from nvflare_plugins.workers.workers import TRIAL, Work, begin, note_rows, work_section, workers_here
 
 
 class Lines(Silent):

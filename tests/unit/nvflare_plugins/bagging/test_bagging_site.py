@@ -9,13 +9,13 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.bagging import site as bagging_site
-from nvflare_plugins.bagging.site import run_bagging_site
-from nvflare_plugins.bagging.trees import SharedTree
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.bagging import training as bagging_site
+from nvflare_plugins.kinds.bagging.model import SharedTree
+from nvflare_plugins.kinds.bagging.training import run_bagging_site
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import Kind
 from tests.support import bagging
 from tests.support.memories import states
 from tests.support.parties import Parties, succeed

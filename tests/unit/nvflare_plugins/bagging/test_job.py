@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.bagging.job import BaggingJob
+from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.recipes.recipe import BaggingXGBRecipe
 
 LEAST = {"data_set": "train", "label": "y"}

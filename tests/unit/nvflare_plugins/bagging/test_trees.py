@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.bagging.trees import _NODE, LARGEST_LEAF, LeafOutOfRange, SharedTree, most_nodes
+from nvflare_plugins.kinds.bagging.model import _NODE, LARGEST_LEAF, LeafOutOfRange, SharedTree, most_nodes
 
 DEPTH, N_FEATURES = 3, 4
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import load_table
 from nvflare_plugins.recipes.recipe import BaggingXGBRecipe, HorizontalXGBRecipe
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.surveyed import ROWS, SECRET, hospital, labels, lines, numbers, written
 
 

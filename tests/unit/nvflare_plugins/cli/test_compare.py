@@ -15,11 +15,10 @@ import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.report.data_facts import EVALUATION, DataFacts
-from nvflare_plugins.report.local_page import Compared, Comparison, build_page
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.pages.local_page import Compared, Comparison, build_page
+from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, RunRecord
 from nvflare_plugins.scoring import comparison
 from nvflare_plugins.xgb.model_json import with_lists
 

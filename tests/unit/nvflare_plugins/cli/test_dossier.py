@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from dp_components.events import GaussianEvent, Release
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.dossier import membership, statistics
+from nvflare_plugins.dossier import attacks as membership
+from nvflare_plugins.dossier import attacks as statistics
 from nvflare_plugins.dossier.archive import pack, unpack
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.evidence_attempts import complete_attempt
 from tests.support.sessions import Authority, key_number
 from tests.unit.nvflare_plugins.cli.test_compare import workspace as workspace_of_compare
@@ -136,7 +136,7 @@ def test_evidence_of_all_parties_is_checked_when_it_is_written_and_when_it_is_re
 
 def _packed_anew(members: dict[str, bytes]) -> bytes:
     """Return an unsigned archive as a forger would make it."""
-    from nvflare_plugins.dossier.signature import MANIFEST, SIGNATURE, Dossier, seal
+    from nvflare_plugins.dossier.archive import MANIFEST, SIGNATURE, Dossier, seal
     from nvflare_plugins.evidence.format import read_time
     from nvflare_plugins.site.certificates import Identity
 

@@ -11,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components.accounting.composition import PrivacyCost
-from dp_components.events import LaplaceEvent, Release, RepeatedEvent
-from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.ledger_records import JobSpending, LedgerHistory
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.accounting import PrivacyCost
+from dp_components.events import LaplaceEvent, NeighbouringRelation, Release, RepeatedEvent
+from dp_components.ledger import Budget, JobSpending, Ledger, LedgerHistory, LedgerIdentity
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.report.ledger_page import build_page
-from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.pages.ledger_page import build_page
+from nvflare_plugins.site.policy import SitePolicy, template
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 

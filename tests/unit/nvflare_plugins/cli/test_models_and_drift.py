@@ -17,10 +17,9 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.formatting import cells
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.formatting import cells
-from nvflare_plugins.report.data_facts import DataFacts
-from nvflare_plugins.report.run_record import RoundRow, RunRecord
+from nvflare_plugins.pages.run_record import DataFacts, RoundRow, RunRecord
 from nvflare_plugins.scoring.drift import features_of, scores_of
 from nvflare_plugins.scoring.model import Feature, FinishedModel
 from nvflare_plugins.scoring.rows import Rows

@@ -13,13 +13,13 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import open_session
-from nvflare_plugins.bagging.trees import SharedTree
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
 from nvflare_plugins.cli.plan.horizontal import assumptions, estimate, render, to_json, workload_of_job
 from nvflare_plugins.cli.plan.messages import (
+    Network,
     Workload,
     built_nodes,
     message_bytes,
@@ -29,19 +29,18 @@ from nvflare_plugins.cli.plan.messages import (
     session_bytes,
     setup_messages,
 )
-from nvflare_plugins.cli.plan.network import Network
 from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate, measure_protection, measure_trees
 from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.mediated.training import training_shape
-from nvflare_plugins.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.kinds.bagging.model import SharedTree
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.mediated.training import training_shape
+from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import CHUNK_BYTES
+from nvflare_plugins.wire.envelope import CHUNK_BYTES, Kind
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support.federation import DirectTransport

@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dp_components.accounting.composition import compose
-from dp_components.events import GaussianEvent, Release
+from dp_components.accounting import compose
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan.choosing import warnings
 from nvflare_plugins.cli.plan.command import has_budget, read_job
 from nvflare_plugins.cli.plan.spending import shown_lines
-from nvflare_plugins.cli.plan.vertical_noise import noise_advice, noise_plan
+from nvflare_plugins.cli.plan.vertical import noise_advice, noise_plan
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.noised.plan import NoisePlan
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.noised import NoisePlan
+from nvflare_plugins.site.policy import SitePolicy, template
 
 JOBS = Path(__file__).parents[4] / "jobs"
 DEFAULT = JOBS / "private_trees_default"
@@ -81,7 +80,7 @@ def test_noise_is_told_beside_a_mean_leaf_of_public_size(capsys) -> None:
 def test_a_budget_bears_as_many_trainings_as_its_ledger_will_let_in(tmp_path: Path, capsys) -> None:
     """Counted by the plan, and then really reserved one after the other."""
     from nvflare_plugins.cli.plan.command import read_job
-    from nvflare_plugins.private_trees.job_plan import JobPlan
+    from nvflare_plugins.kinds.private_trees.job import JobPlan
 
     whole = figures(capsys, DEFAULT, "--budget", "2,1e-5")["trainings"]
     assert whole["whole"] is None

@@ -10,19 +10,23 @@ import pytest
 
 from he_processors.curve.registry import available_backends
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.vertical import (
+    INNER_BYTES_PER_S,
     CipherRates,
     VerticalWorkload,
     estimate_vertical,
+    estimate_workers,
     lists_of_parties,
+    noise_json,
+    noise_lines,
+    noise_plan,
     render_vertical,
+    render_workers,
 )
-from nvflare_plugins.cli.plan.vertical_noise import noise_json, noise_lines, noise_plan
-from nvflare_plugins.cli.plan.workers import INNER_BYTES_PER_S, estimate_workers, render_workers
-from nvflare_plugins.formatting import human_bytes
-from nvflare_plugins.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.job import VerticalJob
 
 RATES = CipherRates(
     encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512

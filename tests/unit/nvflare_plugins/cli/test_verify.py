@@ -11,8 +11,7 @@ import shutil
 import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.cli.verify import Verdict, traffic
-from nvflare_plugins.cli.verify_command import render
+from nvflare_plugins.cli.verify import Verdict, render, traffic
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit, grown_fact
 from nvflare_plugins.evidence.format import SERVER, export_name

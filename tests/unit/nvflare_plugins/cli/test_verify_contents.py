@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cli.verify_command import render, to_json
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.cli.verify import render, to_json
+from nvflare_plugins.evidence.format import Content, Protection, export_name
 from tests.support.evidence_attempts import SITES, Attempt, rewrite
 from tests.support.verified import check, only_failures
 

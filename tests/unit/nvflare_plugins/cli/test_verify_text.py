@@ -7,9 +7,8 @@ import re
 
 import pytest
 
-from nvflare_plugins.cli.verify_command import render
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.cli.verify import render
+from nvflare_plugins.evidence.format import Content, Protection, export_name
 from tests.support.evidence_attempts import SITES, Attempt, complete_attempt, rewrite
 from tests.support.verified import check, cli, only_failures
 

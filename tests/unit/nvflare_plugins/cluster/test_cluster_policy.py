@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cluster import probe
-from nvflare_plugins.cluster.probe import check_worker, installed, source_digest
-from nvflare_plugins.cluster.use import evaluated_elsewhere, not_used
-from nvflare_plugins.shards.hosting import check_one_cluster
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.workers import worker_connection
+from nvflare_plugins.workers.shards import check_one_cluster
+from nvflare_plugins.workers.worker_connection import check_worker, installed, source_digest
+from nvflare_plugins.workers.workers import evaluated_elsewhere, not_used
 
 FILES = {"ca": "tls/ca.pem", "cert": "tls/cert.pem", "key": "tls/key.pem"}
 LOOPBACK = {"scheduler": "tcp://127.0.0.1:8786", "workers": 2}
@@ -115,7 +115,7 @@ def test_a_worker_with_other_sources_of_any_package_is_told_apart(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = source_digest()
-    found = getattr(probe, package)
+    found = getattr(worker_connection, package)
     copied = shutil.copytree(Path(found.__file__).parent, tmp_path / package, ignore=shutil.ignore_patterns("*.so"))
     monkeypatch.setattr(found, "__file__", str(copied / "__init__.py"))
     assert source_digest() == here

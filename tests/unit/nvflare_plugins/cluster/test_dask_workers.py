@@ -19,18 +19,17 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from he_processors.histogram.bins import BinLayout
-from nvflare_plugins.cluster.dask_line import DaskDesk, _taken
-from nvflare_plugins.cluster.dask_workers import _choose, open_workers
-from nvflare_plugins.cluster.losses import _ended
-from nvflare_plugins.cluster.workers import TRIAL, begin, collect
-from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
+from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.workers.dask_connection import DaskDesk, _ended, _taken
+from nvflare_plugins.workers.dask_workers import _choose, open_workers
+from nvflare_plugins.workers.workers import TRIAL, begin, collect
 from tests.support.local_cluster import local_cluster, stall
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.cluster.dask_line import _Senders
-from nvflare_plugins.cluster.dask_workers import open_workers
-from nvflare_plugins.cluster.desk import DONE
-from nvflare_plugins.cluster.losses import lost
-from nvflare_plugins.cluster.probe import installed, source_digest
-from nvflare_plugins.data_sets.cluster_declaration import Cluster
+from nvflare_plugins.data.declaration import Cluster
+from nvflare_plugins.workers.dask_connection import _Senders, lost
+from nvflare_plugins.workers.dask_workers import open_workers
+from nvflare_plugins.workers.worker_connection import DONE, installed, source_digest
 from tests.support.local_cluster import local_cluster
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")

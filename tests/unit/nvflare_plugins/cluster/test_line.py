@@ -18,10 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nvflare_plugins.cluster import line
-from nvflare_plugins.cluster.desk import DONE, Desk
-from nvflare_plugins.cluster.line import Line, serve
-from nvflare_plugins.cluster.workers import TRIAL
+from nvflare_plugins.workers import worker_connection
+from nvflare_plugins.workers.worker_connection import DONE, Desk, Line, serve
+from nvflare_plugins.workers.workers import TRIAL
 
 ARRAYS = hnp.arrays(
     st.sampled_from(["?", "<i8", "<f8", "<f4", "<u8", "|u1"]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
@@ -154,7 +153,7 @@ def test_a_message_that_breaks_off_is_a_lost_connection(kept: int) -> None:
 
 @pytest.mark.parametrize("waits", ["to receive", "to send"])
 def test_who_waits_in_vain_may_give_up(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "LOOK_S", 0.01)
+    monkeypatch.setattr(worker_connection, "LOOK_S", 0.01)
 
     def look() -> None:
         raise _GaveUp
@@ -168,7 +167,7 @@ def test_who_waits_in_vain_may_give_up(waits: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_waiting_goes_on_as_long_as_the_look_is_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "LOOK_S", 0.01)
+    monkeypatch.setattr(worker_connection, "LOOK_S", 0.01)
     looks = []
     with pair() as (here, there):
         sender = Line(here)

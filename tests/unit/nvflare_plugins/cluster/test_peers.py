@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cluster.desk import WorkerPart
-from nvflare_plugins.cluster.peers import ALL, ExchangeOver, Parcel, PeerLost, Peers, reduce_scatter
-from nvflare_plugins.cluster.workers import LinkedWorkers, WorkerSilent, collect, workers_here
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.workers.exchange import ALL, ExchangeOver, Parcel, PeerLost, Peers, reduce_scatter
+from nvflare_plugins.workers.worker_connection import WorkerPart
+from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, collect, workers_here
 
 PATIENCE_S = 20.0
 
@@ -124,7 +124,7 @@ PATH = f"{__name__}:Exchanging"
 
 @pytest.fixture
 def _tests_stand_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvflare_plugins.cluster.desk._PACKAGE", "tests.")
+    monkeypatch.setattr("nvflare_plugins.workers.worker_connection._PACKAGE", "tests.")
 
 
 def shares(workers: LinkedWorkers, *does: str) -> list[Future[Any]]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import WorkerLost
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cluster import reach, trial
-from nvflare_plugins.cluster.workers import LinkedWorkers, workers_here
-from nvflare_plugins.data_sets.cluster_declaration import Cluster, ClusterSecurity
-from nvflare_plugins.failures import WorkerLost
+from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
+from nvflare_plugins.workers import dask_workers, reach
+from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.support.tls_files import make_tls_files
 
 
@@ -130,10 +130,10 @@ def test_the_check_of_a_site_tries_its_cluster(
             raise WorkerLost("worker 1 is lost")
         return workers_here(named.workers)
 
-    monkeypatch.setattr(trial, "open_workers", opened)
+    monkeypatch.setattr(dask_workers, "open_workers", opened)
     assert main(["site-setup", str(tmp_path), "--check"]) == 1
     assert "certificate towards its cluster ends on" in capsys.readouterr().out, "valid for one day"
-    monkeypatch.setattr(trial, "_SOON", timedelta(hours=1))
+    monkeypatch.setattr(dask_workers, "_SOON", timedelta(hours=1))
     assert main(["site-setup", str(tmp_path), "--check"]) == 0
     policy.write_text(policy.read_text().replace('"workers": 2', '"workers": 3'))
     assert main(["site-setup", str(tmp_path), "--check"]) == 1

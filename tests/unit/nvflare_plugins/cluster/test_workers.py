@@ -9,10 +9,10 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.paillier.keys import generate_paillier_key
-from nvflare_plugins.cluster.desk import REFUSED, Desk, error_of
-from nvflare_plugins.cluster.plain_values import require_plain
-from nvflare_plugins.cluster.workers import TRIAL, LinkedWorkers, begin, collect, shard_rows, workers_here
-from nvflare_plugins.failures import WorkerFailure
+from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.workers.exchange import require_plain
+from nvflare_plugins.workers.worker_connection import REFUSED, Desk, error_of
+from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, begin, collect, shard_rows, workers_here
 
 
 class _Blocks:
@@ -64,7 +64,13 @@ def test_keys_stay_in_the_process_whatever_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["os:system", "nvflare_plugins.cluster.desk:Desk", "nvflare_plugins.cluster.desk:nothing", "nothing"]
+    "path",
+    [
+        "os:system",
+        "nvflare_plugins.workers.worker_connection:Desk",
+        "nvflare_plugins.workers.worker_connection:nothing",
+        "nothing",
+    ],
 )
 def test_only_parts_of_the_package_stand_on_a_worker(path: str) -> None:
     with workers_here(1) as workers, pytest.raises(WorkerFailure, match="worker 0 of this site's cluster failed"):

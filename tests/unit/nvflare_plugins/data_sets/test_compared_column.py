@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvflare_plugins.data_sets.compared_column import ComparedColumn
+from nvflare_plugins.data.table import ComparedColumn
 
 _NUMBER = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False),

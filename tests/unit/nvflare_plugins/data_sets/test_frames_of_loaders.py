@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import load_table
 from nvflare_plugins.scoring.columns import PYTHON, matrix_of
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.id_like import are_ids
-from nvflare_plugins.data_sets.table import load_table
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.id_like import are_ids
+from nvflare_plugins.data.table import load_table
 
 RNG = np.random.default_rng(5)
 IDS = {

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.identity import Relation, identify
-from nvflare_plugins.data_sets.parquet_parts import ParquetParts, Shard
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.identity import Relation, identify
+from nvflare_plugins.data.parquet_parts import ParquetParts, Shard
+from nvflare_plugins.data.table import load_table
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.refusals import refused_for
 
 KEY = bytes(range(32))

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DECIMALS, ENCODINGS, THOUSANDS, DataSet
-from nvflare_plugins.data_sets.identity import Relation, identify, overlap_of
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.data_sets.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.data.declaration import DECIMALS, ENCODINGS, THOUSANDS, DataSet
+from nvflare_plugins.data.identity import Relation, identify, overlap_of
+from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.data.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.refusals import refused
 
 KEY = bytes(32)

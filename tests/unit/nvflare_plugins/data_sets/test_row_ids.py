@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.row_ids import canonical_ids, load_ids
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.identity import canonical_ids, load_ids
 from tests.support.refusals import refused_for
 
 SPACES = st.text("\t\n\r \x0b\x0c\u00a0\u2003\u3000", max_size=3)

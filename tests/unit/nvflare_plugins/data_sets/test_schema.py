@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.schema import Column, Schema, compare
-from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.data.schema import Column, Schema, compare
+from nvflare_plugins.data.table import Table
 
 BASE = Schema((Column("age", "float"), Column("sex", "c", ("f", "m")), Column("bmi", "float")), "y", ("no", "yes"), "w")
 

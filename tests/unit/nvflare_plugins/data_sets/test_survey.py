@@ -15,15 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.shard_reader import passes_of, plain_reading
-from nvflare_plugins.data_sets.survey.columns import rounded_bounds
-from nvflare_plugins.data_sets.survey.findings import Use
-from nvflare_plugins.data_sets.survey.survey import survey
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.failures import DataRefusal
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.shard_reader import passes_of, plain_reading
+from nvflare_plugins.data.table import load_table
 from nvflare_plugins.scoring.model import Feature
 from nvflare_plugins.scoring.rows import read_rows
+from nvflare_plugins.survey.columns import Use, rounded_bounds
+from nvflare_plugins.survey.survey import survey
 from tests.support.surveyed import ROWS, SECRET, as_drafted, finding, hospital, kinds, labels, lines, numbers, written
 
 REAL = Path(os.environ.get("VEILBOOST_DATA", Path(__file__).parents[5] / "shared" / "data"))

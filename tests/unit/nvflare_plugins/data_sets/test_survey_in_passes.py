@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.parquet_parts import ParquetParts
-from nvflare_plugins.data_sets.survey.findings import Use
-from nvflare_plugins.data_sets.survey.survey import Survey, survey
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.parquet_parts import ParquetParts
+from nvflare_plugins.survey.columns import Use
+from nvflare_plugins.survey.survey import Survey, survey
 from tests.support.surveyed import kinds
 
 
@@ -71,7 +71,7 @@ def both_surveys(spec: DataSet, use: Use, monkeypatch: pytest.MonkeyPatch) -> tu
 
     with monkeypatch.context() as context:
         context.setattr(ParquetParts, "read", counted)
-        context.setattr("nvflare_plugins.data_sets.survey.raw_file.arrow_parquet", None)  # reads all columns
+        context.setattr("nvflare_plugins.survey.raw_file.arrow_parquet", None)  # reads all columns
         return whole, survey(dataclasses.replace(spec, memory="passes"), use), max(widths)
 
 

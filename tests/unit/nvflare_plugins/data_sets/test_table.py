@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table, load_table
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.xgb.objectives import objective_facts
 from tests.support.refusals import refused
 

@@ -14,9 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, ProtocolError
-from nvflare_plugins.dossier.archive import is_member_name, pack, unpack
-from nvflare_plugins.dossier.signature import MANIFEST, SIGNATURE, Dossier, open_dossier, seal
-from nvflare_plugins.evidence.authority import FlareAuthority
+from nvflare_plugins.dossier.archive import (
+    MANIFEST,
+    SIGNATURE,
+    Dossier,
+    is_member_name,
+    open_dossier,
+    pack,
+    seal,
+    unpack,
+)
+from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import canonical
 from nvflare_plugins.site.certificates import Identity
 from tests.support.examples import examples

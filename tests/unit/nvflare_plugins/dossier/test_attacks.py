@@ -11,12 +11,20 @@ import xgboost as xgb
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from dp_components.accounting.composition import PrivacyCost
-from dp_components.accounting.trade_off import TradeOff
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.dossier import attacks, membership, statistics
-from nvflare_plugins.dossier.attacks import AttackReport, run_attacks
-from nvflare_plugins.dossier.statistics import area_under_curve, difference, hits, hits_with_interval, share
+from dp_components.accounting import PrivacyCost, TradeOff
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.dossier import attacks
+from nvflare_plugins.dossier import attacks as membership
+from nvflare_plugins.dossier import attacks as statistics
+from nvflare_plugins.dossier.attacks import (
+    AttackReport,
+    area_under_curve,
+    difference,
+    hits,
+    hits_with_interval,
+    run_attacks,
+    share,
+)
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.model_json import with_lists
 

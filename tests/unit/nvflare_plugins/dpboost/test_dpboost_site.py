@@ -18,14 +18,12 @@ from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
-from nvflare_plugins.data_sets import declaration
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.dpboost.model import xgboost_model
-from nvflare_plugins.dpboost.server import DpBoostServer, steps
-from nvflare_plugins.dpboost.site import run_dpboost_site
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
+from nvflare_plugins.data import declaration
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import DpBoostServer, steps
+from nvflare_plugins.kinds.dpboost.training import run_dpboost_site, xgboost_model
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
 from tests.support.parties import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
 

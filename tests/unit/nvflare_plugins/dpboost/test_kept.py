@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.dpboost.kept import FILE, HASH_BYTES, KEY_BYTES, KeptAnswers
+from nvflare_plugins.kinds.dpboost.server import FILE, HASH_BYTES, KEY_BYTES, KeptAnswers
 
 KEYS = [bytes([n]) * KEY_BYTES for n in range(3)]
 OFFER_BYTES = KEY_BYTES + 8 + HASH_BYTES

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.cli.verify import Verdict, verify
-from nvflare_plugins.cli.verify_command import render
-from nvflare_plugins.evidence.authority import FlareAuthority
+from nvflare_plugins.cli.verify import Verdict, render, verify
+from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.log import utc_now
 from nvflare_plugins.site.certificates import Identity
 from tests.support import evidence_attempts

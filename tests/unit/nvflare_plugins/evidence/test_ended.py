@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.evidence.ended import DIED, before_attempt, put_aside, set_aside
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.evidence.reader import DIED, before_attempt, put_aside, read_log, set_aside
 
 KILLED = """
 import os, signal, sys

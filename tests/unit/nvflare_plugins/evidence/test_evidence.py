@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
-from nvflare_plugins.evidence import lines as lines_module
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.evidence import format as lines_module
 from nvflare_plugins.evidence import log as evidence_module
 from nvflare_plugins.evidence.format import (
     GENESIS,
@@ -27,8 +28,7 @@ from nvflare_plugins.evidence.format import (
     time_text,
 )
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.failures import reason_of
-from nvflare_plugins.wire.commitments import commitment
+from nvflare_plugins.wire.envelope import commitment
 from tests.simulation.disk import Disk
 
 

@@ -6,14 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nvflare_plugins.evidence.gone_on import (
-    SITES_FACT,
-    contradictions,
-    ended_early,
-    excused,
-    lost_of,
-    named,
-)
+from nvflare_plugins.evidence.reader import SITES_FACT, contradictions, ended_early, excused, lost_of, named
 
 ALL, LEFT = ("site-1", "site-2", "site-3"), ("site-1", "site-3")
 

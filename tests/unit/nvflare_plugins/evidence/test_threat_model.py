@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.evidence.contents import Protection
+from nvflare_plugins.evidence.format import Protection
 from nvflare_plugins.evidence.threat_model import (
     ALIGNMENT,
     BAGGING,
@@ -22,7 +22,7 @@ from nvflare_plugins.evidence.threat_model import (
     notes_for,
     protection_text,
 )
-from nvflare_plugins.site.policy.values import PROFILES, REMOVED_PROFILES
+from nvflare_plugins.site.policy import PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
 

@@ -15,18 +15,18 @@ import xgboost as xgb
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.payment import BucketPayment
-from nvflare_plugins.federboost_vertical.site import run_site
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.site.memory.persons_of_budgets import PersonsOfBudgets
-from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment
+from nvflare_plugins.kinds.federboost_vertical.training import run_site
+from nvflare_plugins.kinds.vertical.model.model import merge
+from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart, find_part
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
+from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.model.model import merge
-from nvflare_plugins.vertical.model.model_files import ActivePart, PassivePart, find_part
-from nvflare_plugins.vertical_inference.job import InferenceJob
-from nvflare_plugins.vertical_inference.site import run_inference
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import TIMEOUT_S
 from tests.support.parties import Parties, succeed
 from tests.support.refusals import refused_for

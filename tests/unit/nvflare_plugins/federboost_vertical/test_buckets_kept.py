@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
 from nvflare_plugins.evidence import audit
-from nvflare_plugins.evidence.contents import PAID_IN
-from nvflare_plugins.federboost_vertical.buckets import BucketBlock
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.federboost_vertical.kept import FILE_NAME, KeptBuckets, KeptEdges
-from nvflare_plugins.federboost_vertical.site import run_site
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.site.memory.sent_rows import SentRows
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.model.model_files import ActivePart, find_part
+from nvflare_plugins.evidence.format import PAID_IN
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.federboost_vertical.payment import FILE_NAME, KeptBuckets, KeptEdges
+from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.federboost_vertical.training import run_site
+from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, find_part
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.parties import Parties, succeed
 from tests.support.refusals import refused_for
 from tests.unit.nvflare_plugins.federboost_vertical import test_bucket_site as first
@@ -254,7 +254,7 @@ def readers() -> list[Callable]:
     ],
 )
 def test_headers_that_say_something_else_are_refused(tmp_path: Path, header: object) -> None:
-    from nvflare_plugins.federboost_vertical.kept import terms_of
+    from nvflare_plugins.kinds.federboost_vertical.payment import terms_of
 
     if isinstance(header, dict):
         header = {"terms": terms_of(again()), **header}

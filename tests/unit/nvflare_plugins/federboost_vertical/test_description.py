@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.federboost_vertical.description import Description
+from nvflare_plugins.kinds.federboost_vertical.job import Description
 
 GOOD = '{"a": {"low": 0, "high": 1}}'
 

@@ -28,8 +28,8 @@ from nvflare_plugins.flare.attempt import (
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.timeouts import REPORT_S, START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
-from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import Kind
 from tests.support.flare_network import FakeCell, Network
 
 SITES = ("site-1", "site-2", "site-3")

@@ -18,8 +18,8 @@ from he_processors.errors import (
     ProtocolError,
 )
 from nvflare_plugins.attempt.job_context import JobResult
-from nvflare_plugins.evidence.ended import MAX_ATTEMPTS
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.attempt import FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -29,7 +29,7 @@ from nvflare_plugins.flare.executor import (
     error_text,
 )
 from nvflare_plugins.flare.kept_jobs import is_noted
-from nvflare_plugins.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.setup import SetupOptions, set_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from nvflare_plugins.flare.life_signs import LONGEST_STEP_S, LifeSigns
+from nvflare_plugins.flare.timeouts import LONGEST_STEP_S, LifeSigns
 
 
 def signs() -> tuple[LifeSigns, list[float]]:

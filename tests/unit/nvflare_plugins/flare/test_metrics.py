@@ -16,7 +16,6 @@ from nvflare.fuel.data_event.data_bus import DataBus
 
 from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import Silent
-from nvflare_plugins.cluster.workers import TRIAL, Work, begin, workers_here
 from nvflare_plugins.flare.metrics import (
     KEPT_S,
     Family,
@@ -26,11 +25,10 @@ from nvflare_plugins.flare.metrics import (
     metrics_folder,
     rendered,
 )
-from nvflare_plugins.report.run_record import RoundRow, Spending
+from nvflare_plugins.pages.run_record import RoundRow, Spending
 from nvflare_plugins.wire.aggregation import Transfer
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.commitments import Commitment
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
+from nvflare_plugins.wire.envelope import Codec, Commitment, Frame, FrameType, Kind, Operation, Phase, TrainingStep
+from nvflare_plugins.workers.workers import TRIAL, Work, begin, workers_here
 
 LABELS = (("site", "site-1"), ("job_id", "j"), ("kind", "horizontal"), ("profile", "masks"))
 LINE = re.compile(r'[a-z_]+\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)+\} [-+.e0-9a-z]+')

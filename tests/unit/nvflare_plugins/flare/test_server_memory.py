@@ -15,13 +15,21 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
 from he_processors import bfv
-from nvflare_plugins.flare import pieces as pieces_module
-from nvflare_plugins.flare.pieces import Assembly, Label, pieces
-from nvflare_plugins.flare.transport import CHANNEL, TOPIC_ABORT, TOPIC_REPLY, FrameServer
+from nvflare_plugins.flare import transport as pieces_module
+from nvflare_plugins.flare.transport import CHANNEL, TOPIC_ABORT, TOPIC_REPLY, Assembly, FrameServer, Label, pieces
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.commitments import commitment
-from nvflare_plugins.wire.envelope import CHUNK_BYTES, Codec, Frame, FrameType, Operation, unpack
+from nvflare_plugins.wire.envelope import (
+    CHUNK_BYTES,
+    Codec,
+    Frame,
+    FrameType,
+    Kind,
+    Operation,
+    Phase,
+    TrainingStep,
+    commitment,
+    unpack,
+)
 
 ATTEMPT = bytes(range(16))
 SALT = bytes(range(1, 17))

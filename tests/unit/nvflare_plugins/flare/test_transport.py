@@ -11,9 +11,8 @@ import pytest
 from nvflare.fuel.f3.message import Message
 
 from he_processors.errors import JobAborted, ProtocolError
-from nvflare_plugins.flare import pieces as pieces_module
 from nvflare_plugins.flare import transport
-from nvflare_plugins.flare.pieces import Assembly, Label, pieces
+from nvflare_plugins.flare import transport as pieces_module
 from nvflare_plugins.flare.transport import (
     CHANNEL,
     TOPIC_ABORT,
@@ -22,9 +21,12 @@ from nvflare_plugins.flare.transport import (
     TOPIC_QUERY,
     TOPIC_REPLY,
     TOPIC_STATE,
+    Assembly,
     FrameServer,
+    Label,
     SiteTransport,
     label_state,
+    pieces,
 )
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.support.flare_network import FakeCell, Network

@@ -20,7 +20,7 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
 from jobs import horizontal
-from nvflare_plugins.flare.config_search import close_search, ignore_settings_here
+from nvflare_plugins.flare.components import close_search, ignore_settings_here
 from nvflare_plugins.site.flare_boundary import COMM_CONFIG, GUARD_FILE, JOB_GUARD_FILE
 from nvflare_plugins.site.setup import set_up
 from tests.support.flare_reads import PROCESSES

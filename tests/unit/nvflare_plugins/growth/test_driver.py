@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from nvflare_plugins.growth.driver import MAX_BATCH, TreeDriver
+from nvflare_plugins.growth.tree import MAX_BATCH, TreeDriver
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.growth.first_estimate import RESIDUAL_ROOTS, FirstEstimate, adaptive_leaves, leaf_parts
-from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.wire.catalogue import BaseScoreSource
+from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Objective, adaptive_leaves, leaf_parts
+from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
+from nvflare_plugins.xgb.cuts import quantile
 from nvflare_plugins.xgb.objectives import OBJECTIVES
 from nvflare_plugins.xgb.parameters import check_parameters
-from nvflare_plugins.xgb.quantiles import quantile
 
 OF_ITS_OWN = {
     "multi:softprob": {"num_class": 3},

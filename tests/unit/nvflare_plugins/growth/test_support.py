@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from nvflare_plugins.growth.arithmetic import why_not_own
 from nvflare_plugins.growth.metrics import _LOSSES
 from nvflare_plugins.growth.objectives import _FORMULAS, _SOFTMAX
-from nvflare_plugins.growth.support import why_not_own
-from nvflare_plugins.wire.catalogue import CURVE_METRICS
+from nvflare_plugins.wire.envelope import CURVE_METRICS
 from nvflare_plugins.xgb.objectives import _METRICS, OBJECTIVES
 from nvflare_plugins.xgb.parameters import _ALLOWED, _DART_ONLY, check_parameters
 
@@ -31,7 +31,7 @@ def test_what_the_grower_does_not_do_is_named(params: dict[str, object], reason:
 
 def test_every_parameter_that_a_job_may_have_is_decided() -> None:
     """A parameter that is new is refused until someone says that the grower reads it."""
-    from nvflare_plugins.growth.support import _ANY, _TAKEN
+    from nvflare_plugins.growth.arithmetic import _ANY, _TAKEN
 
     elsewhere = {"nthread", "verbosity", "validate_parameters", "disable_default_eval_metric", "process_type"}
     refused = {*_DART_ONLY, "sampling_method"}

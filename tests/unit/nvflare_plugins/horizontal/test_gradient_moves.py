@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal import gradient_moves
-from nvflare_plugins.horizontal.gradient_moves import GradientMoves, States
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.kinds.horizontal import gradient_moves
+from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves, States
 from nvflare_plugins.xgb.objectives import OBJECTIVES, gradients
 from nvflare_plugins.xgb.parameters import check_parameters
-from nvflare_plugins.xgb.weighed_round import with_last_round_weighed
+from nvflare_plugins.xgb.recalibration import with_last_round_weighed
 
 CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
 OWN = {

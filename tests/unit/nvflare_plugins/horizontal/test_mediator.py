@@ -22,11 +22,11 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import JobAborted, ProtocolError
-from nvflare_plugins.horizontal.mediated import mediator as mediator_module
-from nvflare_plugins.horizontal.mediated.federated_proto import SERVICE, reply_class, request_class
-from nvflare_plugins.horizontal.mediated.grammar import HorizontalGrammar, Message, TrainingShape
-from nvflare_plugins.horizontal.mediated.mediator import Mediator
-from nvflare_plugins.wire.catalogue import BaseScoreSource, Kind, Phase, TrainingStep
+from nvflare_plugins.kinds.horizontal.mediated import mediator as mediator_module
+from nvflare_plugins.kinds.horizontal.mediated.communicator import SERVICE, reply_class, request_class
+from nvflare_plugins.kinds.horizontal.mediated.grammar import HorizontalGrammar, Message, TrainingShape
+from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.versions import installed_release
 
 N_FEATURES, MAX_BIN = 3, 8

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.horizontal import site as site_module
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.site import run_site
+from nvflare_plugins.kinds.horizontal import site as site_module
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.wire.envelope import Operation
 from tests.support.memories import states
 from tests.support.parties import Parties

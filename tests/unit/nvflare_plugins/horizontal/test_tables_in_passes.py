@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Silent
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.identity import identify, named_rows, row_tags
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.horizontal import matrices
-from nvflare_plugins.horizontal.job import HorizontalJob
-from nvflare_plugins.horizontal.page_files import page_files, remove_left_behind
-from nvflare_plugins.xgb.cuts import SortedValues, from_keys, search_quantiles
-from nvflare_plugins.xgb.passed_values import PassedValues
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.identity import identify, named_rows, row_tags
+from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.kinds.horizontal import matrices
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.matrices import page_files, remove_left_behind
+from nvflare_plugins.xgb.cuts import PassedValues, SortedValues, from_keys, search_quantiles
 from tests.support.federation import Federation, succeed
 from tests.support.refusals import refused
 

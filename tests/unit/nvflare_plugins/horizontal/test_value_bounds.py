@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.wire.sums import Family, metric_quantity
 from nvflare_plugins.xgb.parameters import check_parameters
 

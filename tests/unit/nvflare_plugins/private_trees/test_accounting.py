@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dp_components.accounting.composition import compose, count_events
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.presets import PRESETS
+from dp_components.accounting import compose, count_events
+from nvflare_plugins.kinds.private_trees.job import JobPlan
+from nvflare_plugins.kinds.private_trees.presets import PRESETS
 from tests.support.private_federation import job_of
 
 COSTS = {

@@ -8,7 +8,7 @@ import numpy as np
 import xgboost as xgb
 
 from dp_components.split_candidates.candidates import Candidates
-from nvflare_plugins.private_trees.methods import dp_tr_newton
+from nvflare_plugins.kinds.private_trees.methods import dp_tr_newton
 from tests.support.refreshed import drawn_trees, empty_model
 
 CANDIDATES = Candidates(

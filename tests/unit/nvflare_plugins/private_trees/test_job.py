@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from dp_components.accounting.composition import compose, gaussian_limit
+from dp_components.accounting import compose, gaussian_limit
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.private_trees import job_plan
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.presets import PRESETS, resolve_method
-from nvflare_plugins.private_trees.summary import lines, report_sections, summarise, trust_text
+from nvflare_plugins.kinds.private_trees import job as job_plan
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.presets import PRESETS, resolve_method
+from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise, trust_text
 from tests.support.private_federation import PUBLIC, job_of
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dp_components.leaf_weights.query import CLIPPED_AT
-from nvflare_plugins.private_trees import default_2026_12
-from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
-from nvflare_plugins.private_trees.methods import dp_rf
-from nvflare_plugins.private_trees.presets import resolve_method
+from dp_components.leaf_weights import CLIPPED_AT
+from nvflare_plugins.kinds.private_trees import presets
+from nvflare_plugins.kinds.private_trees.methods import dp_rf
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_11, FEW_ROUNDS, resolve_method
 
 
 def test_a_forest_of_averages_is_one_batch_without_boosting() -> None:
@@ -15,10 +14,20 @@ def test_a_forest_of_averages_is_one_batch_without_boosting() -> None:
 
 
 def test_the_frozen_defaults_stay_as_they_were_frozen() -> None:
-    assert (DEFAULT.n_trees, DEFAULT.depth, DEFAULT.n_candidates, DEFAULT.batch_size) == (200, 4, 32, 1)
-    assert (DEFAULT.learning_rate, DEFAULT.ridge, DEFAULT.noise_ridge, DEFAULT.clip) == (0.3, 1.0, 3.0, 2.0)
+    assert (
+        DEFAULT_2026_11.n_trees,
+        DEFAULT_2026_11.depth,
+        DEFAULT_2026_11.n_candidates,
+        DEFAULT_2026_11.batch_size,
+    ) == (200, 4, 32, 1)
+    assert (
+        DEFAULT_2026_11.learning_rate,
+        DEFAULT_2026_11.ridge,
+        DEFAULT_2026_11.noise_ridge,
+        DEFAULT_2026_11.clip,
+    ) == (0.3, 1.0, 3.0, 2.0)
     assert (FEW_ROUNDS.n_trees, FEW_ROUNDS.batch_size, FEW_ROUNDS.learning_rate) == (240, 10, 1.5)
-    newer = default_2026_12.DEFAULT
+    newer = presets.DEFAULT_2026_12
     assert (newer.n_trees, newer.depth, newer.n_candidates, newer.batch_size) == (300, 4, 32, 1)
     assert (newer.learning_rate, newer.ridge, newer.noise_ridge, newer.clip) == (0.3, 1.0, 5.0, 2.0)
     assert (newer.query.name, newer.interactions.name, CLIPPED_AT) == ("CLIPPED", "INFORMED", 0.6)
@@ -26,5 +35,5 @@ def test_the_frozen_defaults_stay_as_they_were_frozen() -> None:
 
 
 def test_the_default_is_the_newest_and_older_ones_stay_selectable() -> None:
-    assert resolve_method("default", {}, 5) == resolve_method("default_2026_12", {}, 5) == default_2026_12.DEFAULT
-    assert resolve_method("default_2026_11", {}, 5) == DEFAULT
+    assert resolve_method("default", {}, 5) == resolve_method("default_2026_12", {}, 5) == presets.DEFAULT_2026_12
+    assert resolve_method("default_2026_11", {}, 5) == DEFAULT_2026_11

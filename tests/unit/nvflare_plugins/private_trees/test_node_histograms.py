@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dp_components.split_methods.greedy import in_numpy
-from nvflare_plugins.private_trees import node_histograms as module
-from nvflare_plugins.private_trees.node_histograms import node_histograms
-from nvflare_plugins.private_trees.presets import MAX_DEPTH
+from nvflare_plugins.kinds.private_trees import noisy_sums as module
+from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
+from nvflare_plugins.kinds.private_trees.presets import MAX_DEPTH
 
 N_BINS = 255
 

@@ -8,17 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components.accounting.composition import compose
+from dp_components.accounting import compose
 from dp_components.events import Release
-from dp_components.ledger import Ledger
-from dp_components.ledger_journal import Journal
+from dp_components.ledger import Journal, Ledger
 from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.payment import Payment
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.site import Payment
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.private_federation import BUDGET, DATA, job_of
 from tests.support.refusals import refused_for
 

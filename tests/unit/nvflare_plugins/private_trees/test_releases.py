@@ -8,17 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_components.accounting.composition import compose
+from dp_components.accounting import compose
 from dp_components.distributed_noise import NoiseShares
 from dp_components.errors import PrivacyRefusal
-from dp_components.events import GaussianEvent, Release
-from dp_components.leaf_weights.query import LeafQuery
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
+from dp_components.leaf_weights import LeafQuery
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
-from nvflare_plugins.private_trees import default_2026_12
-from nvflare_plugins.private_trees.default_2026_11 import DEFAULT, FEW_ROUNDS
-from nvflare_plugins.private_trees.methods import (
+from nvflare_plugins.kinds.private_trees import presets
+from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Method,
     SplitMethod,
@@ -30,11 +28,11 @@ from nvflare_plugins.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.private_trees.noisy_sums import NoisySums
-from nvflare_plugins.private_trees.releases import ReleasePlan, ReleaseSchedule
-from nvflare_plugins.private_trees.trust import Trust
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation
+from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
+from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_11, FEW_ROUNDS
+from nvflare_plugins.kinds.private_trees.releases import ReleasePlan, ReleaseSchedule
+from nvflare_plugins.kinds.private_trees.training import Trust
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
 from tests.support.private_trees import mu_of, plan_with, trusted_server
 
 DELTA = 1 / 21_000
@@ -68,8 +66,8 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
         (replace(dp_gbm(25), n_features_per_tree=1, query=LeafQuery.SCALAR), 50),
         (replace(feverless(25), n_features_per_tree=1, split_method=SplitMethod.PARTIALLY_RANDOM), 25 * 5),
         (replace(dp_tr_newton(200), batch_size=30), 200),  # six batches of 30 and one of 20
-        (DEFAULT, 200),
-        (default_2026_12.DEFAULT, 300),
+        (DEFAULT_2026_11, 200),
+        (presets.DEFAULT_2026_12, 300),
         (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
     ],
     ids=lambda value: value if isinstance(value, int) else value.name,
@@ -81,7 +79,7 @@ def test_queries(method, queries: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize(
     "method",
-    [DEFAULT, default_2026_12.DEFAULT, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
+    [DEFAULT_2026_11, presets.DEFAULT_2026_12, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
@@ -92,7 +90,7 @@ def test_the_releases_spend_their_budget_and_not_more(epsilon: float, method: Me
 
 def test_clipped_gradients_cost_the_same_at_six_tenths_of_the_noise() -> None:
     """What falls is the sensitivity, and with it the noise; the multiplier, which is paid for, stays."""
-    joint, clipped = (plan_with(replace(DEFAULT, query=query), BOUNDS, 0.3).releases for query in TWO_QUERIES)
+    joint, clipped = (plan_with(replace(DEFAULT_2026_11, query=query), BOUNDS, 0.3).releases for query in TWO_QUERIES)
     assert clipped.tree_noise.multiplier == joint.tree_noise.multiplier
     assert clipped.tree_noise.std[0] / joint.tree_noise.std[0] == pytest.approx(0.6, rel=1e-5)
     assert compose(clipped.events).mu_squared == pytest.approx(compose(joint.events).mu_squared, rel=1e-9)

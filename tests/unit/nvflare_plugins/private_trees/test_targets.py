@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_components.accounting.composition import compose
-from dp_components.leaf_weights.target import TWO_CLASSES, Number, SeveralClasses
+from dp_components.accounting import compose
+from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.check import _use_of
-from nvflare_plugins.dpboost.job import DpBoostJob
-from nvflare_plugins.private_trees.job import PrivateTreesJob
-from nvflare_plugins.private_trees.job_plan import JobPlan
-from nvflare_plugins.private_trees.presets import PRESETS
-from nvflare_plugins.private_trees.summary import lines, report_sections, summarise
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.presets import PRESETS
+from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.wire.envelope import Kind
 from tests.support.private_federation import PUBLIC, job_of
 
 NUMBERS = {"label_bounds": [0, 30]}

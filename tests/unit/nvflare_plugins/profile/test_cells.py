@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvflare_plugins.profile.cells import (
+from nvflare_plugins.kinds.profile.cells import (
     Cell,
     are_enough,
     least_values,

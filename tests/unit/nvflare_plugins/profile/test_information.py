@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from nvflare_plugins.profile.information import (
+from nvflare_plugins.kinds.profile.cells import (
     information_values,
     stability_index,
     values_by_chance,

@@ -10,7 +10,7 @@ from nvflare.recipe import PocEnv, SimEnv
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.recipes import HorizontalXGBRecipe, VeilPocEnv, examples, poc_env
 from nvflare_plugins.site.flare_boundary import gaps
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, set_up, workspaces
 
 

@@ -11,9 +11,8 @@ from he_processors.errors import ConfigurationError
 from jobs import bagging, horizontal
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.recipes import examples
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.setup import SetupOptions, set_up
-from nvflare_plugins.site.setup_state import missing
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.setup import SetupOptions, missing, set_up
 
 FOLDERS = sorted(path.parent for path in Path(horizontal.__file__).parent.glob("*/meta.json"))
 

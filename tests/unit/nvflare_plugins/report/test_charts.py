@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvflare_plugins.report.charts import (
+from nvflare_plugins.pages.charts import (
     WIDTH,
     Bar,
     Line,

@@ -14,26 +14,25 @@ import pytest
 import xgboost as xgb
 from jinja2 import StrictUndefined, meta
 
-from dp_components.accounting.composition import PrivacyCost
-from dp_components.ledger_records import Budget, JobSpending, LedgerHistory, LedgerIdentity
-from dp_components.neighbouring import NeighbouringRelation
+from dp_components.accounting import PrivacyCost
+from dp_components.events import NeighbouringRelation
+from dp_components.ledger import Budget, JobSpending, LedgerHistory, LedgerIdentity
 from nvflare_plugins.cli import drift
 from nvflare_plugins.dossier import attacks
-from nvflare_plugins.dossier.attacks import AttackReport, Bound
-from nvflare_plugins.dossier.membership import Attacked
+from nvflare_plugins.dossier.attacks import Attacked, AttackReport, Bound, Estimate, Reconstructed
 from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
-from nvflare_plugins.dossier.reconstruction import Reconstructed
-from nvflare_plugins.dossier.statistics import Estimate
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.evidence.plugin_claims import plugin_facts
+from nvflare_plugins.evidence.audit import plugin_facts
+from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.threat_model import Statement
-from nvflare_plugins.report import ledger_page, local_page, profile_page, tuning_page
-from nvflare_plugins.report.charts import Bar, horizontal_bars, picture
-from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
-from nvflare_plugins.report.pages import environment, page
-from nvflare_plugins.report.report import build_report
-from nvflare_plugins.report.run_record import (
+from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
+from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.pages.render import environment, page
+from nvflare_plugins.pages.report import build_report
+from nvflare_plugins.pages.run_record import (
+    EVALUATION,
+    TRAINING,
     Curve,
+    DataFacts,
     PointCurve,
     ReportSection,
     RoundRow,
@@ -41,7 +40,7 @@ from nvflare_plugins.report.run_record import (
     Spending,
     TrafficRow,
 )
-from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.pages.summary import build_summary
 from tests.support.evidence_attempts import Attempt
 
 HOSTILE = (

@@ -14,11 +14,11 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.evidence.contents import Content, Protection
+from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.report.report import build_report, feature_importance, write_report
-from nvflare_plugins.report.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.pages.report import build_report, feature_importance, write_report
+from nvflare_plugins.pages.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
 from tests.support.evidence_attempts import Attempt
 
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.report.data_facts import TRAINING, DataFacts
-from nvflare_plugins.report.run_record import Curve, RoundRow, RunRecord, Spending, TrafficRow
+from nvflare_plugins.pages.run_record import TRAINING, Curve, DataFacts, RoundRow, RunRecord, Spending, TrafficRow
 
 
 def example() -> RunRecord:

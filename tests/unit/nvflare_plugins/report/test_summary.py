@@ -11,10 +11,9 @@ from unittest import mock
 import pytest
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.evidence.contents import Content, Protection
-from nvflare_plugins.report.data_facts import EVALUATION, TRAINING, DataFacts
-from nvflare_plugins.report.run_record import RunRecord, Spending, TrafficRow
-from nvflare_plugins.report.summary import build_summary
+from nvflare_plugins.evidence.format import Content, Protection
+from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord, Spending, TrafficRow
+from nvflare_plugins.pages.summary import build_summary
 from tests.support.evidence_attempts import Attempt
 
 HOSTILE = '<script>alert("x")</script>\u202e'

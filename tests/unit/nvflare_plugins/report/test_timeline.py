@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from nvflare_plugins.report.charts import timeline
-from nvflare_plugins.report.run_record import RoundRow, RunRecord
+from nvflare_plugins.pages.charts import timeline
+from nvflare_plugins.pages.run_record import RoundRow, RunRecord
 
 SPANS = (("encrypt", 0.0, 1.0), ("prepare", 0.5, 3.0), ("unknown", 0.0, 4.0), ("decrypt", 3.0, 4.0))
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from nvflare_plugins.scoring.binned import auc, average_precision, kolmogorov_smirnov
+from nvflare_plugins.scoring.columns import auc, average_precision, kolmogorov_smirnov
 
 COUNTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=6).filter(
     lambda bins: sum(n for n, _ in bins) > 0 and sum(p for _, p in bins) > 0

@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from he_processors.errors import PolicyRefusal, ProtocolError
-from nvflare_plugins.cluster import desk
-from nvflare_plugins.cluster.workers import workers_here
-from nvflare_plugins.failures import WorkerFailure
-from nvflare_plugins.shards import lockstep
-from nvflare_plugins.shards.conversation import Ask, Conversation
-from nvflare_plugins.shards.lockstep import lead
-from nvflare_plugins.shards.place import one_model, runs_of, said_of_model
+from nvflare_plugins.base.failures import WorkerFailure
+from nvflare_plugins.workers import shards, worker_connection
+from nvflare_plugins.workers.shards import Ask, Conversation, lead, one_model, runs_of, said_of_model
+from nvflare_plugins.workers.workers import workers_here
 
 HERE = f"{__name__}:Adder"
 
@@ -39,7 +36,7 @@ class Adder(Conversation):
 
 @pytest.fixture(autouse=True)
 def parts_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_PACKAGE", "tests.")
+    monkeypatch.setattr(worker_connection, "_PACKAGE", "tests.")
 
 
 def added(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
@@ -97,10 +94,10 @@ def test_what_ends_the_leader_ends_every_work() -> None:
 
 def test_all_works_have_one_time_to_end_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[tuple[int, float]] = []
-    monkeypatch.setattr(lockstep, "wait", lambda ends, within: waited.append((len(ends), within)))
+    monkeypatch.setattr(shards, "wait", lambda ends, within: waited.append((len(ends), within)))
     with workers_here(3) as workers, pytest.raises(ProtocolError, match="not in step"):
         lead(workers, HERE, [(1,), (2, "leaves"), (3,)], added)
-    assert waited == [(3, lockstep._GRACE_S)]
+    assert waited == [(3, shards._GRACE_S)]
     assert no_work_is_left()
 
 

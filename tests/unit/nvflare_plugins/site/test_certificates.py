@@ -17,7 +17,7 @@ from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert
 
 from he_processors.errors import AuthenticationError, ConfigurationError
-from nvflare_plugins.evidence.authority import FlareAuthority
+from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.site.certificates import Identity, check_site_chain, fingerprint, verify_signature
 from tests.support.sessions import Authority, key_number
 

@@ -31,8 +31,7 @@ from nvflare_plugins.site.flare_boundary import (
     without_denied,
 )
 from nvflare_plugins.site.job_files import leftovers
-from nvflare_plugins.site.setup import SetupOptions, leftover_gaps, set_up, warnings_of
-from nvflare_plugins.site.setup_state import missing
+from nvflare_plugins.site.setup import SetupOptions, leftover_gaps, missing, set_up, warnings_of
 from tests.support.hostile_apps import HONEST
 
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any", "lead": {"byoc": "o:site", "ls": "any"}}}

@@ -15,7 +15,7 @@ from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED, Role, check_set_up, gaps
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.runtimes import Runtime, check_memory_is_kept, is_prepared, runtime_of, site_name
 from nvflare_plugins.site.setup import SetupOptions, check_files, set_up, warnings_of, workspaces
 from poc_workspace import run_poc

@@ -11,9 +11,17 @@ import pytest
 
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.data_sets.row_ids import load_ids
-from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import ARITHMETIC, PROFILES, Consents, Floors, JobTerms, noting_consents
+from nvflare_plugins.data.identity import load_ids
+from nvflare_plugins.site.policy import (
+    ARITHMETIC,
+    PROFILES,
+    Consents,
+    Floors,
+    JobTerms,
+    SitePolicy,
+    noting_consents,
+    template,
+)
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table, load_table
-from nvflare_plugins.horizontal.row_sampling import RowDraws
-from nvflare_plugins.site.policy.values import Floors
-from nvflare_plugins.tuning.folds import FoldDraws, fold_of_rows, rows_needed
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
+from nvflare_plugins.kinds.tuning.folds import FoldDraws, fold_of_rows, rows_needed
+from nvflare_plugins.site.policy import Floors
 
 SECRET, OTHER = bytes(range(32)), bytes(32)
 

@@ -15,16 +15,15 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.cluster.desk import Desk
-from nvflare_plugins.cluster.workers import LinkedWorkers, WorkerSilent, workers_here
-from nvflare_plugins.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.report.run_record import RunRecord
-from nvflare_plugins.tuning import fold_bins, fold_rows, site
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.limits import in_trial
-from nvflare_plugins.tuning.sharded import runs_of_chosen
-from nvflare_plugins.tuning.site import run_tuning_site
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.kinds.tuning import folds, site
+from nvflare_plugins.kinds.tuning.job import TuningJob, in_trial
+from nvflare_plugins.kinds.tuning.sharded import runs_of_chosen
+from nvflare_plugins.kinds.tuning.site import run_tuning_site
+from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.workers.worker_connection import Desk
+from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers_here
 from tests.support.federation import dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
@@ -149,8 +148,8 @@ def test_rows_whose_trees_the_sites_grow_are_binned_once_for_all_folds(
     shards: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    bind = fold_rows.bin_rows
-    monkeypatch.setattr(fold_rows, "bin_rows", lambda *args: made.append(args[2]) or bind(*args))
+    bind = folds.bin_rows
+    monkeypatch.setattr(folds, "bin_rows", lambda *args: made.append(args[2]) or bind(*args))
     in_shards(monkeypatch, shards)
     succeed(sites(tmp_path).run(run_tuning_site, job(num_rounds=1, engine="own")))
     assert len(made) == (3 + 2 + 1 if shards else 3) and sum(made) == 3 * 1500
@@ -160,8 +159,8 @@ def test_workers_get_their_rows_and_make_their_bins_once_and_the_report_says_wha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    bind = fold_bins.training_matrix
-    monkeypatch.setattr(fold_bins, "training_matrix", lambda *args: made.append(args[0].n_rows) or bind(*args))
+    bind = folds.training_matrix
+    monkeypatch.setattr(folds, "training_matrix", lambda *args: made.append(args[0].n_rows) or bind(*args))
     parties = sites(tmp_path)
     in_shards(monkeypatch, {"site-1": 3, "site-2": 2})
     succeed(parties.run(run_tuning_site, job(trials=[{"max_depth": 1}, {"max_depth": 2}], num_rounds=1)))

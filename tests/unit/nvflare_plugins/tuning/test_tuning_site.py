@@ -12,21 +12,21 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.data_sets.table import load_table
-from nvflare_plugins.failures import TooFewRows
-from nvflare_plugins.horizontal import preparation
-from nvflare_plugins.horizontal.growing import ARITHMETIC_ATTRIBUTE
-from nvflare_plugins.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.data.table import load_table
+from nvflare_plugins.kinds.horizontal import preparation
+from nvflare_plugins.kinds.horizontal.growing import ARITHMETIC_ATTRIBUTE
+from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.tuning import site as tuning_site
+from nvflare_plugins.kinds.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult
+from nvflare_plugins.kinds.tuning.site import run_tuning_site
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.tuning import site as tuning_site
-from nvflare_plugins.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
-from nvflare_plugins.tuning.job import TuningJob
-from nvflare_plugins.tuning.result import FoldScore, TrialResult, TuningResult
-from nvflare_plugins.tuning.site import run_tuning_site
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.support.federation import central_model, dies_at, leaf_difference
 from tests.support.parties import Parties, succeed

@@ -8,10 +8,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from nvflare_plugins.report.charts import Line, line_chart
-from nvflare_plugins.report.run_record import ReportSection
-from nvflare_plugins.vertical.guards.guards import Exposure
-from nvflare_plugins.vertical.guards.report import MEASURED, bins_section
+from nvflare_plugins.kinds.vertical.guards import MEASURED, Exposure, bins_section
+from nvflare_plugins.pages.charts import Line, line_chart
+from nvflare_plugins.pages.run_record import ReportSection
 
 FOUND = Exposure(56, 40, 20.635, 40, 0.0272, 0.0028, 0.02, 48, 5, 33, 12.51, 100)
 

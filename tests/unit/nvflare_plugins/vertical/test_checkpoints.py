@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.vertical.checkpoints import Checkpoint, read_checkpoints
+from nvflare_plugins.kinds.vertical.context import Checkpoint, read_checkpoints
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from he_processors.errors import JobAborted, ProtocolError
-from nvflare_plugins.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.vertical.protocol.responder import Responder
+from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.protocol.requests import Responder
 from tests.support.asking import PACE, PATIENCE_S, answering, asking, shout
 from tests.support.conversations import Site, converse
 

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from he_processors.errors import PolicyRefusal
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.noised.guard import NoisedGuard
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.messages import (
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.noised import NoisedGuard
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     Bits,
     DecisionRequest,
     HistogramRequest,
@@ -26,6 +24,8 @@ from nvflare_plugins.vertical.protocol.messages import (
     SplitRequest,
     TreeGradients,
 )
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from tests.support.vertical_federation import Joined, federate
 
 N_ROWS = 400

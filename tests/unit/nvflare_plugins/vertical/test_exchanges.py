@@ -7,16 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
-from nvflare_plugins.vertical.parameters import check_vertical_parameters
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.links import place_parties
-from nvflare_plugins.vertical.protocol.party_client import ConversationLink, answer_bytes
-from nvflare_plugins.vertical.protocol.requester import Requester
-from nvflare_plugins.vertical.protocol.responder import Responder
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl, place_parties
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.requests import ConversationLink, Requester, Responder, answer_bytes
 from tests.support.conversations import Site, converse
 
 DEADLINE_S = 60.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from he_processors.histogram.bins import BinLayout
-from nvflare_plugins.vertical.protocol.feature_blocks import (
+from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.kinds.vertical.protocol.conversation import (
     MOST_ADDITIONS,
     MOST_SLOTS,
     feature_blocks,

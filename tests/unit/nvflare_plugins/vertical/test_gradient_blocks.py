@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from nvflare_plugins.vertical.active import training as active
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol import elgamal_scheme, gradient_scheme
-from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import (
+from he_processors.fixed_point import PairFormat
+from nvflare_plugins.kinds.vertical.active import training as active
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme, gradient_scheme
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
     CLEAR_CODE,
     EncryptedHistogramMaker,
     gradient_owner,
     histogram_maker,
 )
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker, MaskStock
-from nvflare_plugins.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.vertical.shards.pair_shards import open_pairs
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker, MaskStock
+from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.shards.passive import open_pairs
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 

@@ -9,15 +9,13 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import PolicyRefusal, ProtocolError
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums
-from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.guards.guards import Guard
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.vertical.protocol.messages import (
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.protocol.messages import (
     Bits,
     HistogramAnswer,
     HistogramRequest,
@@ -26,6 +24,8 @@ from nvflare_plugins.vertical.protocol.messages import (
     SplitRequest,
     TreeGradients,
 )
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_tap import Tap
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.data_sets.declaration import VerticalRules
-from nvflare_plugins.site.memory.released_sums import ReleasedSums, differences, fingerprint_of
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.guards import Guard, SplitBits, merge_rare_bins
+from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.site.memory.released import ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.vertical.guards.guards import Guard, SplitBits, merge_rare_bins
-from nvflare_plugins.vertical.passive.cut_points import find_cut_points
 
 FLOOR = 20
 N_ROWS = 2000

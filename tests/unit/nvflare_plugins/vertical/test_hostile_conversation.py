@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
-from nvflare_plugins.vertical.protocol.fragmentation import ConversationStep, Flag, Fragment
-from nvflare_plugins.wire.catalogue import Kind
-from nvflare_plugins.wire.envelope import pack_list, unpack, unpack_list
+from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep, Flag, Fragment
+from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
 from tests.support.asking import PATIENCE_S, answering, asking, shout
 from tests.support.conversations import Site, converse
 from tests.support.federation import SiteDied

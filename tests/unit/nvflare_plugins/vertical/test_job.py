@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
 
 LEAST = {"active": "a", "data_set": "d", "label": "y"}
 

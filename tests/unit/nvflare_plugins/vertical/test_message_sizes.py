@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nvflare_plugins.growth.driver import MAX_BATCH
-from nvflare_plugins.vertical import message_sizes
-from nvflare_plugins.vertical.guards.tree_limits import TreeLimits
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.message_sizes import MessageSizes
-from nvflare_plugins.vertical.passive.party import PassiveParty
-from nvflare_plugins.vertical.protocol.messages import PartySchema, to_bytes
+from nvflare_plugins.growth.tree import MAX_BATCH
+from nvflare_plugins.kinds.vertical import message_sizes
+from nvflare_plugins.kinds.vertical.guards import TreeLimits
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.message_sizes import MessageSizes
+from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
+from nvflare_plugins.kinds.vertical.protocol.messages import PartySchema, to_bytes
 from tests.support.vertical_federation import Joined, federate
 
 DEEP = TreeLimits(12, 0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from he_processors.exact_sums import join
-from he_processors.histogram.plain_sums import NodeTotal
+from he_processors.histogram.sums import NodeTotal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, GradientUnit, SplitFormula, arithmetic_here
 from nvflare_plugins.growth.rows import ROOT, NodeSplit
-from nvflare_plugins.vertical.active.gradient_scale import EncodedGradients
-from nvflare_plugins.vertical.active.own_sums import OwnRows, OwnSums
-from nvflare_plugins.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.kinds.vertical.active.gradient_scale import EncodedGradients
+from nvflare_plugins.kinds.vertical.active.tree_growth import OwnRows, OwnSums
+from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 N_ROWS = 700

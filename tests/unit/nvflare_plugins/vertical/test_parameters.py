@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.growth.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.parameters import check_vertical_parameters
+from nvflare_plugins.growth.arithmetic import TreeParameters
+from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 
 NAMES = ["a", "b", "c"]
 REFUSED = {

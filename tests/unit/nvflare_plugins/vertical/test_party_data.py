@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.alignment.result import Alignment
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.data_sets.tabular_files import TabularFile
+from nvflare_plugins.data.tabular_files import TabularFile
+from nvflare_plugins.kinds.alignment.result import Alignment
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.party_data import PartyData, aliases_of, load_party
+from nvflare_plugins.kinds.vertical_inference.rows import load_rows
 from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.vertical.job import VerticalJob
-from nvflare_plugins.vertical.party_data import PartyData, aliases_of, load_party
-from nvflare_plugins.vertical_inference.rows import load_rows
+from nvflare_plugins.site.policy import SitePolicy
 
 FRAME = pd.DataFrame({"key": ["c", "a", "b"], "age": [1.0, np.nan, 3.0], "debt": [5, 6, 7], "y": [0, 1, 0]})
 

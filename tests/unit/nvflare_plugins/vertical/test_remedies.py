@@ -13,16 +13,15 @@ import pytest
 
 import nvflare_plugins
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.alignment.job import AlignmentJob
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.data_sets.declaration import DataSet, PrivacyBudget, VerticalRules
-from nvflare_plugins.federboost_vertical.job import BucketJob
-from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.site.policy.values import Consents, JobTerms
-from nvflare_plugins.vertical.job import Preset, VerticalJob, VerticalProfile
-from nvflare_plugins.vertical_inference import site as inference_site
-from nvflare_plugins.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.data.declaration import DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.kinds.alignment.job import AlignmentJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.vertical.job import Preset, VerticalJob, VerticalProfile
+from nvflare_plugins.kinds.vertical_inference import site as inference_site
+from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
+from nvflare_plugins.site.memory.budgets import PredictionBudget
+from nvflare_plugins.site.policy import Consents, JobTerms, SitePolicy
 from nvflare_plugins.xgb.parameters import ALIASES, check_parameters
 
 ROOT = Path(nvflare_plugins.__file__).parent
@@ -165,7 +164,7 @@ def test_plain_names_a_profile_of_the_same_kind(tmp_path, check, instead):
 
 
 def test_two_equal_aliases_name_the_key_of_the_data_set():
-    from nvflare_plugins.vertical.party_data import aliases_of
+    from nvflare_plugins.kinds.vertical.party_data import aliases_of
 
     with pytest.raises(ConfigurationError, match=r"data_sets\.<name>\.aliases"):
         aliases_of({"a": "f1"}, ("a", "b"))

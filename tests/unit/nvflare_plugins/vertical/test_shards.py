@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends, open_curve
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.elgamal.keys import generate_elgamal_key
 from he_processors.errors import ConfigurationError, ProtocolError
-from he_processors.fixed_pairs import PairFormat
-from he_processors.histogram.bin_noise import BinNoise
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import NodeTotal
-from he_processors.packing import REFUSED
-from he_processors.secret_key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from nvflare_plugins.cluster.workers import Workers, workers_here
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol import gradient_scheme
-from nvflare_plugins.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.vertical.shards import sharded_maker, sharded_owner, spread_opening
-from nvflare_plugins.vertical.shards.sharded_maker import ShardedHistogramMaker
-from nvflare_plugins.vertical.shards.sharded_owner import ShardedOwner
+from he_processors.fixed_point import REFUSED, PairFormat
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinNoise, NodeTotal
+from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
+from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.shards import owner as sharded_owner
+from nvflare_plugins.kinds.vertical.shards import owner as spread_opening
+from nvflare_plugins.kinds.vertical.shards import passive
+from nvflare_plugins.kinds.vertical.shards.owner import ShardedOwner
+from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.workers.workers import Workers, workers_here
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 
@@ -50,8 +50,8 @@ def data(n_rows: int = 300) -> Joined:
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows so small that shards begin and end within them."""
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_maker, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
     monkeypatch.setattr(spread_opening, "LEAST_SLOTS", 5)

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.histogram.bins import BinLayout
-from he_processors.histogram.plain_sums import BinSums, NodeTotal
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinSums, NodeTotal
 from nvflare_plugins.growth.arithmetic import (
     ARITHMETICS,
     Arithmetic,
     GradientUnit,
     NodeToSplit,
     SplitFormula,
+    TreeParameters,
     WeightBounds,
 )
-from nvflare_plugins.growth.tree_parameters import TreeParameters
-from nvflare_plugins.vertical.active.party_evaluation import Candidate, PartyEvaluator
+from nvflare_plugins.kinds.vertical.active.party_sums import Candidate, PartyEvaluator
 from tests.support.examples import examples
 
 F = np.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from nvflare_plugins.vertical.timing import MOST_SPANS, Stages, joined
+from nvflare_plugins.kinds.vertical.context import MOST_SPANS, Stages, joined
 
 
 def test_stages_of_several_threads_add_up_and_begin_anew_with_each_round():

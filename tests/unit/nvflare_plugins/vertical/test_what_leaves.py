@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends
-from he_processors.elgamal.digits import DigitFormat
+from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.vertical.protocol import gradient_scheme
-from nvflare_plugins.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, elgamal_owner
-from nvflare_plugins.vertical.protocol.encrypted_scheme import EncryptedGradientOwner, gradient_owner, histogram_maker
-from nvflare_plugins.vertical.protocol.messages import Message, to_bytes
+from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
+from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, elgamal_owner
+from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
+    EncryptedGradientOwner,
+    gradient_owner,
+    histogram_maker,
+)
+from nvflare_plugins.kinds.vertical.protocol.messages import Message, to_bytes
 from tests.support import in_process_link
 from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.vertical_inference.job import InferenceJob
+from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 
 GOOD = [
     {"model": "abc", "data_set": "new"},

@@ -13,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.site.memory.scoring_budget import ScoringRefusal
-from nvflare_plugins.vertical_inference.rows import Rows
-from nvflare_plugins.vertical_inference.serving.asked_rows import ASKED_FILE, AskedRows
-from nvflare_plugins.vertical_inference.serving.desk import Command, Desk, Refused
-from nvflare_plugins.vertical_inference.serving.door import Door, reachable
-from nvflare_plugins.vertical_inference.serving.messages import (
+from nvflare_plugins.kinds.vertical_inference.rows import Rows
+from nvflare_plugins.kinds.vertical_inference.serving.parties import RowOwner, Served, _Shown
+from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Command, Desk, Refused
+from nvflare_plugins.kinds.vertical_inference.serving.rows import (
+    ASKED_FILE,
+    AskedRows,
+    alignment_in_use,
+    note_alignment,
+)
+from nvflare_plugins.kinds.vertical_inference.serving.score_socket import Door, reachable
+from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
     LIMITS,
     Question,
     answered,
@@ -30,9 +35,7 @@ from nvflare_plugins.vertical_inference.serving.messages import (
     refused,
     split_question,
 )
-from nvflare_plugins.vertical_inference.serving.owner import RowOwner
-from nvflare_plugins.vertical_inference.serving.parties import Served, _Shown
-from nvflare_plugins.vertical_inference.serving.standing import alignment_in_use, note_alignment
+from nvflare_plugins.site.memory.budgets import ScoringRefusal
 from tests.unit.nvflare_plugins.vertical_inference.test_explanations import FEATURES, PART
 
 
@@ -109,7 +112,7 @@ def test_any_conversation_ends_in_one_text(questions):
 
 
 def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
-    from nvflare_plugins.vertical.protocol.messages import Bits, DecisionRequest, PathQuery, to_bytes
+    from nvflare_plugins.kinds.vertical.protocol.messages import Bits, DecisionRequest, PathQuery, to_bytes
 
     def ask(tree: int, node: int, rows: list[bool]) -> bytes:
         request = DecisionRequest(0, (PathQuery(tree, node, Bits.of(np.array(rows))),))

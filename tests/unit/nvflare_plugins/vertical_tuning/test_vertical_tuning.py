@@ -13,15 +13,15 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.cluster.workers import workers_here
-from nvflare_plugins.report.run_record import RunRecord
+from nvflare_plugins.kinds.tuning.folds import fold_of_names
+from nvflare_plugins.kinds.vertical_tuning import site as tuning_site
+from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
+from nvflare_plugins.kinds.vertical_tuning.site import run_vertical_tuning_site
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.policy.policy import SitePolicy
-from nvflare_plugins.tuning.folds import fold_of_names
-from nvflare_plugins.vertical_tuning import site as tuning_site
-from nvflare_plugins.vertical_tuning.job import VerticalTuningJob
-from nvflare_plugins.vertical_tuning.site import run_vertical_tuning_site
-from nvflare_plugins.wire.catalogue import Kind
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.workers.workers import workers_here
 from tests.support.federation import dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.vertical_jobs import give_columns, table

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
-from nvflare_plugins.wire.additions import WordSum, open_sum
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Operation, unpack
+from nvflare_plugins.wire.aggregation import WordSum, open_sum
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep, unpack
 
 ATTEMPT = bytes(16)
 

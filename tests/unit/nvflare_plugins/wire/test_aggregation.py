@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 
 from he_processors.errors import JobAborted, ProtocolError
 from he_processors.field61 import MODULUS
-from nvflare_plugins.wire.additions import add_words
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (
     Codec,
     Frame,
     FrameType,
+    Kind,
     Operation,
+    Phase,
+    TrainingStep,
     pack_list,
     unpack,
     unpack_list,

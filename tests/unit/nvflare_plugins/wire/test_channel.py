@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError
-from nvflare_plugins.wire.catalogue import Kind
 from nvflare_plugins.wire.channel import _ROOM_BESIDE, Channel, RescaleRequested
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, pack_list, unpack
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, pack_list, unpack
 
 SITES = ("a", "b", "c")
 ATTEMPT = b"attempt of tests"

@@ -17,9 +17,8 @@ from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.catalogue import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import Codec, FrameType, unpack
+from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.profiles import (
     BfvSums,
     CkksSums,

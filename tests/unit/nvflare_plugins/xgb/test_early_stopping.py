@@ -6,7 +6,7 @@ import xgboost as xgb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvflare_plugins.xgb.early_stopping import EarlyStopping
+from nvflare_plugins.xgb.rounds import EarlyStopping
 
 SCORES = st.lists(st.sampled_from([0.1, 0.25, 0.5, 0.75, 1e-6, 1e6]), min_size=1, max_size=12)
 

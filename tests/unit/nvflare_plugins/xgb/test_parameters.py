@@ -9,7 +9,7 @@ import pytest
 import xgboost
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.wire.catalogue import BaseScoreSource
+from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.xgb import objectives
 from nvflare_plugins.xgb.objectives import OBJECTIVES, LabelRule, Task
 from nvflare_plugins.xgb.parameters import check_parameters, effective_parameters, local_threads

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.xgb.quantiles import leaf_quantiles, quantile
+from nvflare_plugins.xgb.cuts import leaf_quantiles, quantile
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.xgb.model_json import model_bytes
-from nvflare_plugins.xgb.tree_documents import model_document, shortest_decimals, tree_document
+from nvflare_plugins.xgb.model_json import model_bytes, model_document, shortest_decimals, tree_document
 
 NAMES = ["Größe", "b"]
 SPLIT = (np.array([1, -1, -1]), np.array([2, -1, -1]), np.array([1, 7, 7]))

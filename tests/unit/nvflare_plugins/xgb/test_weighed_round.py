@@ -11,7 +11,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.model_json import model_bytes, trees_model, with_attribute
-from nvflare_plugins.xgb.weighed_round import MOST_STEPS, state_of, with_last_round_weighed
+from nvflare_plugins.xgb.recalibration import MOST_STEPS, state_of, with_last_round_weighed
 
 
 def rows(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.memory.added_rows import count_added
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict
+from nvflare_plugins.site.memory.released import count_added
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents
 
 SITES = ("a", "b", "c")
 SPEC = DataSet("train", Path("train.csv"), "csv")

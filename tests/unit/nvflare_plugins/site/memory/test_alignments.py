@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.failures import REGISTRY_TEXT, DataRefusal
+from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.site.memory.alignments import MOST_FAILURES, AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents
 from tests.support.memories import changed, told
 
 IDS = [f"person-{number}".encode() for number in range(20)]

@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.memories import told
 
 SITE = "site-2"

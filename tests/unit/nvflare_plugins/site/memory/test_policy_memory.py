@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 
 
 def policy(folder: Path, **document: object) -> SitePolicy:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
-from nvflare_plugins.site.memory.prediction_budget import PredictionBudget
+from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.schema import PREDICTIONS, counted, load_counts, save_counts
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 
 
 def policy(folder, **rules) -> SitePolicy:

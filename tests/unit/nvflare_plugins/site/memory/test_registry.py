@@ -14,14 +14,13 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.data_sets import identity as data_identity
-from nvflare_plugins.data_sets.declaration import DataSet
-from nvflare_plugins.data_sets.table import Table
+from nvflare_plugins.data import identity as data_identity
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy, template
-from nvflare_plugins.site.policy.values import Consents
+from nvflare_plugins.site.policy import Consents, SitePolicy, template
 from tests.support.memories import changed, told
 from tests.support.refusals import refused, refused_for
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.site.memory.budgets import ScoringBudget
 from nvflare_plugins.site.memory.schema import counted
 from nvflare_plugins.site.memory.scored_rows import ScoredRows
-from nvflare_plugins.site.memory.scoring_budget import ScoringBudget
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
 from tests.support.memories import changed, told
 
 NAMES = ["ann", "bob", "cem"]

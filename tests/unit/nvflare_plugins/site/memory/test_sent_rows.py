@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.failures import DataRefusal
-from nvflare_plugins.site.memory.sent_rows import SentRows
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy.policy import SitePolicy, template
+from nvflare_plugins.site.policy import SitePolicy, template
 from tests.support.memories import told
 from tests.support.refusals import refused_for
 

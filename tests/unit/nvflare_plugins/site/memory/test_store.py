@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.site.memory import store, volume
+from nvflare_plugins.site.memory import store
+from nvflare_plugins.site.memory import store as volume
 from nvflare_plugins.site.memory.schema import load_array, store_array
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory
 from tests.support.memories import changed, told

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nvflare_plugins
-from nvflare_plugins.site.memory.stored_arrays import read_arrays
+from nvflare_plugins.site.memory.store import read_arrays
 
 ARRAYS = {
     "floats": np.array([1.5, np.nan, -0.0], dtype=np.float32),

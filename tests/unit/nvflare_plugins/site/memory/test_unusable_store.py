@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.failures import machine_failure
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.schema import FORMAT, store_array
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory

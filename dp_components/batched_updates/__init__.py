@@ -1,1 +1,0 @@
-"""A2: how many trees share one set of gradients."""

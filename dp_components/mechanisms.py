@@ -1,0 +1,502 @@
+"""Mechanisms: each returns a ``Release``, noised data together with the event that pays for them; all draw exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dp_components.events import (
+    DiscreteGaussianEvent,
+    ExponentialEvent,
+    LaplaceEvent,
+    LocalRandomisedResponseEvent,
+    NeighbouringRelation,
+    Release,
+)
+from dp_components.randomness import OS_RANDOMNESS, RandomSource, random_below, random_words
+from dp_components.sensitivity import Norm, Sensitivity
+
+# Exact coin tosses with irrational probabilities, fast.
+#
+# A coin with probability p is a uniform number U in [0, 1) with infinitely many bits, and the question whether U < p.
+# The first 64 bits of U and p in double precision answer it unless the two are closer than the error of p, which
+# happens about once in 10^11 tosses. Only then p is computed in decimal arithmetic with a proven error, and further
+# bits of U are drawn, until the question is settled. So each outcome has exactly the probability p; floating point
+# decides nothing by itself.
+
+
+RELATIVE_ERROR = 2.0**-36
+"""Callers promise that their double probabilities are this near, or that probability and value are below 2^-64."""
+
+ExactProbability = Callable[[int, Context], Decimal]
+"""(index of the toss, context) -> p, with a relative error below 10^(10 - precision of the context)."""
+
+
+def toss(probabilities: NDArray[np.float64], exact: ExactProbability, randomness: RandomSource) -> NDArray[np.bool_]:
+    """Toss one independent coin for each probability.
+
+    Shapes:   probabilities: float64[n] in [0, 1]; result: bool[n].
+    Security: takes a number of steps that depends on the outcome; timing is outside the threat model.
+
+    Args:
+        probabilities: approximate probabilities, as near as ``RELATIVE_ERROR`` says.
+        exact: the exact ones, asked for only where the approximation does not decide.
+        randomness: source of the bits.
+    """
+    words = random_words(probabilities.size, randomness)
+    uniform = np.ldexp(words.astype(np.float64), -64)
+    # The absolute part covers the 64 bits of U, and probabilities so small that they round to nothing.
+    margin = probabilities * (2 * RELATIVE_ERROR) + 2.0**-62
+    heads = uniform < probabilities
+    for i in np.flatnonzero(np.abs(uniform - probabilities) <= margin):
+        heads[i] = _settle(int(i), int(words[i]), exact, randomness)
+    return heads
+
+
+def _settle(i: int, word: int, exact: ExactProbability, randomness: RandomSource) -> bool:
+    """Decide U < p, where ``word`` holds the first 64 bits of U, with as many digits and bits as it takes."""
+    n_bits = 64
+    while True:
+        # The precision is always well beyond 2^-n_bits, so that 2^n_bits is held exactly.
+        context = Context(prec=n_bits // 2 + 30, rounding=ROUND_HALF_EVEN, Emin=-999_999_999, Emax=999_999_999)
+        p = exact(i, context)
+        error = context.multiply(p, Decimal(10) ** (11 - context.prec))
+        one = context.power(Decimal(2), n_bits)
+        low, high = context.multiply(context.subtract(p, error), one), context.multiply(context.add(p, error), one)
+        if word + 1 <= low:
+            return True
+        if word >= high:
+            return False
+        word = (word << 64) | int.from_bytes(randomness.bytes(8), "little")
+        n_bits += 64
+
+
+# Exact sampling from a symmetric distribution on the integers, by rejection from blocks of falling weight.
+#
+# Proposal: |y| = j w + r with P(j) = 2^-(j + 1), r uniform below a power of two w, and a fair sign; -0 is thrown away.
+# All of that is bits of random words, hence exact. A proposal is kept with probability exp(-energy(y)) 2^j e, tossed
+# exactly (exact_bernoulli.py), where the envelope e makes this at most 1. Kept values have exactly the distribution
+# proportional to exp(-energy), without truncation; one proposal in two to four is kept.
+#
+# Reference: rejection on the integers with exact coins as in Canonne, Kamath and Steinke, The Discrete Gaussian for
+# Differential Privacy, section 5; their coins are rational, ours are decided lazily, which works on whole arrays.
+
+
+LARGEST_SCALE = 2.0**44
+"""Values stay below 2^53 but for probabilities that no run will ever meet, so that doubles hold them exactly."""
+
+_SIGN_BIT = 46
+_J_BITS = 64 - _SIGN_BIT - 1
+
+
+class SymmetricTarget(Protocol):
+    """A distribution with P(y) proportional to exp(-energy(|y|)), with an energy that never falls in |y|."""
+
+    @property
+    def block_bits(self) -> int:
+        """log2 of the block width w."""
+
+    @property
+    def envelope(self) -> float:
+        """A dyadic e with exp(-energy(j w)) 2^j e <= 1 for every j >= 0."""
+
+    def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the energy in doubles, with a relative error of at most 10 * 2^-53."""
+
+    def exact_energy(self, magnitude: int, context: Context) -> Decimal:
+        """Return the energy with the relative precision of the context, up to a factor of 100."""
+
+
+def sample_symmetric(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+    """Draw ``n`` independent integers.
+
+    Shapes: result: int64[n].
+    """
+    parts: list[NDArray[np.int64]] = []
+    missing = n
+    while missing > 0:
+        # Proposals are independent, so dropping surplus values by their position favours none.
+        kept = _keep(target, 3 * missing + 16, randomness)[:missing]
+        parts.append(kept)
+        missing -= kept.size
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _keep(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+    """Make ``n`` proposals and return those that are kept, in order."""
+    words = random_words(n, randomness)
+    j = _geometric(words >> np.uint64(_SIGN_BIT + 1), randomness)
+    offset = (words & np.uint64((1 << target.block_bits) - 1)).astype(np.int64)
+    magnitude = (j << target.block_bits) + offset
+    is_negative = (words >> np.uint64(_SIGN_BIT) & np.uint64(1)).astype(bool)
+
+    def exact(i: int, context: Context) -> Decimal:
+        # exp is correctly rounded; an energy of up to 10^5 with relative error e makes a relative error of 10^5 e.
+        falling = context.exp(context.minus(target.exact_energy(int(magnitude[i]), context)))
+        return context.multiply(context.multiply(falling, Decimal(target.envelope)), Decimal(2 ** int(j[i])))
+
+    probability = np.ldexp(np.exp(-target.energy(magnitude.astype(np.float64))) * target.envelope, j)
+    is_kept = toss(probability, exact, randomness) & ~(is_negative & (magnitude == 0))
+    result: NDArray[np.int64] = np.where(is_negative, -magnitude, magnitude)[is_kept]
+    return result
+
+
+def _geometric(fields: NDArray[np.uint64], randomness: RandomSource) -> NDArray[np.int64]:
+    """Return the number of zeros before the first one in endless random bits that begin with ``fields``."""
+    one, field_mask = np.uint64(1), np.uint64((1 << _J_BITS) - 1)
+    zeros = np.zeros(fields.size, dtype=np.int64)
+    fields = fields & field_mask
+    while (empty := np.flatnonzero(fields == 0)).size:
+        zeros[empty] += _J_BITS
+        fields[empty] = random_words(empty.size, randomness) & field_mask
+    # f & -f keeps the lowest one; one less than that has as many ones as there were zeros below it.
+    return zeros + np.bitwise_count((fields & (~fields + one)) - one).astype(np.int64)
+
+
+def block_bits_of(scale: float) -> int:
+    """Return log2 of the least power of two that is at least ``scale``, and at least 1."""
+    fraction, exponent = math.frexp(scale)
+    return max(0, exponent - 1 if fraction == 0.5 else exponent)
+
+
+def require_scale(scale: float) -> float:
+    """Return a scale that the sampler can hold.
+
+    Raises:
+        ValueError: it is not in (0, 2^44] grid units.
+    """
+    if not 0 < scale <= LARGEST_SCALE:
+        raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")
+    return float(scale)
+
+
+# The discrete Gaussian: P(y) proportional to exp(-y^2 / (2 s^2)) on the integers.
+
+
+def sample_discrete_gaussian(scale: float, n: int, randomness: RandomSource = OS_RANDOMNESS) -> NDArray[np.int64]:
+    """Draw ``n`` independent discrete Gaussians, exactly.
+
+    Shapes:   result: int64[n].
+    Units:    ``scale`` is the parameter s in grid units; the double itself is the parameter, not something near it.
+    Capacity: s up to 2^44.
+
+    Raises:
+        ValueError: ``scale`` is out of range or ``n`` is negative.
+    """
+    if n < 0:
+        raise ValueError("n must not be negative")
+    return sample_symmetric(_DiscreteGaussian(require_scale(scale)), n, randomness)
+
+
+@dataclass(frozen=True, slots=True)
+class _DiscreteGaussian:
+    """Energy y^2 / (2 s^2).
+
+    With w >= s, exp(-(j w)^2 / (2 s^2)) 2^j is largest at j = 1, where it is 2 / sqrt(e) = 1.2131, and 13/16 of that is
+    below 1.
+    """
+
+    scale: float
+    envelope: float = 13 / 16
+
+    @property
+    def block_bits(self) -> int:
+        return block_bits_of(self.scale)
+
+    def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        ratio = magnitude / self.scale
+        return ratio * ratio / 2
+
+    def exact_energy(self, magnitude: int, context: Context) -> Decimal:
+        # A double is a decimal fraction, so Decimal(scale) is the very parameter.
+        ratio = context.divide(Decimal(magnitude), Decimal(self.scale))
+        return context.divide(context.multiply(ratio, ratio), Decimal(2))
+
+
+# The discrete Laplace distribution: P(y) proportional to exp(-|y| / b) on the integers.
+
+
+def sample_discrete_laplace(scale: float, n: int, randomness: RandomSource = OS_RANDOMNESS) -> NDArray[np.int64]:
+    """Draw ``n`` independent discrete Laplace values, exactly and without a cut tail: pure epsilon would not bear one.
+
+    Shapes:   result: int64[n].
+    Units:    ``scale`` is the parameter b in grid units.
+    Capacity: b up to 2^44.
+
+    Raises:
+        ValueError: ``scale`` is out of range or ``n`` is negative.
+    """
+    if n < 0:
+        raise ValueError("n must not be negative")
+    return sample_symmetric(_DiscreteLaplace(require_scale(scale)), n, randomness)
+
+
+@dataclass(frozen=True, slots=True)
+class _DiscreteLaplace:
+    """Energy |y| / b. With w >= b, exp(-j w / b) 2^j <= (2 / e)^j <= 1."""
+
+    scale: float
+    envelope: float = 1.0
+
+    @property
+    def block_bits(self) -> int:
+        return block_bits_of(self.scale)
+
+    def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
+        return magnitude / self.scale
+
+    def exact_energy(self, magnitude: int, context: Context) -> Decimal:
+        return context.divide(Decimal(magnitude), Decimal(self.scale))
+
+
+# The exponential mechanism, drawn exactly.
+
+
+_LARGEST_BLOCK = 1 << 16
+
+
+def choose_exponentially(
+    utilities: ArrayLike, sensitivity: Sensitivity, epsilon: float, randomness: RandomSource = OS_RANDOMNESS
+) -> Release:
+    """Choose candidate i with probability proportional to exp(epsilon * utility_i / (2 * sensitivity)).
+
+    A candidate is proposed uniformly and kept with probability exp(epsilon (utility_i - largest) / (2 sensitivity)),
+    tossed exactly. The best is always kept, so the expected number of proposals is at most that of candidates.
+
+    Shapes:  utilities: int64[n_candidates], rounded onto a grid; the sensitivity holds after that rounding.
+    Privacy: exactly ``epsilon``, delta 0. The list of candidates must not depend on the rows.
+
+    Returns:
+        The index of the chosen candidate, int64[1], with an ``ExponentialEvent``.
+
+    Raises:
+        ValueError: no candidates, no integers, not a utility sensitivity, or ``epsilon`` is out of range.
+    Reference: McSherry and Talwar, Mechanism Design via Differential Privacy; DPBoost, Algorithm 1.
+    """
+    values = np.asarray(utilities)
+    if values.ndim != 1 or values.size == 0 or values.dtype.kind not in "iu" or np.any(np.abs(values) > 1 << 52):
+        raise ValueError("utilities are a non-empty vector of integers up to 2^52")
+    if sensitivity.norm is not Norm.UTILITY:
+        raise ValueError("the exponential mechanism needs a utility sensitivity")
+    event = ExponentialEvent(epsilon, sensitivity.relation)
+    behind = int(values.max()) - values.astype(np.int64)
+    rate = epsilon / (2 * sensitivity.bound)
+    block = min(2 * values.size + 8, _LARGEST_BLOCK)
+    while True:
+        proposed = random_below(values.size, block, randomness)
+
+        def exact(i: int, context: Context, proposed: np.ndarray = proposed) -> Decimal:
+            product = context.multiply(Decimal(epsilon), Decimal(int(behind[proposed[i]])))
+            return context.exp(context.minus(context.divide(product, Decimal(2 * sensitivity.bound))))
+
+        kept = np.flatnonzero(toss(np.exp(-rate * behind[proposed]), exact, randomness))
+        if kept.size:
+            return Release(proposed[kept[:1]], event)
+
+
+def utility_sensitivity(bound: float, grid: float, sensitivity: Sensitivity) -> Sensitivity:
+    """Return the sensitivity of real utilities after ``grid_utilities``: rounding adds at most one grid unit.
+
+    Args:
+        bound: the most that one neighbouring step changes any real utility.
+        grid: the grid's step.
+        sensitivity: of the rows; its relation is taken over.
+    """
+    units = bound / grid * (1 + 2.0**-40) + 1
+    return Sensitivity(units, Norm.UTILITY, sensitivity.relation)
+
+
+def grid_utilities(utilities: ArrayLike, grid: float) -> np.ndarray:
+    """Round real utilities down onto a grid.
+
+    Shapes: utilities: float64[n]; result: int64[n], in units of ``grid``.
+
+    Raises:
+        ValueError: they are not finite, or too large for the grid.
+    """
+    scaled = np.floor(np.asarray(utilities, dtype=np.float64) / grid)
+    if not np.all(np.abs(scaled) <= 2.0**52):
+        raise ValueError("utilities must be finite and at most 2^52 grid units")
+    return scaled.astype(np.int64)
+
+
+# The Gaussian mechanism on integers: a sum plus discrete Gaussian noise.
+
+
+# Covers the few roundings between a scale and the multiplier that is accounted for it.
+_DOWN = 1 - 2.0**-49
+
+
+def add_gaussian_noise(
+    sums: ArrayLike,
+    sensitivity: Sensitivity,
+    noise_multiplier: float,
+    randomness: RandomSource = OS_RANDOMNESS,
+) -> Release:
+    """Add fresh noise to each coordinate of one query.
+
+    Shapes:  sums: int64[..., n_coordinates], the last axis as the sensitivity's weights; or any shape for weight 1.
+    Units:   grid units, as the sensitivity.
+    Privacy: one query; the release is 1/noise_multiplier-GDP up to what accounting.py adds. Coordinate i
+        has standard deviation noise_multiplier * bound / weights[i]. Every coordinate is noised, empty ones too.
+
+    Args:
+        sums: the exact query, of integers.
+        sensitivity: its L2 sensitivity.
+        noise_multiplier: standard deviation over sensitivity.
+        randomness: source of the noise.
+
+    Returns:
+        The noised sums with a ``DiscreteGaussianEvent``.
+
+    Raises:
+        ValueError: not an L2 sensitivity, not integers, another number of coordinates, a noise out of range.
+    """
+    exact = require_integers(sums, sensitivity)
+    value = exact + draw_noise(exact.shape, share_scales(sensitivity, noise_multiplier), randomness)
+    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier))
+
+
+def gaussian_event(
+    n_values: int, sensitivity: Sensitivity, noise_multiplier: float, n_shares: int = 1
+) -> DiscreteGaussianEvent:
+    """Return the event that a release will carry, for a plan made before anything is drawn.
+
+    Args:
+        n_values: number of values of the query in all.
+        sensitivity: the query's.
+        noise_multiplier: as it will be given to the mechanism.
+        n_shares: 1, or the shares unknown to a coalition (``NoiseShares.n_honest``).
+    """
+    scales = share_scales(sensitivity, noise_multiplier, n_shares)
+    # What is accounted is computed back from the scales that are really sampled.
+    least = min(scale * weight for scale, weight in zip(scales, sensitivity.weights, strict=True))
+    multiplier = least * math.sqrt(n_shares) / sensitivity.bound * _DOWN
+    each = n_values // len(scales)
+    return DiscreteGaussianEvent(multiplier, sensitivity.relation, tuple((scale, each) for scale in scales), n_shares)
+
+
+def share_scales(sensitivity: Sensitivity, noise_multiplier: float, n_shares: int = 1) -> tuple[float, ...]:
+    """Return the parameter of one share per weight: multiplier * bound / weight / sqrt(n_shares), rounded up.
+
+    Units: grid units.
+
+    Raises:
+        ValueError: it is not an L2 sensitivity, or the multiplier is not a number above 0.
+    """
+    if sensitivity.norm is not Norm.L2:
+        raise ValueError("Gaussian noise needs an L2 sensitivity")
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
+        raise ValueError("noise_multiplier must be a finite number above 0")
+    whole = noise_multiplier * sensitivity.bound / math.sqrt(n_shares)
+    return tuple(whole / weight * (1 + 2.0**-50) for weight in sensitivity.weights)
+
+
+def require_integers(sums: ArrayLike, sensitivity: Sensitivity) -> NDArray[np.int64]:
+    """Return the query as int64.
+
+    Raises:
+        ValueError: it has no values, is not of integers, comes near the end of int64, or its last axis does not match.
+    """
+    exact = np.asarray(sums)
+    if exact.dtype.kind not in "iu" or exact.size == 0 or exact.ndim == 0:
+        raise ValueError("a query is a non-empty array of integers: use grid_integers for sums of grid values")
+    exact = exact.astype(np.int64)
+    if np.any((exact > 1 << 60) | (exact < -(1 << 60))):
+        raise ValueError("sums beyond 2^60 grid units: use a coarser grid")
+    if len(sensitivity.weights) > 1 and exact.shape[-1] != len(sensitivity.weights):
+        raise ValueError("the last axis of the query must have one coordinate per weight of the sensitivity")
+    return exact
+
+
+def draw_noise(shape: tuple[int, ...], scales: tuple[float, ...], randomness: RandomSource) -> NDArray[np.int64]:
+    """Draw noise for a query whose last axis has one coordinate per scale (any shape for a single scale).
+
+    Shapes: result: int64[shape].
+    """
+    each = math.prod(shape) // len(scales)
+    columns = [sample_discrete_gaussian(scale, each, randomness) for scale in scales]
+    return np.stack(columns, axis=-1).reshape(shape)
+
+
+# The Laplace mechanism on integers: a sum plus discrete Laplace noise, for pure epsilon.
+
+
+def add_laplace_noise(
+    sums: ArrayLike, sensitivity: Sensitivity, epsilon: float, randomness: RandomSource = OS_RANDOMNESS
+) -> Release:
+    """Add fresh discrete Laplace noise with parameter b = sensitivity / epsilon to each coordinate of one query.
+
+    Shapes:  sums: int64[...].
+    Units:   grid units, as the sensitivity.
+    Privacy: exactly ``epsilon``, delta 0: the likelihood ratio of any output is at most exp(|difference|_1 / b).
+
+    Raises:
+        ValueError: not an L1 sensitivity with one weight, not integers, or ``epsilon`` is out of range.
+    Reference: Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms.
+    """
+    if sensitivity.norm is not Norm.L1 or sensitivity.weights not in ((1.0,), (1.0,) * len(sensitivity.weights)):
+        raise ValueError("Laplace noise needs an L1 sensitivity with weights 1")
+    event = LaplaceEvent(epsilon, sensitivity.relation)
+    exact = require_integers(sums, sensitivity)
+    scale = sensitivity.bound / epsilon
+    while Fraction(sensitivity.bound) > Fraction(scale) * Fraction(epsilon):
+        scale = math.nextafter(scale, math.inf)
+    noise = sample_discrete_laplace(scale, exact.size, randomness)
+    return Release(exact + noise.reshape(exact.shape), event)
+
+
+# Randomised response over the buckets of a feature: FederBoost's local differential privacy.
+
+
+def randomise_buckets(
+    buckets: ArrayLike,
+    n_buckets: ArrayLike,
+    epsilon: float,
+    relation: NeighbouringRelation = NeighbouringRelation.CHANGE_VALUE,
+    randomness: RandomSource = OS_RANDOMNESS,
+) -> Release:
+    """Keep each bucket with probability e^epsilon / (e^epsilon + q - 1), else send one of the others, uniformly.
+
+    Shapes:  buckets: int64[n_rows, n_features] in [0, n_buckets[feature]); n_buckets: int64[n_features].
+    Privacy: exactly ``epsilon`` for one value of one row, n_features times that for a row. The edges must be public or
+        paid for: edges that are ranks of the data make one row's output depend on the others.
+
+    Returns:
+        The randomised buckets with a ``LocalRandomisedResponseEvent``; a feature with one bucket is sent as it is.
+
+    Raises:
+        ValueError: a bucket is out of range, shapes differ, or ``epsilon`` is out of range.
+    Reference: FederBoost (Tian et al.), section 4; dp_components/README.md, section 9, with q per feature.
+    """
+    ids, sizes = np.asarray(buckets), np.asarray(n_buckets)
+    if ids.ndim != 2 or sizes.shape != ids.shape[1:] or ids.dtype.kind not in "iu" or sizes.dtype.kind not in "iu":
+        raise ValueError("buckets must be an integer matrix with one number of buckets per column")
+    if np.any(sizes < 1) or np.any(ids < 0) or np.any(ids >= sizes):
+        raise ValueError("a bucket is out of range")
+    event = LocalRandomisedResponseEvent(epsilon, ids.shape[1], relation)
+    columns = [_randomise(ids[:, f].astype(np.int64), int(sizes[f]), epsilon, randomness) for f in range(len(sizes))]
+    return Release(np.stack(columns, axis=1), event)
+
+
+def _randomise(ids: np.ndarray, n_buckets: int, epsilon: float, randomness: RandomSource) -> np.ndarray:
+    if n_buckets == 1 or ids.size == 0:
+        return ids
+    # Without overflow for large epsilon: 1 / (1 + (q - 1) e^-epsilon).
+    keep = 1 / (1 + (n_buckets - 1) * math.exp(-epsilon))
+
+    def exact(_: int, context: Context) -> Decimal:
+        odds = context.multiply(Decimal(n_buckets - 1), context.exp(Decimal(-epsilon)))
+        return context.divide(Decimal(1), context.add(Decimal(1), odds))
+
+    is_kept = toss(np.full(ids.size, keep), exact, randomness)
+    # A step of 1 .. q - 1 around the circle reaches each other bucket equally often.
+    steps = 1 + random_below(n_buckets - 1, ids.size, randomness)
+    return np.where(is_kept, ids, (ids + steps) % n_buckets)

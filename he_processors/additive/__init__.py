@@ -1,1 +1,0 @@
-"""What the additively homomorphic schemes share: structured primes, randomisers, the pool, re-randomisation."""

@@ -1,0 +1,128 @@
+"""Public keys as bytes that a receiver checks, and secret keys as bytes for workers of their owner."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import gmpy2
+
+from he_processors.additive_schemes import Scheme, check_key_bits
+from he_processors.elgamal.keys import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
+from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+
+# Public keys as bytes: what a key owner announces, and what a receiver checks of it.
+#
+# Layout (little-endian): magic 4s, version u8, scheme u8, then n as its length u16 and its bytes.
+
+
+_MAGIC = b"VBPK"
+_VERSION = 1
+_PREFIX = struct.Struct("<4sBB")
+_LENGTH = struct.Struct("<H")
+_MAX_KEY_BITS = 1 << 14  # a longer one would only cost time
+# No factor of an honest n is this small. One that is would spoil nearly every batch of random units.
+_SMALL_PRIMES = math.prod(p for p in range(2, 1 << 12) if gmpy2.is_prime(p))
+
+
+def public_key_to_bytes(public_key: PaillierPublicKey) -> bytes:
+    """Return the one encoding of a public key."""
+    number = public_key.n.to_bytes((public_key.n.bit_length() + 7) // 8, "little")
+    return _PREFIX.pack(_MAGIC, _VERSION, public_key.scheme.value) + _LENGTH.pack(len(number)) + number
+
+
+def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> PaillierPublicKey:
+    """Read a public key that a peer announced.
+
+    Security: lengths, and that n is odd, no prime, no perfect power and without small factors. Whether n has the
+        structure that hides plaintexts and re-randomised sums cannot be seen: the key owner is taken to be honest but
+        curious.
+
+    Args:
+        data: the bytes as received.
+        allow_toy_keys: accept short keys; True in tests only.
+
+    Raises:
+        ProtocolError: these bytes are not the one encoding of a key of a permitted length.
+    """
+    if len(data) < _PREFIX.size or data[:5] != _MAGIC + bytes([_VERSION]):
+        raise ProtocolError("these bytes are no public key of this version")
+    if data[5] != Scheme.PAILLIER.value:
+        raise ProtocolError("a public key is of a scheme that has none in this form")
+    n = _number(data[_PREFIX.size :])
+    if n.bit_length() > _MAX_KEY_BITS:
+        raise ProtocolError(f"a peer's public key has more than {_MAX_KEY_BITS} bits")
+    try:
+        check_key_bits(n.bit_length(), allow_toy_keys)
+    except ConfigurationError as error:
+        raise ProtocolError(f"a peer's public key: {error}") from error
+    if math.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_prime(n):
+        raise ProtocolError("the modulus of a public key is prime or has a small factor")
+    if gmpy2.is_power(n):
+        raise ProtocolError("the modulus of a public key is a power of a smaller number")
+    return PaillierPublicKey(n)
+
+
+def _number(data: bytes) -> int:
+    length = _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
+    number = data[_LENGTH.size :]
+    if not number or len(number) != length or number[-1] == 0:
+        raise ProtocolError("the number of a public key is cut short, too long or has leading zeros")
+    return int.from_bytes(number, "little")
+
+
+# Secret keys as bytes, for one use: a key owner hands its key to its own workers, over a link that nobody else reads.
+#
+# Objects that hold secrets refuse to be pickled (``StaysInProcess``), so that none travels by mistake. These functions
+# are the one deliberate way. Nothing here is written to a disk or sent to another party.
+#
+# Layout (little-endian): magic 4s, version u8, scheme u8, count u8; then each number, a u32 length before it.
+
+
+_SECRET_MAGIC = b"VBSK"
+_SECRET_PREFIX = struct.Struct("<4sBBB")
+_SECRET_LENGTH = struct.Struct("<I")
+_REFUSED = "these bytes are no secret key of this version"
+
+SecretKey = PaillierPrivateKey | ElGamalPrivateKey
+
+
+def secret_key_to_bytes(key: SecretKey) -> bytes:
+    """Write a key with what its owner encrypts fast with. Secret."""
+    if isinstance(key, PaillierPrivateKey):
+        numbers = [key.p, key.q, key.p_generator or 0, key.q_generator or 0]
+    else:
+        numbers = list(key.scalars)
+    prefix = _SECRET_PREFIX.pack(_SECRET_MAGIC, _VERSION, key.public_key.scheme.value, len(numbers))
+    written = [number.to_bytes((number.bit_length() + 7) // 8, "little") for number in numbers]
+    return prefix + b"".join(_SECRET_LENGTH.pack(len(one)) + one for one in written)
+
+
+def secret_key_from_bytes(data: bytes, points: ElGamalPublicKey | None = None) -> SecretKey:
+    """Read a key that its owner wrote.
+
+    Args:
+        points: the public half of a key of elgamal.
+
+    Raises:
+        ProtocolError: without any part of it.
+    """
+    if len(data) < _SECRET_PREFIX.size:
+        raise ProtocolError(_REFUSED)
+    magic, version, scheme, count = _SECRET_PREFIX.unpack_from(data)
+    numbers, at = [], _SECRET_PREFIX.size
+    for _ in range(count):
+        if len(data) < at + _SECRET_LENGTH.size:
+            raise ProtocolError(_REFUSED)
+        (length,) = _SECRET_LENGTH.unpack_from(data, at)
+        at += _SECRET_LENGTH.size
+        numbers.append(int.from_bytes(data[at : at + length], "little"))
+        at += length
+    if (magic, version) != (_SECRET_MAGIC, _VERSION) or at != len(data):
+        raise ProtocolError(_REFUSED)
+    if scheme == Scheme.PAILLIER.value and count == 4 and numbers[0] > numbers[1] > 1:
+        return PaillierPrivateKey(numbers[0], numbers[1], numbers[2] or None, numbers[3] or None)
+    if scheme == Scheme.ELGAMAL.value and count in MESSAGES and points is not None and points.n_messages == count:
+        return ElGamalPrivateKey(tuple(numbers), points)
+    raise ProtocolError(_REFUSED)

@@ -1,0 +1,365 @@
+"""The training loop of one site: stock XGBoost beside its mediator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.kinds.horizontal.mediated.communicator import Federated
+from nvflare_plugins.kinds.horizontal.mediated.grammar import (
+    LARGEST_BUFFER_BYTES,
+    Answer,
+    Dtype,
+    HorizontalGrammar,
+    Message,
+    TrainingShape,
+)
+from nvflare_plugins.wire.channel import Place
+from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
+from nvflare_plugins.wire.sums import Family, ProtectedSums
+from nvflare_plugins.xgb.curves import without_empty_curves
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult, parse_metrics, widest_batch
+from nvflare_plugins.xgb.versions import installed_release
+
+if TYPE_CHECKING:  # it needs gRPC
+    from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+
+_BIN_BYTES = 16  # a gradient pair of XGBoost's histograms, float64 each
+
+
+class LocalLog(Protocol):
+    """Takes note of messages that did not leave the site."""
+
+    def local(self, kind: str, phase: str, how: str) -> None: ...
+
+
+class Answers(Protocol):
+    """Answers the messages of one XGBoost. Units: ``seconds`` that it has taken so far."""
+
+    seconds: float
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        """Return the reply to one message."""
+
+
+def check_histograms(n_bins: int, n_nodes: int) -> None:
+    """Refuse a table so wide that XGBoost could not hand over the histograms of a level: it sends them at once.
+
+    Args:
+        n_bins: of all columns.
+        n_nodes: most histograms of one message.
+
+    Raises:
+        ConfigurationError: the message would be longer than gRPC's 2 GiB.
+    """
+    if _BIN_BYTES * n_bins * n_nodes > LARGEST_BUFFER_BYTES:
+        raise ConfigurationError(
+            f"histograms of {n_bins:,} bins do not fit: XGBoost hands over those of {n_nodes} nodes in one message of "
+            f"at most 2 GiB, which is {LARGEST_BUFFER_BYTES // (_BIN_BYTES * n_nodes):,} bins of all columns. Take "
+            "fewer columns (features), fewer bins (max_bin) or levels (max_depth), or grow_policy='lossguide', which "
+            "sends one node's."
+        )
+
+
+def training_shape(
+    params: TrainingParameters,
+    n_sites: int,
+    n_features: int,
+    n_bins: int,
+    weighted: bool,
+    n_eval_sets: int,
+    continued: bool,
+) -> TrainingShape:
+    """Return the public facts that fix XGBoost's messages."""
+    agreed, facts = params.agreed, params.objective
+    vector_leaf = agreed.get("multi_strategy") == "multi_output_tree"
+    parallel = int(params.effective.get("num_parallel_tree", 1))
+    depth = int(params.effective.get("max_depth", 6))
+    built = 1 if agreed.get("grow_policy") == "lossguide" else widest_batch(depth)
+    check_histograms(n_bins, built)
+    source = BaseScoreSource.CONTINUED if continued else facts.base_score_source
+    return TrainingShape(
+        n_sites=n_sites,
+        n_features=n_features,
+        n_bins=n_bins,
+        n_outputs=facts.n_outputs,
+        trees_per_round=parallel * (1 if vector_leaf else facts.n_outputs),
+        vector_leaf=vector_leaf,
+        max_built_nodes=built,
+        weighted=weighted,
+        adaptive_leaf=facts.adaptive_leaf,
+        base_score=source,
+        eval_metrics=params.metrics,
+        n_eval_sets=n_eval_sets,
+        column_seed=installed_release().sends_column_seed,
+    )
+
+
+class TrainingHandler:
+    """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
+
+    def __init__(
+        self,
+        sums: ProtectedSums,
+        shape: TrainingShape,
+        root_bins: slice | None,
+        log: LocalLog | None = None,
+        starts_at_rate: bool = False,
+        on_base_score: Callable[[], None] | None = None,
+        label_sum: float | None = None,
+    ):
+        """Serve one training.
+
+        Args:
+            root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
+            starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
+            on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
+            label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
+        """
+        self._label_sum = label_sum
+        self.on_base_score = on_base_score
+        self._starts_at_rate = starts_at_rate
+        self._total_weight: float | None = None
+        self._sums = sums
+        self._shape = shape
+        self._root_bins = root_bins
+        self._log = log
+        self._root_histogram: NDArray[np.float64] | None = None
+        self.seconds = 0.0
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        """Return the reply to one message of XGBoost."""
+        return self.answer_shards(message, (buffer,))
+
+    def answer_shards(self, message: Message, buffers: Sequence[bytes]) -> bytes:
+        """Return the reply to one message that the XGBoost of every shard of this site has sent.
+
+        Parts are added in the order of the shards, as float64 or int64; what is protected afterwards is their sum.
+        """
+        started = time.perf_counter()
+        try:
+            return self._answer(message, buffers)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _answer(self, message: Message, buffers: Sequence[bytes]) -> bytes:
+        if message.answer is Answer.LOCAL or message.dtype is None:
+            # The largest of any numbers is not asked for here, so that shards have the same to say.
+            if any(buffer != buffers[0] for buffer in buffers) and message.kind is not Kind.METRIC_SIZE:
+                raise ProtocolError(f"the shards of this site disagree on {message.kind.name}")
+            return self._answer_locally(message, buffers[0])
+        if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
+            return self._root_sum(message, self._root_histogram)
+        is_whole = message.dtype in (Dtype.INT32, Dtype.INT64)
+        values = _added(buffers, message.dtype.numpy, np.int64 if is_whole else np.float64)
+        if is_whole:
+            counts = self._sums.sum_counts(message.kind, values)
+            if message.kind is Kind.ROW_COUNT:
+                self._total_weight = float(counts[0])
+            return counts.astype(message.dtype.numpy).tobytes()
+        if message.metric == "aucpr":
+            values = without_empty_curves(values)
+        elif message.kind is Kind.LABEL_MEAN and self._label_sum is not None and self._total_weight:
+            # XGBoost rounds its part of the mean to float32, and the parts' sum may miss the pooled mean by a unit of
+            # the last place, and with it every leaf. The same number in float64 does not.
+            values = np.array([self._label_sum / self._total_weight])
+        total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy, copy=False)
+        if message.kind is Kind.WEIGHT_TOTAL:
+            self._total_weight = float(total[0])
+        elif message.kind is Kind.LABEL_MEAN:
+            self._tighten(float(total[0]))
+        one_node = message.kind is Kind.HISTOGRAM and total.size == 2 * self._shape.n_bins
+        usable = one_node and self._root_bins is not None and not self._shape.vector_leaf
+        self._root_histogram = total if usable else None
+        return total.tobytes()
+
+    def _tighten(self, rate: float) -> None:
+        """Bound the first gradients of a logistic objective by the pooled label mean, which every site has now.
+
+        At a prediction equal to the mean m of N rows, the |gradients| of all sites add up to 2 N m (1 - m), and the
+        hessians to half of it. For a rare class that is far less than N.
+        """
+        if self._starts_at_rate and self._total_weight is not None and 0.0 < rate < 1.0:
+            self._sums.tighten(Family.GRADIENTS, 2.0 * self._total_weight * rate * (1.0 - rate))
+            self._sums.tighten(Family.HESSIANS, self._total_weight * rate * (1.0 - rate))
+
+    def _root_sum(self, message: Message, histogram: NDArray[np.float64]) -> bytes:
+        """Add up one feature's bins in order, as central XGBoost does for dense data."""
+        bins = histogram.reshape(-1, 2)[self._root_bins]
+        self._note(message, "sum of the root histogram over a feature without missing values")
+        return bytes(np.cumsum(bins, axis=0)[-1].tobytes())
+
+    def _answer_locally(self, message: Message, buffer: bytes) -> bytes:
+        if message.kind is Kind.FEATURE_COUNT:
+            if int.from_bytes(buffer, "little") != self._shape.n_features:
+                raise ProtocolError("XGBoost counts other features than the sites agreed on")
+            self._note(message, "agreed before training")
+            return buffer
+        if message.kind is Kind.METRIC_SIZE:
+            # XGBoost asks only whether any site has rows, and for the number of outputs per row.
+            self._note(message, "every site has rows; the sizes stay here")
+            return np.array([1, self._shape.n_outputs], dtype="<u8").tobytes()
+        if message.kind is Kind.LEAF_COUNT:
+            self._note(message, "the tree is the same at every site")
+            return buffer
+        if message.kind is Kind.MODEL_PARAMETERS and self.on_base_score is not None:
+            self.on_base_score()
+        self._note(message, "follows from what all sites agreed on")
+        return b""
+
+    def _note(self, message: Message, how: str) -> None:
+        if self._log is not None:
+            self._log.local(message.kind.name, str(message.moment), how)
+
+
+def _added(buffers: Sequence[bytes], dtype: str, wide: type[np.int64] | type[np.float64]) -> NDArray[Any]:
+    """Add the shards' vectors, one after the other. Shapes: [n] each; result: wide[n]."""
+    total = np.frombuffer(buffers[0], dtype=dtype).astype(wide, copy=False)
+    for buffer in buffers[1:]:
+        total = total + np.frombuffer(buffer, dtype=dtype).astype(wide, copy=False)
+    return total
+
+
+class RowWeights(Protocol):
+    """Which rows count in a round (row_sampling.py)."""
+
+    def begin_update(self, number: int) -> None: ...
+    def end_update(self) -> None: ...
+
+
+def train(
+    params: Mapping[str, object],
+    shape: TrainingShape,
+    channel: Place,
+    handler: Answers,
+    train_matrix: xgb.DMatrix,
+    eval_sets: Sequence[tuple[xgb.DMatrix, str]],
+    settings: LoopSettings,
+    initial_model: bytes | None = None,
+    on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
+    row_weights: RowWeights | None = None,
+    on_tree: Callable[[xgb.Booster, int], None] | None = None,
+) -> TrainingResult:
+    """Train with the other sites.
+
+    The matrices must have been built outside any communicator, so that XGBoost sends nothing about them.
+
+    Args:
+        params: parameters for the Booster at this site.
+        initial_model: raw model to continue from.
+        on_round: called after every round with the record and the model so far.
+        row_weights: sets the weights of the training matrix for a round and puts them back.
+        on_tree: called after every round before anything is evaluated, with the model so far and the round.
+
+    Raises:
+        VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
+    """
+    mediator: Mediator = _with_grpc().Mediator(HorizontalGrammar(shape), channel.rank, handler)
+    with mediator:
+        try:
+            with Federated(mediator, channel.world, channel.rank):
+                loop = _Loop(mediator, channel, handler, shape, settings, on_round, row_weights, on_tree)
+                return loop.run(params, train_matrix, eval_sets, initial_model)
+        except xgb.core.XGBoostError as error:
+            raise mediator.reason(error) from None
+        except VeilBoostError as error:
+            mediator.abort(error)
+            raise
+
+
+def _with_grpc() -> ModuleType:
+    """Load the mediator, the one part that needs gRPC. Raises: ConfigurationError: it is not installed."""
+    try:
+        return import_module("nvflare_plugins.kinds.horizontal.mediated.mediator")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"engine='xgboost' needs {error.name}: pip install 'veilboost[mediated]', or let the sites grow the trees"
+        ) from None
+
+
+class _Loop:
+    def __init__(
+        self,
+        mediator: Mediator,
+        channel: Place,
+        handler: Answers,
+        shape: TrainingShape,
+        settings: LoopSettings,
+        on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
+        row_weights: RowWeights | None,
+        on_tree: Callable[[xgb.Booster, int], None] | None,
+    ):
+        self._mediator = mediator
+        self._channel = channel
+        self._handler = handler
+        self._evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
+        self._settings = settings
+        self._on_round = on_round
+        self._row_weights = row_weights
+        self._on_tree = on_tree
+
+    def run(
+        self,
+        params: Mapping[str, object],
+        train_matrix: xgb.DMatrix,
+        eval_sets: Sequence[tuple[xgb.DMatrix, str]],
+        initial_model: bytes | None,
+    ) -> TrainingResult:
+        cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
+        start = None if initial_model is None else bytearray(initial_model)
+        booster = xgb.Booster(dict(params), cache, model_file=start)
+        # From a matrix without rows XGBoost takes no names, and this site's model would differ from the others'.
+        booster.feature_names, booster.feature_types = train_matrix.feature_names, train_matrix.feature_types
+        result = TrainingResult(booster)
+        first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
+        # Asked of a fresh model, XGBoost would configure it here, and send what is due later.
+        before = 0 if initial_model is None else booster.num_boosted_rounds() - first
+        stopping = EarlyStopping(self._settings.early_stopping_rounds, before)
+        if first:
+            stopping.take_up(booster)
+        for number in range(first, last):
+            if stopping.is_over(number - 1):
+                break
+            record = self._round(booster, train_matrix, eval_sets, number)
+            result.rounds.append(record)
+            stopping.note(booster, record.round, record.metrics)
+            if self._on_round is not None:
+                self._on_round(record, booster)
+        self._enter(Phase.FINISH, last)
+        result.best_round, result.best_score = stopping.best_round, stopping.best_score
+        return result
+
+    def _round(
+        self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
+    ) -> RoundRecord:
+        started, handled, waited = time.perf_counter(), self._handler.seconds, self._channel.network_seconds
+        self._enter(Phase.UPDATE, number)
+        if self._row_weights is not None:
+            self._row_weights.begin_update(number)
+        booster.update(matrix, number)
+        if self._row_weights is not None:
+            self._row_weights.end_update()
+        if self._on_tree is not None:
+            self._on_tree(booster, number)
+        metrics = {}
+        if self._evaluates:
+            self._enter(Phase.EVALUATE, number)
+            metrics = parse_metrics(booster.eval_set(list(eval_sets), number))
+        total = time.perf_counter() - started
+        handled, waited = self._handler.seconds - handled, self._channel.network_seconds - waited
+        return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
+
+    def _enter(self, phase: Phase, number: int) -> None:
+        moment = TrainingStep(phase, self._settings.moments_before + number)
+        self._mediator.enter(moment)
+        self._channel.moment = moment

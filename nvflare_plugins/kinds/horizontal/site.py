@@ -1,0 +1,493 @@
+"""One site's part in a horizontal job, from its policy to its model.
+
+Nothing that depends on rows leaves the site before the policy has allowed the job, all sites are authenticated and
+their terms are equal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import xgboost as xgb
+
+from he_processors.errors import PolicyRefusal
+from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
+from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
+from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, gone_on, reserve_together
+from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import EXTERNAL
+from nvflare_plugins.data.schema import Schema
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.evidence.audit import grown_fact, word_fact
+from nvflare_plugins.evidence.reader import named
+from nvflare_plugins.growth.arithmetic import grown_document
+from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.kinds.horizontal.going_on import GoingOn, SetUp, agree_to_go_on, check_can_go_on, told
+from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.horizontal.growing import POOLED_ROWS, Beginning, Grown, arithmetic_here, grown_by, is_grown
+from nvflare_plugins.kinds.horizontal.grown_training import train_grown
+from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.matrices import as_weighed, bins_below, page_files
+from nvflare_plugins.kinds.horizontal.mediated.engine import Mediated
+from nvflare_plugins.kinds.horizontal.preparation import Prepared, prepare
+from nvflare_plugins.kinds.horizontal.processors import open_sums
+from nvflare_plugins.kinds.horizontal.row_floors import (
+    N_COUNTS,
+    TOO_FEW,
+    AddedRows,
+    RowDraws,
+    are_enough,
+    check_effective_rows,
+    counts_leaves,
+    largest_weight,
+    may_grow,
+    row_fraction,
+    rows_needed,
+)
+from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
+from nvflare_plugins.kinds.horizontal.shard_rows import why_in_one_process
+from nvflare_plugins.kinds.horizontal.value_bounds import check_weights, coarsest_pairs, row_bounds, value_bounds
+from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.wire.envelope import pack_list
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.workers.shards import workers_of
+from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process, work_section
+from nvflare_plugins.xgb.continuation import keep_thresholds
+from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, finished, with_attribute
+from nvflare_plugins.xgb.parameters import with_floor
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
+
+TITLE = "Horizontal federated XGBoost"
+
+_log = logging.getLogger(__name__)
+
+
+class _Run:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared, workers: Workers | None):
+        self._attempt, self._prepared, self._workers = attempt, prepared, workers
+        self._job: HorizontalJob = attempt.job
+        self._context, self._channel, self._session = attempt.context, attempt.channel, attempt.session
+        self._parameters = prepared.parameters
+        self._floors = self._context.policy.floors(len(self._context.sites))  # of all sites, once these have agreed
+        self._registry = Registry.open(self._context.policy)
+        self._reservations = Reservations(self._registry)
+        self._going_on: GoingOn | None = None
+        self._found: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())  # largest weights; what was counted
+        self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
+        self._n_rows = 0  # pooled training rows, or more, once they are counted
+
+    def run(self) -> JobResult:
+        """Agree, train, compare models, write results."""
+        n_done, self._floors, self._arithmetic = agree(self._channel, self._session, self._terms())
+        self._agree_to_go_on(n_done)
+        if self._job.weight is None:  # with weights it takes a private message to know
+            self._parameters = with_floor(self._parameters, self._floors.rows_per_node)
+        self._reservations = self._reserve(n_done)
+        if self._prepared.course is not None:
+            self._prepared.course.note_earlier_jobs(self._reservations.entries, self._context.policy.consents)
+        with self._reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
+            job, chosen = self._job, self._prepared.chosen
+            sums = open_sums(chosen.profile, self._channel, self._session, job.finest_exponent, job.word_bits)
+        if self._going_on is None:
+            with self._reservations.cancelled_by(PolicyRefusal, DataRefusal):
+                self._check_floors(sums)
+        elif self._job.weight is not None:
+            self._raise_child_weight(self._floors.rows_per_node, self._going_on.set_up.largest[0])
+        cuts, root_feature = self._agree_on_cuts(sums, n_done)
+        with self._page_files() as pages:
+            result = self._train(sums, cuts, root_feature, n_done, pages)
+        return self._finish(result, cuts, self._sections(sums, result.booster))
+
+    # -- before training ----------------------------------------------------------------------------------------------
+
+    def _terms(self) -> Terms:
+        prepared, start, checkpoints = self._prepared, {}, {}
+        if prepared.initial_model is not None:
+            start["initial_model"] = self._session.hmac("initial model", prepared.initial_model).hex()
+        earlier = prepared.earlier
+        cuts = {folder: _cuts_of(folder) for folder in (earlier.resumed, earlier.own) if folder is not None}
+        for number, path in earlier.checkpoints().items():
+            folder = earlier.folder_of(number)
+            kept = pack_list([path.read_bytes(), b"" if folder is None else cuts[folder]])
+            checkpoints[str(number)] = self._session.hmac("checkpoint", kept).hex()
+        job = self._job.to_dict()
+        schema = Schema.of(prepared.table)
+        releases = {**versions(), PLUGIN: prepared.chosen.release}
+        document = prepared.parameters.document()
+        if is_grown(self._job, prepared.parameters):
+            releases[ARITHMETIC] = arithmetic_here(self._job)
+            document = grown_document(prepared.parameters)
+        return Terms(releases, job, document, schema, start, checkpoints, self._floors)
+
+    def _agree_to_go_on(self, n_done: int) -> None:
+        """Find out, with the others, whether and from where this attempt goes on without a site. Raises: CannotGoOn."""
+        prepared, course = self._prepared, self._prepared.course
+        if course is None:
+            return
+        check_can_go_on(self._context.policy, self._parameters, self._floors.rows_per_node)
+        if self._context.number == 1:
+            course.join(self._context.sites)
+            return
+        checkpoint, n_sets = prepared.earlier.checkpoints().get(n_done), 2 - (prepared.eval_table is None)
+        self._going_on = agree_to_go_on(
+            self._attempt, course, n_done, checkpoint, self._floors, self._parameters, n_sets
+        )
+        if self._going_on is not None:
+            self._floors = self._going_on.floors
+        course.join(self._context.sites)
+
+    def _reserve(self, n_done: int) -> Reservations:
+        """Have all sites' registries allow this run and remember it, before the first private byte."""
+        job, prepared = self._job, self._prepared
+        # Rounds draw from the training rows alone. Metrics of the evaluation set are sums over its rows, and can be
+        # subtracted like any other.
+        fractions = [row_fraction(self._parameters), 1.0]
+        draws = [describe_draw(fraction, job.weight) for fraction in fractions]
+        sets = zip(prepared.tables(), draws, strict=False)
+        wanted = [Wanted(*one_set, draw=draw, is_settled=True) for one_set, draw in sets]
+        # The training set alone: other rows can be evaluated under another name.
+        wanted[0] = dataclasses.replace(
+            wanted[0],
+            may_grow=may_grow(prepared.table, draws[0], self._parameters),
+            continues=prepared.continues,
+        )
+        release = prepared.release(job, self._floors.rows_per_node)
+        resume = prepared.earlier.point(n_done)
+        if resume is not None:
+            _log.info("going on with job %s after %d rounds", resume.job_id, n_done)
+        if self._going_on is not None and resume is not None:
+            resume = dataclasses.replace(resume, lost=self._going_on.lost)
+        return reserve_together(self._attempt, self._registry, wanted, release, resume)
+
+    def _check_floors(self, sums: ProtectedSums) -> None:
+        """Go on if enough rows and sites carry weight; every site decides alike, and a refused run is not remembered.
+
+        Privacy: a refusal releases counts that are capped at what was needed, and powers of two above the weights. So
+            are the counts of rows that were added since earlier jobs; all sites learn how many have added some.
+        """
+        prepared, floors, policy = self._prepared, self._floors, self._context.policy
+        own = policy.floors(self._channel.world)
+        if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
+            floors = dataclasses.replace(floors, sites=self._channel.world)
+        tables = list(filter(None, (prepared.table, prepared.eval_table)))
+        if floors.sites > self._channel.world:  # no row can change that
+            raise PolicyRefusal(TOO_FEW)
+        if max(rows_needed(floors, self._parameters, len(tables))) > own.effective_rows:
+            RefusalCount(policy).check({data_set.name for _, data_set in prepared.tables()}, Question.DEMAND)
+        largest = largest_weight(sums, [table.weight for table in tables])
+        if self._job.weight is not None:
+            self._raise_child_weight(floors.rows_per_node, largest[0])
+        added, world = AddedRows.of(self._reservations, policy.consents), self._channel.world
+        counted = check_effective_rows(sums, floors, own, self._parameters, tables, largest, world, added.counts())
+        pooled = counted[-N_COUNTS:]
+        self._found = tuple(largest), tuple(map(int, counted[:-N_COUNTS]))
+        if added.needs_consent(pooled, floors.sites):
+            policy.consents.gives("recompute_with_changes")
+        self._reservations.grown(are_enough(pooled, floors.sites))
+
+    def _raise_child_weight(self, rows_per_node: int, largest: float) -> None:
+        """Keep nodes large, whatever rows weigh.
+
+        Raises:
+            DataRefusal: the job's own number is too small. The one that it needs follows from the largest weight, and
+                any column may be named as the weight: others are not told, and each such job counts.
+        """
+        try:
+            self._parameters = with_floor(self._parameters, rows_per_node, largest)
+        except PolicyRefusal as error:
+            raise DataRefusal(str(error)) from None
+
+    def _agree_on_cuts(self, sums: ProtectedSums, n_done: int) -> tuple[Cuts, int | None]:
+        """Return the cut points of all features, and a feature without missing values at any site."""
+        folder = self._prepared.earlier.folder_of(n_done)
+        kept = None if folder is None else folder.read_cuts()
+        if self._going_on is not None:
+            if kept is None:
+                raise CannotGoOn("the cut points of the attempt before are gone")
+            return kept, self._going_on.set_up.root_feature
+        agreement = CutAgreement(
+            self._job,
+            self._prepared,
+            self._channel,
+            self._registry,
+            self._reservations.entries[0],
+            self._attempt.proof,
+            kept,
+        )
+        cuts, root_feature = agreement.run(sums)
+        self._n_rows = int(agreement.rows[0])
+        if self._prepared.initial_model is not None:
+            cuts = keep_thresholds(cuts, self._prepared.initial_model, self._prepared.parameters.max_bin)
+        self._attempt.folder.write_cuts(cuts)
+        return cuts, root_feature
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _page_files(self) -> Iterator[Path | None]:
+        """Keep bins in files for as long as the site's policy wants it."""
+        sets = [spec for _, spec in self._prepared.tables()]
+        if all(one.memory != EXTERNAL for one in sets):
+            yield None
+            return
+        with page_files(self._attempt.folder.path) as folder:
+            yield folder
+
+    def _train(
+        self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
+    ) -> TrainingResult:
+        if self._arithmetic:
+            return self._grow(sums, cuts, root_feature, n_done, pages)
+        job = self._job
+        evaluated, initial = self._evaluated(), self._initial(n_done)
+        self._agree_scales(sums)
+        self._begin_course(sums, root_feature, n_done, initial)
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done)
+        mediated = Mediated(
+            self._attempt, self._prepared, self._parameters, self._workers, self._floors.rows_per_node, self._draws()
+        )
+        return mediated.train(
+            sums, cuts, root_feature, evaluated, initial, settings, pages, self._is_kept, self._after_round
+        )
+
+    def _grow(
+        self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None, n_done: int, pages: Path | None
+    ) -> TrainingResult:
+        """Train with trees that the sites grow themselves."""
+        job, table = self._job, self._prepared.table
+        evaluated, initial = self._evaluated(), self._initial(n_done)
+        self._agree_scales(sums)
+        self._begin_course(sums, root_feature, n_done, initial)
+        floor = self._floors.rows_per_node
+        grown = Grown(
+            self._parameters,
+            self._arithmetic,
+            cuts,
+            self._n_rows,
+            table,
+            self._job.finest_exponent,
+            floor if counts_leaves(self._parameters, floor) else None,
+            tuple(name for _, name in evaluated),
+        )
+        # A site must note that it enters a state (going_on.py) before it sends the first sum there.
+        rides = sums.takes_metrics and self._prepared.course is None
+        settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done, metrics_ride=rides)
+        going_on = Beginning(initial, is_own=n_done > 0)
+        return train_grown(
+            grown,
+            going_on,
+            [one for one, _ in evaluated],
+            sums,
+            self._channel,
+            settings,
+            self._draws(),
+            self._is_kept,
+            self._after_round,
+            self._workers,
+            [
+                self._bins_file(pages, "train"),
+                *(None if one is None else self._bins_file(pages, name) for one, name in evaluated),
+            ],
+        )
+
+    def _bins_file(self, pages: Path | None, name: str) -> Path | None:
+        """Return where the bins of a set are kept, if the site's policy does not want them held."""
+        spec = self._prepared.data_set if name == "train" else self._prepared.eval_set
+        folder = None if spec is None else bins_below(pages, name, spec)
+        return None if folder is None else folder / "bins.page"
+
+    def _agree_scales(self, sums: ProtectedSums) -> None:
+        prepared, parameters = self._prepared, self._parameters
+        weighted = prepared.table.weight is not None
+        evaluated = [prepared.table] if prepared.eval_table is None else [prepared.table, prepared.eval_table]
+        coarsest = coarsest_pairs(parameters, weighted)
+        if self._going_on is not None:
+            scales = dict(self._going_on.set_up.scales)
+            self._n_rows = (1 << scales.pop(POOLED_ROWS, 0)) - 1
+            sums.take_scales(scales, coarsest)
+        else:
+            bounds = value_bounds(parameters, evaluated)
+            sums.agree_scales(bounds | row_bounds(parameters, prepared.table) if self._arithmetic else bounds, coarsest)
+        check_weights(sums, parameters, weighted, self._n_rows if self._arithmetic else None)
+
+    def _begin_course(self, sums: ProtectedSums, root_feature: int | None, n_done: int, initial: bytes | None) -> None:
+        """Keep what an attempt without one of the sites must not ask for again, before sums of a state are sent."""
+        course, sites = self._prepared.course, self._context.sites
+        if course is None:
+            return
+        course.has_moved = GradientMoves(self._trained_rows(), self._parameters, self._draws()).have_moved
+        if self._going_on is None:
+            scales = sums.scales() | ({POOLED_ROWS: self._n_rows.bit_length()} if self._arithmetic else {})
+            course.begin(SetUp(sites, root_feature, *self._found, self._floors, scales), n_done)
+        if initial is not None and n_done < self._job.num_rounds:
+            course.enter(initial, sites, n_done)
+        if self._going_on is not None:
+            self._attempt.folder.drop_checkpoints_after(n_done)
+            course.go_on(sites, n_done, self._going_on.step)
+
+    def _evaluated(self) -> tuple[tuple[Table | None, str], ...]:
+        """Return rows and name of each evaluation set; no rows stand for the training rows."""
+        if self._going_on is not None:  # how many rows were evaluated would tell of the lost site's
+            return ()
+        table = self._prepared.eval_table
+        sets: tuple[tuple[Table | None, str], ...] = ((None, "train"),) if self._job.evaluate_training else ()
+        return sets if table is None else (*sets, (table, "eval"))
+
+    def _initial(self, n_done: int) -> bytes | None:
+        """Return the model that training continues, if there is one."""
+        prepared = self._prepared
+        if self._going_on is not None:
+            return self._going_on.model
+        checkpoint = prepared.earlier.checkpoints().get(n_done)
+        return prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
+
+    def _draws(self) -> RowDraws | None:
+        """Return how this site draws the rows of each round; None if it takes them all."""
+        fraction = row_fraction(self._parameters)
+        if fraction == 1:
+            return None
+        sites = self._context.sites if self._going_on is None else self._going_on.set_up.sites
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
+        return RowDraws(secret, self._trained_rows(), fraction, self._parameters.objective.adaptive_leaf)
+
+    def _trained_rows(self) -> Table:
+        return self._prepared.table if self._arithmetic else as_weighed(self._prepared.table)
+
+    def _is_kept(self, n_done: int) -> bool:
+        """Tell whether the model after so many rounds is kept as a checkpoint."""
+        job = self._job
+        every = job.checkpoint_every if waiting_s(job) is None else 1  # else a lost site would cost more than a round
+        return bool(every) and n_done % every == 0
+
+    def _after_round(self, record: RoundRecord, model: bytes | None) -> None:
+        """Take note of a round. Args: model: so far, where it is kept."""
+        job, attempt, n_done = self._job, self._attempt, record.round + 1
+        stages = {"xgboost": record.xgboost_s, "protect": record.protect_s, "network": record.network_s}
+        row = RoundRow(record.round, record.seconds, record.metrics, stages)
+        attempt.round_done(row)
+        if model is not None:
+            # The registry first: it lets a lost job resume from no later tree than it knows of.
+            self._reservations.trees_complete(n_done)
+            attempt.folder.write_checkpoint(n_done, model)
+            if self._prepared.course is not None and n_done < job.num_rounds:
+                self._prepared.course.enter(model, self._context.sites, n_done)
+        attempt.progress(row, job.num_rounds)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _sections(self, sums: ProtectedSums, booster: xgb.Booster) -> tuple[ReportSection, ...]:
+        """Return the metrics on the evaluation rows of all sites, if the job asks for them, and what workers did."""
+        table, workers = self._prepared.eval_table, self._workers
+        of_workers = () if workers is None else (work_section(workers.work),)
+        if not self._job.pooled_metrics or table is None:
+            return of_workers
+        return pooled_section(self._attempt, sums, booster, table), *of_workers
+
+    def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
+        job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
+        trained, names = result.model, self._prepared.table.feature_names
+        model = finished(self._marked(trained), names, job.categories, job.label_classes)
+        hmac = attempt.conclude(model, MODEL)
+        path = attempt.folder.write_model(model)
+        attempt.all_have_written()
+        attempt.folder.drop_checkpoints()
+        self._reservations.complete(n_rounds)
+        attempt.write_record(
+            TITLE,
+            self._parameters.agreed,
+            path.name,
+            sections,
+            registry=self._reservations.message,
+            cuts={"mode": job.cuts, "points": sum(c.size for c in cuts.of_feature), "min_rows": job.min_rows_per_cut},
+            best_round=result.best_round,
+            notes=self._notes(),
+            data=self._data(),
+        )
+        return JobResult(hmac.hex(), f"the model is {path}", {"n_rounds": n_rounds})
+
+    def _marked(self, model: bytes) -> bytes:
+        """Return a model that says who trained which of its rounds, if these were not always all sites."""
+        if self._going_on is None or self._prepared.course is None:
+            return model
+        said = {"job": self._context.job_id, "parts": [dataclasses.asdict(p) for p in self._prepared.course.parts]}
+        return with_attribute(model, PARTS_ATTRIBUTE, json.dumps(said, sort_keys=True))
+
+    def _data(self) -> tuple[DataFacts, ...]:
+        prepared, job = self._prepared, self._job
+        training = DataFacts.of(prepared.table, job.data_set)
+        if prepared.eval_table is None:
+            return (training,)
+        return training, DataFacts.of(prepared.eval_table, str(job.eval_data_set), EVALUATION)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return what the sites' policies and their sampling have made of the job, for the report."""
+        k, notes = self._floors.rows_per_node, [grown_by(self._arithmetic)]
+        if self._parameters is not self._prepared.parameters:
+            weight = f"min_child_weight is {self._parameters.agreed['min_child_weight']:g}"
+            notes.append(f"{weight}: the sites' policies ask for at least {k} rows in every node.")
+        if counts_leaves(self._parameters, k):
+            notes.append(
+                f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}."
+            )
+        if self._context.number > 1:
+            notes.append(gone_on(self._context.number, self._attempt.rounds))
+        if self._going_on is not None and self._prepared.course is not None:
+            notes.append(f"The job went on without {', '.join(self._going_on.lost)}; its rounds were not evaluated.")
+            notes += told(self._prepared.course.parts, self._job.num_rounds)
+        if row_fraction(self._parameters) < 1:
+            notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
+        return tuple(notes)
+
+
+def _cuts_of(folder: RunFolder) -> bytes:
+    """Return the cut points that a run has kept, as bytes; none if it has none."""
+    cuts = folder.read_cuts()
+    return b"" if cuts is None else json.dumps(cuts.to_lists()).encode()
+
+
+def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+    policy, data_set = attempt.context.policy, attempt.job.data_set
+    reason = why_in_one_process(prepared.parameters)
+    attempt.notes += in_own_process(policy, data_set, reason)
+    attempt.notes += evaluated_elsewhere(policy, data_set, attempt.job.eval_data_set)
+    with (
+        nullcontext() if reason else workers_of(policy, data_set) as workers,
+        watched(workers, attempt.progress) as attempt.progress,
+    ):
+        attempt.folder.write_shards(1 if workers is None else len(workers))
+        return _Run(attempt, prepared, workers).run()
+
+
+run_site = SitePart(
+    lambda job, context: prepare(job, context, on_cluster=True),
+    _take_part,
+    lambda job: (job.data_set, job.eval_data_set),
+    lambda job, prepared: {
+        **prepared.chosen.facts,
+        **named(prepared.lost),
+        **grown_fact(is_grown(job, prepared.parameters)),
+        **word_fact(job.word_bits),
+    },
+    on_cluster=OnCluster.USED,
+)
+"""Takes part in one attempt of a job.
+
+After a failure the site's checkpoints stay; its model is there only if the last step failed, when all sites had
+agreed on it.
+
+Privacy: the server has seen the rounds pass and may know their number. Metrics, and what follows from them, it gets
+    only if they are streamed.
+"""

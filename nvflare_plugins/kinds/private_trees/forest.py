@@ -1,0 +1,315 @@
+"""Private trees as they are grown and added to a forest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from dp_components.batched_updates import batch_sizes, tree_scale
+from dp_components.feature_interactions import FeatureGains
+from dp_components.leaf_weights import UNIT, Number, SeveralClasses, leaf_outputs
+from dp_components.split_candidates.candidates import Candidates, bin_column
+from dp_components.split_candidates.iterative_hessian import refine
+from dp_components.split_methods.greedy import grow
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import LEAF, Tree, gain
+from nvflare_plugins.kinds.private_trees.columns import agree_candidates, tree_features
+from nvflare_plugins.kinds.private_trees.methods import Interactions, SplitMethod, WeightUpdate
+from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
+from nvflare_plugins.kinds.private_trees.releases import ROOT_LEVEL, n_refining_trees
+from nvflare_plugins.kinds.private_trees.training import (
+    AfterRound,
+    OwnRows,
+    PrivateTreesPlan,
+    SumsOverSites,
+    ignore_round,
+)
+from nvflare_plugins.wire.channel import Place
+from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
+from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document, shortest_decimals, written
+
+# A finished forest as an XGBoost model: the same bytes at every site.
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A finished tree, whose structure all classes share.
+
+    Shapes: outputs: float32[n_leaves], or float32[n_leaves, K]; sums: float64[n_leaves, 2 K], released: all G, all H.
+    """
+
+    tree: Tree
+    candidates: Candidates
+    outputs: NDArray[np.float32]
+    sums: NDArray[np.float64]
+
+    def of_class(self, k: int) -> GrownTree:
+        """Return the tree of one class alone."""
+        n = self.sums.shape[1] // 2
+        return GrownTree(self.tree, self.candidates, self.outputs.reshape(-1, n)[:, k], self.sums[:, [k, n + k]])
+
+
+def finished_model(trees: Sequence[GrownTree], plan: PrivateTreesPlan) -> bytes:
+    """Return trees as XGBoost's model JSON.
+
+    The names come from the schema that the sites agreed on, never from a site's own table. Random trees carry the gains
+    and inner weights that XGBoost's refresh would give them; greedy ones carry none. Of several classes each has a tree
+    of its own in every place, as XGBoost keeps them: all have the same splits.
+
+    Privacy: inner nodes carry the sums of their noisy leaves.
+    """
+    method, target = plan.method, plan.target
+    documents: list[dict[str, Any]] = []
+    class_of_tree: list[int] = []
+    for first in range(0, len(trees), method.batch_size):
+        batch = trees[first : first + method.batch_size]
+        for k in range(target.n_outputs):  # of a round, XGBoost has the trees of the first class first
+            for grown in batch:
+                documents.append(_document(len(documents), grown.of_class(k), plan))
+                class_of_tree.append(k)
+    objective, base_score = "binary:logistic", "[5E-1]"
+    if isinstance(target, SeveralClasses):
+        objective, base_score = "multi:softprob", "[0E0]"
+    elif isinstance(target, Number):
+        objective, base_score = "reg:squarederror", f"[{target.start:.9E}]"
+    elif method.weight_update is WeightUpdate.AVERAGING:
+        objective, base_score = "reg:squarederror", "[0E0]"
+    document = model_document(
+        documents,
+        len(trees[0].candidates.of_feature),
+        batch_size=method.batch_size,
+        objective=objective,
+        base_score=base_score,
+        feature_names=plan.feature_names,
+        n_classes=target.n_outputs,
+        class_of_tree=class_of_tree,
+    )
+    return model_bytes(document)
+
+
+def _document(number: int, grown: GrownTree, plan: PrivateTreesPlan) -> dict[str, Any]:
+    tree, document = grown.tree, empty_tree_document(number, grown.tree, grown.candidates)
+    sums = node_sums(tree, grown.sums)
+    is_random = plan.method.split_method is SplitMethod.TOTALLY_RANDOM
+    weights, gains = _refreshed(tree, sums, plan.method.clip, plan.ridge) if is_random else _not_refreshed(grown)
+    thresholds = np.array(document["split_conditions"], dtype=np.float32)
+    thresholds[tree.leaves] = grown.outputs  # XGBoost keeps a leaf's answer in the place of a threshold
+    return document | {
+        "base_weights": shortest_decimals(weights),
+        "loss_changes": shortest_decimals(gains),
+        "split_conditions": shortest_decimals(thresholds),
+        "sum_hessian": shortest_decimals(sums[:, 1].astype(np.float32)),
+    }
+
+
+def node_sums(tree: Tree, leaf_sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return every node's sums, those of inner nodes from their leaves. Shapes: float64[n_leaves or n_nodes, 2]."""
+    sums = np.zeros((tree.feature.size, 2))
+    sums[tree.leaves] = leaf_sums
+    for node in np.flatnonzero(tree.feature != LEAF)[::-1]:  # children follow their parent
+        sums[node] = sums[tree.left[node]] + sums[tree.right[node]]
+    return sums
+
+
+def _refreshed(
+    tree: Tree, sums: NDArray[np.float64], clip: float, ridge: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return weights and gains as XGBoost's refresh computes them (``updater_refresh.cc``)."""
+    of_node = gain(sums[:, 0], sums[:, 1], np.float64(np.float32(ridge)), np.float64(np.float32(clip)) or np.inf)
+    inner = tree.feature != LEAF
+    gains = np.zeros(tree.feature.size)
+    gains[inner] = of_node[tree.left[inner]] + of_node[tree.right[inner]] - of_node[inner]
+    return leaf_outputs(sums, ridge, clip, 1.0), gains.astype(np.float32)
+
+
+def _not_refreshed(grown: GrownTree) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    nothing = np.zeros(grown.tree.feature.size, dtype=np.float32)
+    weights = nothing.copy()
+    weights[grown.tree.leaves] = grown.outputs
+    return weights, nothing
+
+
+# The trainer of all methods: every site grows the same trees, from the same noisy sums.
+#
+# It follows the float32 arithmetic of XGBoost 3.2: random trees are those that its refresh would set, to the byte.
+
+
+def train(
+    plan: PrivateTreesPlan,
+    channel: Place,
+    sums: SumsOverSites,
+    rows: OwnRows,
+    after_round: AfterRound = ignore_round,
+) -> bytes:
+    """Train with the other sites; return the model in XGBoost's JSON form, the same bytes at all sites.
+
+    Privacy: the sites and the server see the noisy sums that the plan lists, and nothing else of the rows.
+
+    Raises:
+        VeilBoostError: what ended the training.
+    """
+    plan.trust.check_sites(channel.world)
+    trees: list[GrownTree] = []
+
+    def begin(number: int) -> None:
+        channel.moment = TrainingStep(Phase.UPDATE, number)
+
+    def end(number: int, grown: list[GrownTree]) -> None:
+        trees.extend(grown)
+        after_round(number)
+
+    ForestGrower(plan, rows, sums).run(begin, end)
+    channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
+    document = finished_model(trees, plan)
+    return written(xgb.Booster(model_file=bytearray(document)))
+
+
+class ForestGrower:
+    """One training. Privacy: rows are seen only through ``sums``."""
+
+    def __init__(self, plan: PrivateTreesPlan, rows: OwnRows, sums: SumsOverSites) -> None:
+        self._plan, self._method, self._rows, self._sums = plan, plan.method, rows, sums
+        self._draws = random.Random(plan.structure_seed)  # noqa: S311 - public draws, which every site must make alike
+        self._weights = plan.weights
+        self._n_refined = n_refining_trees(plan.method, len(plan.bounds))
+        self._fresh: dict[int, NDArray[np.float64]] = {}
+        self._totals: dict[int, float] = {}
+
+    def run(self, before_round: Callable[[int], None], after_round: Callable[[int, list[GrownTree]], None]) -> None:
+        """Train; the callbacks get the number of each round, and its trees when they are finished."""
+        rows, method = self._rows, self._method
+        self._candidates = agree_candidates(self._plan, rows.columns, self._sums)
+        self._bins = self._candidates.bin_rows(rows.columns)
+        is_informed = method.interactions is Interactions.INFORMED
+        self._gains = FeatureGains(len(self._candidates.of_feature)) if is_informed else None
+        target = self._plan.target
+        shape = (rows.label.size,) if target.n_outputs == 1 else (rows.label.size, target.n_outputs)
+        margin = np.full(shape, target.start, dtype=np.float32)
+        first = 0
+        for number, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):
+            before_round(number)
+            trees = self._batch(number, range(first, first + size), rows.statistics(margin, self._plan))
+            # Candidates may have changed within the batch: the leaf of each row was noted when the tree was grown.
+            for grown, leaf_of_rows in trees:
+                margin = margin + grown.outputs[leaf_of_rows]
+            after_round(number, [grown for grown, _ in trees])
+            first += size
+
+    def _batch(self, number: int, trees: range, pairs: NDArray[np.int64]) -> list[tuple[GrownTree, NDArray[np.uint8]]]:
+        structures = [self._structure(number, tree, pairs) for tree in trees]
+        released = [sums for _, _, _, sums in structures]
+        if self._method.split_method is SplitMethod.TOTALLY_RANDOM:
+            released = self._leaf_sums(number, [(tree, leaves) for tree, _, leaves, _ in structures], pairs)
+        scale = tree_scale(self._method.learning_rate, len(trees)) * self._plan.leaf_unit
+        finished = []
+        for (tree, candidates, leaves, _), sums in zip(structures, released, strict=True):
+            repaired = self._weights.repaired(sums)
+            outputs = leaf_outputs(repaired, self._plan.ridge, self._method.clip, scale)
+            if self._gains is not None:
+                self._gains.add(tree, repaired, self._plan.leaf_noise[0], self._plan.ridge)
+            finished.append((GrownTree(tree, candidates, outputs, repaired), leaves))
+        return finished
+
+    def _structure(
+        self, number: int, position: int, pairs: NDArray[np.int64]
+    ) -> tuple[Tree, Candidates, NDArray[np.uint8], NDArray[np.float64]]:
+        """Grow a tree; the sums of its leaves are released with it, unless it is random."""
+        method = self._method
+        self._refine_candidates(position)
+        n_features = len(self._candidates.of_feature)
+        weights = None if self._gains is None else self._gains.weights()
+        features = tree_features(method, position, n_features, self._draws)
+        if position < self._n_refined and method.split_method is not SplitMethod.HISTOGRAM:
+            self._release_hessians(number, position, features, pairs)
+        counts = self._candidates.counts
+        sums = np.empty((0, pairs.shape[1]))
+        if method.split_method is SplitMethod.TOTALLY_RANDOM:
+            tree = grow_totally_random(counts, features, method.depth, self._draws, weights)
+        else:
+            tree, sums = self._greedy(number, position, features, pairs)
+        return tree, self._candidates, tree.leaf_of_rows(self._bins), sums
+
+    def _greedy(
+        self, number: int, position: int, features: list[int], pairs: NDArray[np.int64]
+    ) -> tuple[Tree, NDArray[np.float64]]:
+        method, counts = self._method, self._candidates.counts
+        is_histogram = method.split_method is SplitMethod.HISTOGRAM
+        noise = LevelNoise(self._sums, number, position, is_histogram)
+        common = (self._bins, pairs, features, counts, self._plan.ridge, method.clip, noise)
+        sums = node_histograms(self._bins, pairs, features, max(counts[f] for f in features) + 1)
+        if not is_histogram:
+            query = PartiallyRandomQuery(*common, self._draws, self._weights.expanded, sums)
+            grown = grow(self._bins, query, method.depth)
+            return grown.tree, grown.leaf_sums
+        kind = OneFeatureHistogramQuery if len(features) == 1 else HistogramQuery
+        histogram = kind(*common, self._weights.expanded, sums)
+        grown = grow(self._bins, histogram, method.depth)
+        if position < self._n_refined and histogram.root_histograms is not None:
+            expanded = self._weights.expanded(histogram.root_histograms)
+            hessians = expanded[..., self._plan.target.n_outputs :].sum(axis=-1)
+            self._note_hessians(features, [of[: counts[f] + 1] for f, of in zip(features, hessians, strict=True)])
+        return grown.tree, grown.leaf_sums
+
+    def _leaf_sums(
+        self, number: int, trees: list[tuple[Tree, NDArray[np.uint8]]], pairs: NDArray[np.int64]
+    ) -> list[NDArray[np.float64]]:
+        exact = []
+        for tree, leaves in trees:
+            # Sums of integers below 2^53: exact in any order.
+            places, n_leaves = leaves.astype(np.intp), tree.leaves.size
+            of_tree = [np.bincount(places, weights=values, minlength=n_leaves) for values in pairs.T]
+            exact.append(np.stack(of_tree, axis=1).astype(np.int64))
+        noisy = self._sums.release(Kind.NODE_STATS, number, np.concatenate(exact)) / UNIT
+        return np.split(noisy, np.cumsum([len(of_tree) for of_tree in exact])[:-1])
+
+    # -- refined candidates -------------------------------------------------------------------------------------------
+
+    def _release_hessians(self, number: int, position: int, features: Sequence[int], pairs: NDArray[np.int64]) -> None:
+        sizes = [self._candidates.counts[feature] + 1 for feature in features]
+        curvatures = self._weights.curvature(pairs)
+        exact = [
+            np.bincount(self._bins[feature], weights=curvatures, minlength=n_bins).astype(np.int64)
+            for feature, n_bins in zip(features, sizes, strict=True)
+        ]
+        noisy = self._sums.release(Kind.HESSIANS, number, np.concatenate(exact), position) / UNIT
+        self._note_hessians(features, np.split(noisy, np.cumsum(sizes)[:-1]))
+
+    def _note_hessians(self, features: Sequence[int], noisy: Sequence[NDArray[np.float64]]) -> None:
+        for feature, of_feature in zip(features, noisy, strict=True):
+            self._fresh[feature] = of_feature
+            self._totals[feature] = float(np.maximum(of_feature, 0.0).sum())
+
+    def _refine_candidates(self, position: int) -> None:
+        method = self._method
+        last = self._n_refined - method.as_published
+        if not self._fresh or position > last:
+            return
+        target = float(np.mean(list(self._totals.values()))) / method.n_candidates
+        for feature, hessians in self._fresh.items():
+            present = self._candidates.of_feature[feature]
+            cuts = refine(present, hessians, target, method.n_candidates, method.as_published)
+            self._candidates = self._candidates.replaced(feature, cuts)
+            self._bins[feature] = bin_column(self._rows.columns[feature], self._candidates.of_feature[feature])
+        self._fresh = {}
+
+
+class LevelNoise:
+    """Releases a greedy tree's sums, level by level."""
+
+    def __init__(self, sums: SumsOverSites, number: int, tree: int, is_histogram: bool) -> None:
+        self._sums, self._number, self._tree = sums, number, tree
+        self._kind = Kind.HISTOGRAM if is_histogram else Kind.LEFT_SUMS
+        self._level = 0 if is_histogram else ROOT_LEVEL  # partially random trees begin with the root's sums
+
+    def __call__(self, exact: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the level's noisy sums. Shapes: int64[..., n_coordinates]."""
+        level, self._level = self._level, self._level + 1
+        return self._sums.release(self._kind, self._number, exact, self._tree, level)

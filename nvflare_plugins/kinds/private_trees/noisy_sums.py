@@ -1,0 +1,128 @@
+"""Noisy sums of private training, from histograms of nodes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.distributed_noise import add_noise_share
+from dp_components.events import Release
+from dp_components.mechanisms import add_gaussian_noise
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from dp_components.split_methods.greedy import Histograms, in_numpy
+from nvflare_plugins.growth._native import growth
+from nvflare_plugins.growth.bins import BinLayout, BinnedTable
+from nvflare_plugins.growth.rows import BinnedRows
+from nvflare_plugins.kinds.private_trees.releases import PlannedRelease, ReleaseSchedule
+from nvflare_plugins.kinds.private_trees.training import PrivateTreesPlan
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.sums import ProtectedSums
+
+# Sums over the sites with the plan's noise on them, each charged before it leaves a site.
+
+
+Pay = Callable[[str, Callable[[], Release]], NDArray[np.int64]]
+"""Charges a release to the site's ledger before it is handed out: (query, how to make it) -> value.
+
+The query is words, then ``STATE`` and a hash of everything public that its exact answer depends on.
+"""
+
+STATE = "; after "
+
+
+def without_ledger(query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
+    """Hand out a release that nobody pays for: for benchmarks and tests on public data."""
+    return make().value
+
+
+class NoisySums:
+    """Releases one after the other what the plan lists, and nothing else.
+
+    Privacy: what leaves the site is under the session's masks: with this site's share of the noise inside, or, for a
+        trusted aggregator, exact; then the server adds the noise. Every release is paid for first.
+    """
+
+    def __init__(
+        self,
+        sums: ProtectedSums,
+        plan: PrivateTreesPlan,
+        pay: Pay = without_ledger,
+        randomness: RandomSource = OS_RANDOMNESS,
+        n_rows: int = 0,
+    ) -> None:
+        """Begin with the first release.
+
+        Args:
+            n_rows: rows of this site that report, for local noise.
+        """
+        self._sums, self._trust, self._pay, self._randomness = sums, plan.trust, pay, randomness
+        self._n_rows = n_rows
+        self._due = ReleaseSchedule(plan.releases)
+        self._state = hashlib.sha256(repr((plan, plan.releases.multipliers())).encode())
+
+    def release(
+        self, kind: Kind, number: int, exact: NDArray[np.int64], tree: int | None = None, level: int | None = None
+    ) -> NDArray[np.int64]:
+        """Return the noisy sum of the sites' integers; see ``SumsOverSites``.
+
+        All sums received before, on which the exact answer depends too, are part of what is paid for, as a hash: a site
+        that plays its part again gets the same reply only where everything was the same.
+        """
+        planned = self._due.take(kind, number, exact.size, tree, level)
+        query = f"{planned.words}{STATE}{self._state.hexdigest()[:32]}"
+        paid = self._pay(query, lambda: self._noised(planned, exact))
+        noisy = self._sums.sum_counts(kind, exact.ravel() if self._trust.is_trusted_aggregator else paid.ravel())
+        self._state.update(noisy.astype("<i8").tobytes())
+        return noisy.reshape(exact.shape)
+
+    def _noised(self, planned: PlannedRelease, exact: NDArray[np.int64]) -> Release:
+        trust, noise = self._trust, planned.noise
+        if trust.is_trusted_aggregator:
+            return Release(np.zeros(1, dtype=np.int64), planned.event)  # exact sums are charged, but kept in no file
+        pairs = exact.reshape(-1, noise.n_coordinates)
+        if trust.shares is None:  # of a single report, of which the event speaks, the sum tells less
+            multiplier = noise.multiplier * trust.local_factor(self._n_rows)
+            value = add_gaussian_noise(pairs, noise.sensitivity, multiplier, self._randomness).value
+        else:
+            value = add_noise_share(pairs, noise.sensitivity, noise.multiplier, trust.shares, self._randomness).value
+        return Release(value, planned.event)
+
+
+# Histograms of a tree's nodes by the kernels that grow XGBoost's trees: the integers that numpy finds, sooner.
+
+
+_COORDINATES = 2
+"""The kernels add pairs (g, h)."""
+
+
+def node_histograms(
+    bins: NDArray[np.uint8], pairs: NDArray[np.int64], features: Sequence[int], n_bins: int
+) -> Histograms:
+    """Return what sums the nodes of one tree.
+
+    A row without a value is in its feature's last bin, as everywhere in private trees.
+
+    Shapes: bins: uint8[n_features, n_rows]; pairs: int64[n_rows, n_coordinates].
+
+    Args:
+        features: that the tree may use.
+        n_bins: of each.
+    """
+    n_features = len(features)
+    if growth is None or pairs.shape[1] != _COORDINATES or n_features == 1:
+        return in_numpy(bins, pairs, features, n_bins)
+    starts = n_bins * np.arange(n_features + 1, dtype=np.int64)
+    nothing = np.zeros(n_features, dtype=np.float32)
+    layout = BinLayout(np.zeros(starts[-1], dtype=np.float32), starts, nothing.astype(bool), nothing)
+    no_code = np.full(n_features, n_bins, dtype=np.uint32)
+    rows = BinnedRows(layout, BinnedTable(np.ascontiguousarray(bins[list(features)].T), no_code, is_dense=True))
+    rows.begin_tree(pairs)
+
+    def of_nodes(nodes: Sequence[NDArray[np.intp]]) -> NDArray[np.int64]:
+        rows.put(nodes)
+        return rows.histograms(range(1, len(nodes) + 1)).reshape(len(nodes), n_features, n_bins, _COORDINATES)
+
+    return of_nodes

@@ -1,0 +1,275 @@
+"""All that a private training will release, in order: what, how much noise is on it, and the event that pays for it.
+
+The list follows from public facts alone, before anything is released. Trainers take their releases from it one by one,
+a trusted server answers no others, the ledger reserves its events, plans and reports add it up: nothing else counts
+messages or queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from dp_components.batched_updates import batch_sizes
+from dp_components.events import ComposedEvent, Event
+from dp_components.leaf_weights import TWO_CLASSES, LeafQuery, LeafWeights, Target, real_noise_std
+from dp_components.mechanisms import gaussian_event
+from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
+from dp_components.split_candidates import dp_quantiles
+from dp_components.split_candidates.candidates import FeatureBounds
+from he_processors.errors import ProtocolError
+from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Method, SplitMethod
+from nvflare_plugins.wire.envelope import Kind
+
+ROOT_LEVEL = -1
+_BYTES_PER_VALUE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNoise:
+    """The noise that privacy asks for on one kind of query; shares of sites come on top (``Trust``).
+
+    Attributes:
+        sensitivity: how far one row moves the query.
+        multiplier: standard deviation of the noise over the sensitivity.
+    """
+
+    sensitivity: Sensitivity
+    multiplier: float
+
+    @property
+    def n_coordinates(self) -> int:
+        """Number of coordinates of each sum: two of a pair (G, H), more of several classes."""
+        return len(self.sensitivity.weights)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the noise on each coordinate. Units: of g and h, or rows."""
+        return real_noise_std(self.sensitivity, self.multiplier)
+
+    def scaled(self, factor: float) -> PlannedNoise:
+        """Return noise so many times as large."""
+        return PlannedNoise(self.sensitivity, self.multiplier * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRelease:
+    """One message of sums over the sites.
+
+    Attributes:
+        kind: what is summed.
+        round: boosting round; -1 before the first.
+        sizes: most values of each query in it, those of full trees. A row may count in all queries of a message.
+        tree: number of the tree that it belongs to; None where it belongs to a whole round.
+        level: of that tree, ``ROOT_LEVEL`` being the root's own sums; None where it has none.
+        event: what it costs, however few values a tree that ends early asks for.
+    """
+
+    kind: Kind
+    round: int
+    sizes: tuple[int, ...]
+    tree: int | None
+    level: int | None
+    noise: PlannedNoise
+    event: Event
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a site's payload; its reply is as long."""
+        return _BYTES_PER_VALUE * sum(self.sizes)
+
+    @property
+    def words(self) -> str:
+        """What is asked, for ledgers and evidence."""
+        if self.kind is Kind.CELL_COUNTS:
+            return "rows per public cell"
+        if self.kind is Kind.NODE_STATS:
+            return f"leaf sums of round {self.round}"
+        if self.kind is Kind.HESSIANS:
+            return f"Hessians before tree {self.tree}"
+        return f"{'root sums' if self.level == ROOT_LEVEL else f'sums of level {self.level}'} of tree {self.tree}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePlan:
+    """The releases of one training.
+
+    Attributes:
+        releases: in order; training may skip some, and releases nothing else.
+        n_queries: Gaussian queries of the trees, paid candidates apart. Reference: Maddock et al., Table 1.
+    """
+
+    releases: tuple[PlannedRelease, ...]
+    n_queries: int
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        bounds: Sequence[FeatureBounds],
+        mu: float,
+        n_honest: int = 1,
+        published_multiplier: float | None = None,
+        target: Target = TWO_CLASSES,
+    ) -> ReleasePlan:
+        """List what a method releases, and divide a total of mu (exact Gaussian composition) among it.
+
+        Args:
+            n_honest: shares of the noise that the accounting relies on.
+            published_multiplier: noise over sensitivity of the trees' queries, in place of the one that mu gives: for
+                reproductions of other people's accounting.
+            target: what the label is.
+        """
+        weights = method.weight_update.weights(target)
+        sums = list(_sums(method, bounds, len(weights.sensitivity(method.query).weights)))
+        n_queries = sum(_n_queries(of_message, method) for of_message in sums)
+        multiplier = published_multiplier or math.sqrt(n_queries / method.training_share()) / mu
+        noise = _noise(method, weights, len(bounds), multiplier, mu)
+
+        @cache  # thousands of trees ask alike
+        def event(kind: Kind, sizes: tuple[int, ...]) -> Event:
+            planned = noise[kind]
+            queries = (gaussian_event(size, planned.sensitivity, planned.multiplier, n_honest) for size in sizes)
+            return ComposedEvent(tuple(queries))
+
+        releases = (PlannedRelease(*asked, noise[asked.kind], event(asked.kind, asked.sizes)) for asked in sums)
+        return cls(tuple(releases), n_queries)
+
+    @property
+    def events(self) -> list[Event]:
+        """What the whole training costs, release by release."""
+        return [release.event for release in self.releases]
+
+    @property
+    def n_rounds(self) -> int:
+        """Boosting rounds."""
+        return 1 + self.releases[-1].round
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of sums that a site sends, for full trees; it receives as many."""
+        return sum(release.n_bytes for release in self.releases)
+
+    @property
+    def tree_noise(self) -> PlannedNoise:
+        """The noise on what trees are made of: pairs (G, H) of leaves, of histograms, or of left sums."""
+        return self.releases[-1].noise
+
+    @property
+    def cell_noise(self) -> PlannedNoise:
+        """The noise on the counts of paid candidates; only for methods that pay for them."""
+        return self.releases[0].noise
+
+    def multipliers(self) -> dict[str, float]:
+        """Return noise over sensitivity by the name of what is released."""
+        return {release.kind.name: release.noise.multiplier for release in self.releases}
+
+
+class ReleaseSchedule:
+    """The releases that are still due, taken in order; a tree that ends early skips some."""
+
+    def __init__(self, plan: ReleasePlan) -> None:
+        self._releases, self._next = plan.releases, 0
+
+    def take(
+        self, kind: Kind, number: int, n_values: int, tree: int | None = None, level: int | None = None
+    ) -> PlannedRelease:
+        """Return the planned release of so many values in a round, -1 being before the first.
+
+        Args:
+            tree, level: which one, where a round has several; a server, which is not told, takes them in order.
+
+        Raises:
+            ProtocolError: a sum that the plan does not pay for now, in kind, place or size.
+        """
+        for i in range(self._next, len(self._releases)):
+            planned = self._releases[i]
+            is_due = (planned.kind, planned.round) == (kind, number) and 0 < n_values <= sum(planned.sizes)
+            if is_due and tree in (None, planned.tree) and level in (None, planned.level):
+                if n_values % planned.noise.n_coordinates:
+                    break
+                self._next = i + 1
+                return planned
+        raise ProtocolError(f"{kind.name} of {n_values} values in round {number}: the job's plan pays for no such sum")
+
+
+class _Sums(NamedTuple):
+    """A message that is not priced yet."""
+
+    kind: Kind
+    round: int
+    sizes: tuple[int, ...]
+    tree: int | None = None
+    level: int | None = None
+
+
+def _sums(method: Method, bounds: Sequence[FeatureBounds], n_coordinates: int) -> Iterator[_Sums]:
+    n_features = len(bounds)
+    k, n_refined = method.features_per_tree(n_features), n_refining_trees(method, n_features)
+    pays_for_hessians = method.split_method is not SplitMethod.HISTOGRAM  # its own histograms hold them
+    if method.candidates.is_paid:
+        yield _Sums(Kind.CELL_COUNTS, -1, (sum(dp_quantiles.public_grid(b).size + 1 for b in bounds),))
+    first = 0
+    for number, n_trees in enumerate(batch_sizes(method.n_trees, method.batch_size)):
+        for tree in range(first, first + n_trees):
+            if tree < n_refined and pays_for_hessians:
+                yield _Sums(Kind.HESSIANS, number, (_most_bins(method),) * k, tree)
+            yield from _greedy_sums(method, number, tree, k, n_coordinates)
+        first += n_trees
+        if method.split_method is SplitMethod.TOTALLY_RANDOM:
+            # A row enters every tree of a batch, so B trees are B queries.
+            yield _Sums(Kind.NODE_STATS, number, (n_coordinates << method.depth,) * n_trees)
+
+
+def n_refining_trees(method: Method, n_features: int) -> int:
+    """Return from how many trees, the first ones, candidates are refined (iterative Hessian)."""
+    if method.candidates is not CandidateSource.ITERATIVE_HESSIAN:
+        return 0
+    one_each = method.features_per_tree(n_features) == 1
+    return min(method.n_trees, method.hessian_rounds * (n_features if one_each else 1))
+
+
+def _most_bins(method: Method) -> int:
+    """Return how many bins a feature has at most: one more than candidates, which refining may double."""
+    if method.candidates is CandidateSource.ITERATIVE_HESSIAN:
+        return 2 * method.n_candidates + 1
+    return method.n_candidates + 2  # another one is spare
+
+
+def _greedy_sums(method: Method, number: int, tree: int, k: int, n_coordinates: int) -> Iterator[_Sums]:
+    """Yield the messages of one greedy tree. Nodes of a level hold other rows each: a feature is one query."""
+    if method.split_method is SplitMethod.PARTIALLY_RANDOM:
+        yield _Sums(Kind.LEFT_SUMS, number, (n_coordinates,), tree, ROOT_LEVEL)
+        for level in range(method.depth):
+            yield _Sums(Kind.LEFT_SUMS, number, (n_coordinates << level,) * k, tree, level)
+    elif method.split_method is SplitMethod.HISTOGRAM:
+        # Of one feature, the root's histogram holds those of all nodes below (one_feature_histogram.py).
+        for level in range(1 if k == 1 else method.depth):
+            size = n_coordinates * _most_bins(method) << level
+            yield _Sums(Kind.HISTOGRAM, number, (size,) * k, tree, level)
+
+
+def _n_queries(asked: _Sums, method: Method) -> int:
+    if asked.kind is Kind.CELL_COUNTS:
+        return 0
+    is_scalar = method.query is LeafQuery.SCALAR and asked.kind is not Kind.HESSIANS
+    return len(asked.sizes) * (2 if is_scalar else 1)
+
+
+def _noise(
+    method: Method, weights: LeafWeights, n_features: int, multiplier: float, mu: float
+) -> dict[Kind, PlannedNoise]:
+    # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
+    of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
+    pairs = PlannedNoise(weights.sensitivity(method.query), of_pair)
+    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (weights.largest_curvature,)).sensitivity, multiplier)
+    noise = {Kind.NODE_STATS: pairs, Kind.LEFT_SUMS: pairs, Kind.HISTOGRAM: pairs, Kind.HESSIANS: hessians}
+    if method.candidates.is_paid:
+        cells = 1.0 / (mu * math.sqrt(method.candidate_share))
+        noise[Kind.CELL_COUNTS] = PlannedNoise(count_sensitivity(n_features), cells)
+    return noise

@@ -1,0 +1,216 @@
+"""The cells of a profile: pooled counts, and the information in them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Which neighbouring bins are counted together, decided before any count of a class is opened.
+#
+# A cell is a run of bins. For every class it must hold at least k pooled rows, and no count that is smaller may be
+# opened on the way. The sites therefore test spans: runs of bins of lengths that are powers of two, beginning at every
+# half of their length, and all runs from the lowest bin or to the highest. Of each span and class all sites learn two
+# bits, and no count: whether some site has k rows there by itself; and whether every one of the W sites has ceil(k/W).
+# Either one shows that the pooled count is at least k. A run of bins that contains such a span, for each class, is a
+# cell; cells are taken from the lowest bin on, as short as they can be, which makes most of them. One may be longer
+# than it had to be: pooled rows can be k where neither bit shows it.
+#
+# Where a column separates the classes there are few cells, and they show little of it. But where neither bit shows k,
+# the pooled rows are fewer than W k: that bounds from below what the column tells (``least_values``).
+#
+# Privacy: every site learns of each span and class whether another site has k rows there by itself, and whether another
+# one has fewer than ceil(k/W). With two sites these are bits of the other one's rows.
+
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Bins that are counted together: from ``first`` to before ``end``, and missing values if these are among them."""
+
+    first: int
+    end: int
+    has_missing: bool = False
+
+
+def spans_of(n_bins: int) -> Ints:
+    """Return all spans of so many bins. Shapes: result: int64[n_spans, 2], first bin and the one after the last."""
+    ends = np.arange(1, n_bins + 1)
+    found, length = [np.stack([0 * ends, ends], axis=1), np.stack([ends - 1, 0 * ends + n_bins], axis=1)], 1
+    while length < n_bins:
+        first = np.arange(0, n_bins - length + 1, max(length // 2, 1))
+        found.append(np.stack([first, first + length], axis=1))
+        length *= 2
+    return np.unique(np.concatenate(found), axis=0).astype(np.int64)
+
+
+def rows_of_bins(bins: Ints, labels: Ints, n_bins: int, n_classes: int) -> Ints:
+    """Count this site's rows.
+
+    Shapes: bins: int64[n_rows], ``n_bins`` where the value is missing; labels: int64[n_rows]; result:
+        int64[n_bins + 1, n_classes], missing values last.
+    """
+    places = bins * n_classes + labels
+    return np.bincount(places, minlength=(n_bins + 1) * n_classes).reshape(n_bins + 1, n_classes).astype(np.int64)
+
+
+def rows_of_spans(rows: Ints, spans: Ints) -> Ints:
+    """Return this site's rows of each span, and of missing values. Shapes: result: int64[n_spans + 1, n_classes]."""
+    until = np.concatenate([np.zeros((1, rows.shape[1]), dtype=np.int64), np.cumsum(rows[:-1], axis=0)])
+    return np.concatenate([until[spans[:, 1]] - until[spans[:, 0]], rows[-1:]])
+
+
+def local_bits(rows: Ints, least: int, n_sites: int) -> Bools:
+    """Return what this site says of rows, of which all sites learn whether any site says so.
+
+    Shapes: rows: int64[n, n_classes]; result: bool[2, n, n_classes]: has k rows; has fewer than ceil(k/W).
+    """
+    return np.stack([rows >= least, rows < -(-least // n_sites)])
+
+
+def are_enough(any_says: Bools) -> Bools:
+    """Return where the pooled rows are at least k, from what some site says (``local_bits``)."""
+    enough: Bools = any_says[0] | ~any_says[1]
+    return enough
+
+
+def merge(spans: Ints, enough: Bools, n_bins: int, some_missing: bool) -> list[Cell]:
+    """Return the cells of a feature. The whole must have rows enough of every class.
+
+    Missing values are a cell of their own, counted with the lowest one where they are too few for that.
+
+    Args:
+        enough: of each span, then of the missing values. Shapes: bool[n_spans + 1, n_classes].
+        some_missing: whether any site lacks values, which all know.
+    """
+    ends = _edges(spans, enough[:-1], n_bins)
+    if not ends:
+        return [Cell(0, n_bins, some_missing)]
+    cells = [Cell(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+    if not some_missing:
+        return cells
+    if enough[-1].all():
+        return [*cells, Cell(n_bins, n_bins, True)]
+    return [Cell(0, ends[0], True), *cells[1:]]
+
+
+def _edges(spans: Ints, enough: Bools, n_bins: int) -> list[int]:
+    """Return where cells of values end; none if even all values together are not shown to be enough."""
+    # For each bin and class: where the first span ends that begins there or later and is enough.
+    nearest = np.full((n_bins + 1, enough.shape[1]), n_bins + 1, dtype=np.int64)
+    for of_class in range(enough.shape[1]):
+        good = spans[enough[:, of_class]]
+        np.minimum.at(nearest[:, of_class], good[:, 0], good[:, 1])
+    nearest = np.minimum.accumulate(nearest[::-1], axis=0)[::-1].max(axis=1)
+    ends: list[int] = []
+    while nearest[ends[-1] if ends else 0] <= n_bins:
+        ends.append(int(nearest[ends[-1] if ends else 0]))
+    if ends:
+        ends[-1] = n_bins  # what is left over belongs to the last
+    return ends
+
+
+def rows_of_cells(rows: Ints, cells: list[Cell]) -> Ints:
+    """Return this site's rows of each cell. Shapes: rows: as ``rows_of_bins``; result: int64[n_cells, n_classes]."""
+    return np.stack([rows[cell.first : cell.end].sum(axis=0) + rows[-1] * cell.has_missing for cell in cells])
+
+
+def least_values(
+    spans: Ints, enough: Bools, cells: list[Cell], pooled: Ints, n_missing: int, least: int, n_sites: int
+) -> NDArray[np.float64]:
+    """Return what the information value of each class is at least, from the bits; 0 where they tell nothing.
+
+    Where nearly all rows of a class lie to one side of a cut point, and nearly none of the others', the information
+    value of this side and the rest is at least what it is with as many rows on the wrong sides as there may be.
+
+    Args:
+        enough: as for ``merge``.
+        cells: what ``merge`` has returned.
+        pooled: rows of these. Shapes: int64[n_cells, n_classes].
+        n_missing: pooled rows without a value.
+    """
+    below, above = _sides(spans, enough)
+    most = (n_sites - 1) * (least - 1) + -(-least // n_sites) - 1  # pooled rows where neither bit shows k
+    missing = np.minimum(np.where(enough[-1], n_missing, most), n_missing)
+    if cells[-1].first == cells[-1].end:
+        missing = pooled[-1]
+    of_class, found = pooled.sum(axis=0), np.zeros(pooled.shape[1])
+    for one in range(of_class.size):
+        others = np.arange(of_class.size) != one
+        splits = [~beyond[:, one] & ~here[:, others].any(axis=1) for here, beyond in ((below, above), (above, below))]
+        if np.any(splits):
+            share = 1 - (most + int(missing[one])) / int(of_class[one])
+            found[one] = _of_two_sides(share, most * (of_class.size - 1) / int(of_class[others].sum()))
+    return found
+
+
+def _sides(spans: Ints, enough: Bools) -> tuple[Bools, Bools]:
+    """Return whether rows below, and from, each cut point are enough. Shapes: bool[n_bins - 1, n_classes] each."""
+    n_bins = int(spans[:, 1].max())
+    place = {(int(first), int(end)): number for number, (first, end) in enumerate(spans)}
+    below = [place[0, cut] for cut in range(1, n_bins)]
+    above = [place[cut, n_bins] for cut in range(1, n_bins)]
+    return enough[np.array(below, dtype=np.int64)], enough[np.array(above, dtype=np.int64)]
+
+
+def _of_two_sides(share: float, of_others: float) -> float:
+    """Return the information value of a side with these shares, and of the rest; 0 where others may be as many."""
+    if not 0 < of_others < share < 1:
+        return 0.0
+    return (share - of_others) * math.log(share * (1 - of_others) / (of_others * (1 - share)))
+
+
+# Weight of evidence, information value and stability index, from counts.
+#
+# Of a class c against all other rows, with n_b rows of c and m_b others in cell b, of N and M in all:
+#
+# weight of evidence  w_b = ln((n_b / N) / (m_b / M)), above 0 where c is more frequent than over all rows information
+# value   sum over b of (n_b / N - m_b / M) w_b
+#
+# Cells hold rows of every class, so that all logarithms are finite and no count is smoothed. Where a feature tells
+# nothing of the label, its information value is not 0 but about (cells - 1) (1/N + 1/M), which is stated beside it.
+#
+# The stability index of a site against the rest is the same sum over shares of the site's rows and of the others', with
+# half a row added to every cell, because a site may have none in a cell.
+#
+# Source: Siddiqi, Credit Risk Scorecards, chapters 6 and 12; Kullback, Information Theory and Statistics (divergence).
+
+
+Floats = NDArray[np.float64]
+
+
+def weights_of_evidence(counts: Ints) -> Floats:
+    """Return the weights of each class in each cell. Shapes: counts, result: [n_cells, n_classes]; counts above 0."""
+    share, share_of_others = _shares(counts)
+    weights: Floats = np.log(share / share_of_others)
+    return weights
+
+
+def information_values(counts: Ints) -> Floats:
+    """Return the information value of each class. Shapes: counts: int64[n_cells, n_classes]; result: [n_classes]."""
+    share, share_of_others = _shares(counts)
+    values: Floats = ((share - share_of_others) * np.log(share / share_of_others)).sum(axis=0)
+    return values
+
+
+def values_by_chance(counts: Ints) -> Floats:
+    """Return about what each class's information value would be if the feature told nothing. Shapes: [n_classes]."""
+    of_class = counts.sum(axis=0).astype(np.float64)
+    values: Floats = (counts.shape[0] - 1) * (1 / of_class + 1 / (of_class.sum() - of_class))
+    return values
+
+
+def stability_index(own: Ints, rest: Ints) -> float:
+    """Return how far one site's rows lie from the others'. Shapes: own, rest: int64[n_cells], rows of each cell."""
+    share, share_of_rest = ((rows + 0.5) / (rows + 0.5).sum() for rows in (own, rest))
+    return float(((share - share_of_rest) * np.log(share / share_of_rest)).sum())
+
+
+def _shares(counts: Ints) -> tuple[Floats, Floats]:
+    others = counts.sum(axis=1, keepdims=True) - counts
+    return counts / counts.sum(axis=0), others / others.sum(axis=0)

@@ -1,0 +1,275 @@
+"""One site's part in a profile, from its policy to its pages.
+
+The sites search cut points as a horizontal training does, and remember them like one: a training over the same data,
+with the same sites and settings, finds them in the registry and searches no more. Then they decide which bins are
+counted together (cells.py), and add their counts of these, and of nothing finer.
+
+Privacy: needs the consent ``feature_profile`` of every site. The server sees protected sums. Every site learns what the
+    cut search tells (xgb/cuts.py), the bits of cells.py, and the pooled rows of each class in each cell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import PolicyRefusal, ProtocolError
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.session import PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.files import write_private
+from nvflare_plugins.data.schema import Schema
+from nvflare_plugins.data.table import Table, log_what_labels_lack
+from nvflare_plugins.kinds.horizontal import preparation
+from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.kinds.horizontal.preparation import Prepared
+from nvflare_plugins.kinds.horizontal.processors import open_sums
+from nvflare_plugins.kinds.horizontal.row_floors import (
+    N_COUNTS,
+    TOO_FEW,
+    AddedRows,
+    check_effective_rows,
+    may_grow,
+    rows_needed,
+)
+from nvflare_plugins.kinds.horizontal.row_floors import are_enough as are_enough_added
+from nvflare_plugins.kinds.profile.cells import (
+    are_enough,
+    least_values,
+    local_bits,
+    merge,
+    rows_of_bins,
+    rows_of_cells,
+    rows_of_spans,
+    spans_of,
+)
+from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.kinds.profile.result import FILE_NAME, Counted, Profile
+from nvflare_plugins.pages.profile_page import LOCAL_PAGE, PAGE, build_local_page, build_page, too_few
+from nvflare_plugins.pages.run_record import DataFacts
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.policy import Floors, SitePolicy
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.workers.workers import OnCluster
+from nvflare_plugins.xgb.cuts import CutMode, Cuts
+
+TITLE = "Profile of the data of all sites"
+_MOST_FLAGS = 1 << 18  # in one message: 2 MiB
+_NOT_RELEASED = ("deadline_s",)
+Ints = NDArray[np.int64]
+
+
+def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
+    """Check the job against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job or data are not usable; the message says which.
+    """
+    policy = context.policy
+    policy.check_consent(
+        "feature_profile",
+        "does not count its rows by features and label for other sites",
+        "train without a profile",
+    )
+    _check_budget(policy, job.data_set)
+    prepared = preparation.prepare(job.training(), context, by_xgboost=False)
+    if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
+        raise DataRefusal(
+            "a profile counts rows of classes, and some labels are no class (0 and 1, or a list of label_classes). A "
+            "label for regression has no weight of evidence: profile a column that says which side of a bound it is on"
+        )
+    log_what_labels_lack(prepared.table, job.data_set, True)
+    return prepared
+
+
+def _check_budget(policy: SitePolicy, name: str) -> None:
+    if policy.data_set(name).privacy is not None:
+        raise PolicyRefusal(
+            f"data set {name!r} of {policy.site} has a privacy budget, and the counts of a profile are not charged to "
+            f"it. Policy key: data_sets.{name}.privacy. Remedy: profile a data set of other rows without a budget"
+        )
+
+
+class _Run:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+        self._attempt, self._prepared = attempt, prepared
+        self._job: ProfileJob = attempt.job
+        self._policy, self._world = attempt.context.policy, attempt.channel.world
+        self._registry = Registry.open(self._policy)
+
+    def run(self) -> JobResult:
+        """Agree, search cut points, merge bins, count, write pages."""
+        attempt = self._attempt
+        floors = agree(attempt.channel, attempt.session, self._terms()).floors
+        reservations = self._reserve()
+        with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
+            sums = open_sums(self._prepared.chosen.profile, attempt.channel, attempt.session, None)
+        with reservations.cancelled_by(PolicyRefusal, DataRefusal):
+            self._check_floors(sums, floors, reservations)
+        agreement = CutAgreement(
+            self._job.training(),
+            self._prepared,
+            attempt.channel,
+            self._registry,
+            reservations.entries[0],
+            attempt.proof,
+        )
+        cuts, _ = agreement.run(sums)
+        attempt.folder.write_cuts(cuts)
+        return self._finish(
+            reservations, _count(sums, self._prepared.table, cuts, agreement.rows, self._job, self._world)
+        )
+
+    def _terms(self) -> Terms:
+        prepared, policy = self._prepared, self._policy
+        releases = {**versions(), PLUGIN: prepared.chosen.release}
+        schema, document = Schema.of(prepared.table), prepared.parameters.document()
+        return Terms(releases, self._job.to_dict(), document, schema, {}, {}, policy.floors(self._world))
+
+    def _reserve(self) -> Reservations:
+        """Have all sites' registries allow this run and remember it, before the first private byte."""
+        fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
+        release = json.dumps({"kind": "profile", "job": fields}, sort_keys=True).encode()
+        table = self._prepared.table
+        grows = may_grow(table, "", self._prepared.parameters)
+        wanted = [Wanted(table, self._prepared.data_set, may_grow=grows, is_settled=True)]
+        return reserve_together(self._attempt, self._registry, wanted, release, None)
+
+    def _check_floors(self, sums: ProtectedSums, floors: Floors, reservations: Reservations) -> None:
+        """Go on if enough rows and sites take part, and enough were added since earlier jobs, as before a training."""
+        own, table, parameters = self._policy.floors(self._world), self._prepared.table, self._prepared.parameters
+        if floors.sites > self._world:  # no row can change that
+            raise PolicyRefusal(TOO_FEW)
+        if max(rows_needed(floors, parameters, 1)) > own.effective_rows:
+            RefusalCount(self._policy).check({self._prepared.data_set.name}, Question.DEMAND)
+        added = AddedRows.of(reservations, self._policy.consents)
+        pooled = check_effective_rows(sums, floors, own, parameters, [table], [1.0], self._world, added.counts())
+        pooled = pooled[-N_COUNTS:]
+        if added.needs_consent(pooled, floors.sites):
+            self._policy.consents.gives("recompute_with_changes")
+        reservations.grown(are_enough_added(pooled, floors.sites))
+
+    def _finish(self, reservations: Reservations, counted: Counted) -> JobResult:
+        attempt, job, table = self._attempt, self._job, self._prepared.table
+        hmac = attempt.conclude(counted.agreed(), "counts")
+        profile = Profile(job, attempt.context.job_id, table, counted)
+        path = self._write(profile)
+        attempt.all_have_written()
+        reservations.complete(0)
+        attempt.write_record(
+            TITLE,
+            {},
+            None,
+            (profile.section(self._world, too_few(counted.least)),),
+            registry=reservations.message,
+            cuts={
+                "mode": CutMode.QUANTILE.value,
+                "points": sum(of_feature.size for of_feature in counted.cuts.of_feature),
+                "min_rows": job.min_rows_per_cut,
+            },
+            notes=(_REUSE,),
+            data=(DataFacts.of(table, job.data_set),),
+        )
+        return JobResult(hmac.hex(), f"the profile is {path}", {"features": len(table.feature_names)})
+
+    def _write(self, profile: Profile) -> object:
+        folder, facts = self._attempt.folder.path, profile.facts(self._world)
+        shifts = profile.shifts()
+        if shifts:
+            own = build_local_page(self._attempt.context.site, facts, self._prepared.table.n_rows, shifts)
+            write_private(folder / LOCAL_PAGE, own.encode())
+        write_private(folder / PAGE, build_page(facts).encode())
+        document = json.dumps(profile.document(self._world), ensure_ascii=False, indent=1)
+        write_private(folder / FILE_NAME, document.encode())
+        return folder / PAGE
+
+
+_REUSE = (
+    "A training over the same data, sites, `max_bin` and `min_rows_per_cut` uses these cut points again and searches "
+    "no more. Rows counted as one each."
+)
+
+
+def _count(sums: ProtectedSums, table: Table, cuts: Cuts, pooled: Ints, job: ProfileJob, world: int) -> Counted:
+    """Decide with all sites which bins are counted together, and count.
+
+    Raises:
+        ProtocolError: the opened counts contradict what was said before: a site or the server lied.
+    """
+    missing = pooled[0] - pooled[1:]
+    counted = Counted(int(pooled[0]), tuple(missing.tolist()), job.min_rows_per_cut, cuts)
+    rows = [_own_rows(table, cuts, place, column, job.n_classes) for place, column in enumerate(table.columns())]
+    spans = [spans_of(len(of_feature) - 1) for of_feature in rows]
+    whole = np.bincount(table.label.astype(np.int64), minlength=job.n_classes)[None, :]
+    asked = [whole, *(rows_of_spans(r, s) for r, s in zip(rows, spans, strict=True))]
+    enough = _ask(sums, [local_bits(one, job.min_rows_per_cut, world) for one in asked])
+    if not enough[0].all():
+        return counted
+    cells = tuple(merge(s, e, len(r) - 1, bool(m)) for s, e, r, m in zip(spans, enough[1:], rows, missing, strict=True))
+    own = tuple(rows_of_cells(r, c) for r, c in zip(rows, cells, strict=True))
+    flat = sums.sum_counts(Kind.CLASS_COUNTS, np.concatenate(own).ravel())
+    ends = np.cumsum([len(of_feature) for of_feature in own])[:-1]
+    opened = np.split(flat.reshape(-1, job.n_classes), ends)
+    totals = opened[0].sum(axis=0)
+    if flat.min() < job.min_rows_per_cut or any((one.sum(axis=0) != totals).any() for one in opened):
+        raise ProtocolError("the counts of classes contradict each other or what a site has said of its rows")
+    at_least = tuple(
+        least_values(s, e, c, o, int(m), job.min_rows_per_cut, world)
+        for s, e, c, o, m in zip(spans, enough[1:], cells, opened, missing, strict=True)
+    )
+    return Counted(counted.n_rows, counted.missing, counted.least, cuts, cells, tuple(opened), own, at_least)
+
+
+def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32], n_classes: int) -> Ints:
+    """Return this site's rows of each bin of a feature and class, missing values last."""
+    name = table.feature_names[place]
+    is_missing = np.isnan(column)
+    if name in table.categories:
+        n_bins = len(table.categories[name])
+        bins = np.where(is_missing, n_bins, np.nan_to_num(column)).astype(np.int64)
+    else:
+        n_bins = cuts.of_feature[place].size + 1
+        bins = np.where(is_missing, n_bins, np.searchsorted(cuts.of_feature[place], column, side="right"))
+    return rows_of_bins(bins.astype(np.int64), table.label.astype(np.int64), n_bins, n_classes)
+
+
+def _ask(sums: ProtectedSums, bits: list[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
+    """Return where pooled rows are enough, from the bits of all sites; few columns to a message."""
+    found: list[NDArray[np.bool_]] = []
+    for block in _blocks(bits):
+        flat = sums.any_site(Kind.CELL_FLAGS, np.concatenate([one.ravel() for one in block]))
+        parts = np.split(flat, np.cumsum([one.size for one in block])[:-1])
+        found += [are_enough(part.reshape(one.shape)) for part, one in zip(parts, block, strict=True)]
+    return found
+
+
+def _blocks(bits: list[NDArray[np.bool_]]) -> Iterator[list[NDArray[np.bool_]]]:
+    block: list[NDArray[np.bool_]] = []
+    for one in bits:
+        if block and sum(other.size for other in block) + one.size > _MOST_FLAGS:
+            yield block
+            block = []
+        block.append(one)
+    yield block
+
+
+run_profile_site = SitePart(
+    prepare,
+    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    protection=lambda job, prepared: prepared.chosen.facts,
+    on_cluster=OnCluster.NOT_NEEDED,
+)
+"""Takes part in one attempt of a job.
+
+Privacy: the server has seen messages whose number and size follow from the job, the number of cut points and how many
+    bins were merged.
+"""

@@ -1,0 +1,299 @@
+"""Folds of a tuning, their rows, and the bins that are made once for all trials."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import Decider, TooFewRows
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.identity import row_tags, usable_ids
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.growth.arithmetic import ARITHMETICS
+from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
+from nvflare_plugins.growth.rows import HeldRows, RowSet
+from nvflare_plugins.growth.training import GrowthPlan, LoopSettings
+from nvflare_plugins.kinds.horizontal.growing import n_categories
+from nvflare_plugins.kinds.horizontal.matrices import evaluation_matrix, training_matrix
+from nvflare_plugins.kinds.horizontal.mediated.grammar import TrainingShape
+from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, train
+from nvflare_plugins.kinds.horizontal.row_floors import RowDraws, SampledWeights, check_leaves, leaf_counts
+from nvflare_plugins.site.policy import Floors
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import BaseScoreSource, Kind
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.rounds import TrainingResult
+
+# Which fold a row is in, and how many rows a fold must have.
+#
+# Every site draws the folds of its own rows from a secret of its own, which no job sees. A row is known by its group
+# where the job names a column of groups, else by its id where the policy knows one, else by what it holds in the job's
+# columns; the fold is a keyed hash of that modulo k. So a group is never split (within a site: two sites do not know
+# that they hold the same person, whose rows may then be in two folds); rows that are alike stay together; and a second
+# tuning with the same k, next month or over added rows, finds every row in the fold in which it was. Without groups and
+# ids other columns are other folds, and so is another k: drawn independently, not halves or quarters of the former.
+#
+# What folds show. A trial trains on all rows but those of fold f, for every f. Its first histograms are sums over these
+# rows, at nearly the same predictions: the k sums S - S_f determine S and every S_f. So all sites learn, of every fold,
+# what a training on its rows alone would show: pooled sums over its rows. That is what the floor is for: every fold
+# holds at least 1,000 rows of all sites together, at least as many as any policy's ``min_effective_rows`` asks for, and
+# rows of as many sites as a job needs. These are the numbers that a run over added rows needs, for the same reason.
+# Where rounds draw rows, what a fold's draw takes and what it leaves out must each be that many. They are the rows of
+# all sites: who holds most of them (or pools with who does) takes those off, and is left with sums over the rows of the
+# others in a fold, of which each site that counts has ten at least. Who needs more in each fold of itself chooses fewer
+# folds.
+#
+# Further trials repeat these sums at other predictions (a different tree makes them so), as further rounds of one
+# training do; each of them is a sum over at least a whole fold's rows of a node, and a node's floor is that of a
+# training (``min_rows_per_node``). A second k, or other columns without ids, are further partitions of the same rows:
+# their sums are again over folds of 1,000 rows and more, but several partitions together are more equations about the
+# same rows, as several trainings are. Nothing here bounds what all jobs on the same rows tell together.
+#
+# The consent ``tuning`` caps trials x folds x rounds of one job: its work, and the number of sums that it releases. It
+# is no budget over several jobs, and no measure of what one row adds; who needs that takes a private method.
+
+
+LEAST_ROWS = 1000
+"""Pooled rows of a fold, at least."""
+LEAST_OF_A_SITE = 10
+"""A site with fewer rows in a fold does not count among those that have some: its rows would not hide the others'."""
+
+TOO_FEW_IN_A_FOLD = (
+    f"some fold has fewer than {LEAST_ROWS} rows of all sites together, or than the sites' policies or the sampling of "
+    f"rows ask for, or rows of too few sites ({LEAST_OF_A_SITE} of each at least). Policy keys: min_effective_rows, "
+    "min_sites, max_colluders. Remedy: fewer folds, more rows or sites, a group column of smaller groups, subsample "
+    "nearer to one half or left out; or ask the sites to lower the keys."
+)
+"""The same text at all sites, whichever fold it was: it says neither where nor by how much."""
+
+
+def fold_of_rows(table: Table, spec: DataSet, secret: bytes, n_folds: int) -> NDArray[np.int64]:
+    """Return each row's fold. Shapes: result: int64[n_rows], from 0.
+
+    Args:
+        secret: 32 bytes of this site, the same for every job.
+
+    Privacy: stays at the site.
+
+    Raises:
+        ConfigurationError: the column of groups, or of ids, is of a type that names nothing.
+    """
+    column, what = (table.ids, "id") if table.groups is None else (table.groups, "group")
+    return fold_of_names([] if column is None else names_of(column, spec, what), what, table, secret, n_folds)
+
+
+def fold_of_names(
+    names: Sequence[str | None], what: str, table: Table, secret: bytes, n_folds: int
+) -> NDArray[np.int64]:
+    """Return each row's fold by what names it. Shapes: result: int64[n_rows], from 0.
+
+    Args:
+        names: of each row, None for one without; empty where nothing names rows. Those are known by what they hold.
+        what: "group" or "id".
+    """
+    hashes = row_tags(table, secret).astype(np.uint64)
+    for row, name in enumerate(names):
+        if name is not None:
+            digest = hashlib.blake2b(f"{what}:{name}".encode(), key=secret, digest_size=8).digest()
+            hashes[row] = int.from_bytes(digest, "little")
+    return (hashes % np.uint64(n_folds)).astype(np.int64)
+
+
+def names_of(column: pa.ChunkedArray, spec: DataSet, what: str) -> Sequence[str | None]:
+    """Return what a column calls each row, None where it says nothing.
+
+    Raises:
+        ConfigurationError: its type names nothing.
+    """
+    try:
+        return usable_ids(column, spec)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"data set {spec.name!r}: its column of {what}s must hold texts or whole numbers"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class FoldDraws:
+    """The rows of a round, drawn from all rows of the site, among those that one training has.
+
+    A row is drawn in a round in all trainings or in none, and in a training over all rows with the same ``subsample``,
+    too: differences of folds are then sums over what was drawn of a fold.
+
+    Attributes:
+        chosen: the training's rows among all of the site. Shapes: bool[n_rows].
+    """
+
+    draws: RowDraws
+    chosen: NDArray[np.bool_]
+
+    def of_round(self, number: int) -> NDArray[np.bool_]:
+        """Return which rows of the training take part in a round. Shapes: bool[n chosen]."""
+        drawn: NDArray[np.bool_] = self.draws.of_round(number)[self.chosen]
+        return drawn
+
+
+def rows_needed(floors: Floors, fractions: Sequence[float]) -> int:
+    """Return how many pooled rows every fold must have.
+
+    Args:
+        floors: of all sites.
+        fractions: of the rows that a round draws, for each trial.
+    """
+    share = min(1.0 if fraction == 1 else min(fraction, 1 - fraction) for fraction in fractions)
+    return math.ceil(min(max(LEAST_ROWS, floors.effective_rows) / share, 2.0**62))
+
+
+def check_folds(
+    sums: ProtectedSums,
+    floors: Floors,
+    own: Floors,
+    weights: NDArray[np.float64],
+    folds: NDArray[np.int64],
+    n_folds: int,
+    needed: int,
+) -> None:
+    """Have all sites together decide whether every fold has rows enough, before anything else of folds leaves.
+
+    Args:
+        floors, own: of all sites, and of this one.
+        weights: what each row counts, at most 1 (``scale_pos_weight``).
+        needed: see ``rows_needed``.
+
+    Shapes: weights: float64[n_rows]; folds: int64[n_rows].
+
+    Privacy: two protected sums for each fold: sites that have some rows in it, and rows, which no site counts beyond
+        what is needed.
+
+    Raises:
+        TooFewRows: at all sites alike, with one text.
+    """
+    rows = np.bincount(folds, minlength=n_folds)
+    effective = np.minimum(np.floor(np.bincount(folds, weights, minlength=n_folds)), needed).astype(np.int64)
+    here = np.stack([(rows >= LEAST_OF_A_SITE).astype(np.int64), effective], axis=1)
+    pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, here.ravel()).reshape(-1, 2)
+    if (pooled[:, 0] < floors.sites).any() or (pooled[:, 1] < needed).any():
+        raise TooFewRows(TOO_FEW_IN_A_FOLD, _decider(pooled, here, own.effective_rows, needed))
+
+
+def _decider(pooled: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
+    """Say whose doing a refusal was; as for the rows of a training (kinds/horizontal/row_floors.py)."""
+    too_few = (pooled[:, 1] < own_floor) & (here[:, 1] < own_floor)
+    if (too_few | (here[:, 0] == 0)).any():
+        return Decider.OWN_ROWS
+    return Decider.DEMAND if needed > own_floor else Decider.OTHERS
+
+
+# The bins of a tuning's folds, made once for all trials, and a training over them in the site's own process.
+
+
+EVALUATED = "eval"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FoldTraining:
+    """One training on all folds but one.
+
+    Attributes:
+        params: for the Booster.
+        draws: which rows take part in each round; None for all.
+        rows_per_node: least rows in a leaf, where they are counted; None where they need not be.
+    """
+
+    params: dict[str, object]
+    shape: TrainingShape
+    settings: LoopSettings
+    draws: FoldDraws | None
+    rows_per_node: int | None
+    handler: TrainingHandler
+
+    @property
+    def estimates(self) -> bool:
+        """Whether XGBoost begins with an estimate from all rows."""
+        return self.shape.base_score is not BaseScoreSource.GIVEN
+
+
+class Folds(Protocol):
+    """The rows of a site, in bins, wherever they are."""
+
+    def train(self, fold: int, training: FoldTraining, channel: Channel, sums: ProtectedSums) -> TrainingResult:
+        """Train on all rows but those of a fold, with the other sites, and score these."""
+
+
+def bins_of(
+    table: Table, folds: NDArray[np.int64] | NDArray[np.int8], fold: int, cuts: Cuts, max_bin: int
+) -> tuple[xgb.DMatrix, xgb.DMatrix]:
+    """Return the rows of all folds but one by the agreed cuts, and those of that one, to be scored.
+
+    Shapes: folds: of each row, from 0, [n_rows].
+    """
+    kept, held_out = (table.taken(np.flatnonzero(chosen)) for chosen in (folds != fold, folds == fold))
+    matrix = training_matrix(kept, cuts, max_bin)
+    return matrix, evaluation_matrix(held_out, matrix, max_bin)
+
+
+class FoldsHere:
+    """All rows in the site's own process."""
+
+    def __init__(self, table: Table, folds: NDArray[np.int64], n_folds: int, cuts: Cuts, max_bin: int) -> None:
+        self._bins = [bins_of(table, folds, fold, cuts, max_bin) for fold in range(n_folds)]
+
+    def train(self, fold: int, training: FoldTraining, channel: Channel, sums: ProtectedSums) -> TrainingResult:
+        """See ``Folds``."""
+        matrix, held_out = self._bins[fold]
+        rows = SampledWeights(matrix, None, training.draws, training.estimates)
+        training.handler.on_base_score = rows.base_score_known
+        return train(
+            training.params,
+            training.shape,
+            channel,
+            training.handler,
+            matrix,
+            [(held_out, EVALUATED)],
+            training.settings,
+            row_weights=rows,
+            on_tree=_leaf_check(sums, training.rows_per_node, matrix, rows),
+        )
+
+
+def _leaf_check(
+    sums: ProtectedSums, floor: int | None, matrix: xgb.DMatrix, rows: SampledWeights
+) -> Callable[[xgb.Booster, int], None] | None:
+    if floor is None:
+        return None
+    return lambda booster, number: check_leaves(sums, leaf_counts(booster, matrix, rows.taking_part(number)), floor)
+
+
+# The rows of a tuning whose trees the sites grow: bins that are made once for all folds and trials.
+
+
+class FoldRows:
+    """All rows of a site, or of a shard, in bins, and the fold of each."""
+
+    def __init__(self, table: Table, folds: NDArray[np.integer], cuts: Cuts, arithmetic: str) -> None:
+        """Bin all rows. Shapes: folds: of each row, from 0, [n_rows]."""
+        layout = BinLayout.from_cuts(cuts, n_categories(table), ARITHMETICS[arithmetic])
+        self._bins, self._folds = bin_rows(layout, table.blocks(), table.n_rows), folds
+        self.labels = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
+
+    def without(self, fold: int, plan: GrowthPlan, start: NDArray[np.float32]) -> HeldRows:
+        """Return the rows of all folds but one, and those of that one to be scored. Args: start: margins of any row."""
+
+        def chosen(rows: NDArray[np.bool_]) -> RowSet:
+            bins = BinnedTable(self._bins.codes[rows], self._bins.missing, self._bins.is_dense)
+            label = self.labels.label[rows]
+            margins = np.broadcast_to(start, (label.size, plan.objective.n_outputs)).astype(np.float32)
+            return RowSet(bins, label, None, margins)
+
+        held_out = self._folds == fold
+        return HeldRows(plan.layout, plan.objective, chosen(~held_out), [chosen(held_out)])

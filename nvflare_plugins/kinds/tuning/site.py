@@ -1,0 +1,413 @@
+"""One site's part in a tuning: one session and one cut search, then every trial on all folds but one, for each fold.
+
+What the differences of these models show, and what the caps are for, stands in folds.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.data.schema import Schema
+from nvflare_plugins.data.table import Table, column_names
+from nvflare_plugins.evidence.audit import grown_fact
+from nvflare_plugins.growth.arithmetic import grown_document
+from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.kinds.horizontal import preparation
+from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
+from nvflare_plugins.kinds.horizontal.growing import Grown, arithmetic_here, grown_by, is_grown
+from nvflare_plugins.kinds.horizontal.matrices import bin_starts, reference_matrix
+from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, training_shape
+from nvflare_plugins.kinds.horizontal.processors import open_sums
+from nvflare_plugins.kinds.horizontal.row_floors import (
+    TOO_FEW,
+    RowDraws,
+    check_effective_rows,
+    check_sampling,
+    counts_leaves,
+    row_fraction,
+    row_weights,
+)
+from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
+from nvflare_plugins.kinds.tuning.folds import (
+    EVALUATED,
+    FoldDraws,
+    FoldRows,
+    Folds,
+    FoldsHere,
+    FoldTraining,
+    check_folds,
+    fold_of_rows,
+    rows_needed,
+)
+from nvflare_plugins.kinds.tuning.job import TuningJob, check_consent, in_trial
+from nvflare_plugins.kinds.tuning.result import (
+    FILE_NAME,
+    SCRIPT,
+    TABLE,
+    FoldScore,
+    TrialResult,
+    TuningResult,
+    facts_of,
+    line_of,
+    section_of,
+)
+from nvflare_plugins.kinds.tuning.sharded import FoldsOnWorkers, train_on_folds
+from nvflare_plugins.kinds.tuning.space import Trial
+from nvflare_plugins.pages.run_record import DataFacts, ReportSection
+from nvflare_plugins.pages.tuning_page import PAGE, build_page
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.wire.envelope import BaseScoreSource
+from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.workers.shards import workers_of
+from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line, work_section
+from nvflare_plugins.xgb.cuts import CutMode, Cuts
+from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
+from nvflare_plugins.xgb.rounds import TrainingResult
+
+TITLE = "Tuning and cross validation"
+_NOT_RELEASED = ("deadline_s",)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningPrepared:
+    """What a site knows before it talks to anyone.
+
+    Attributes:
+        base: table, data set and profile, as of a training.
+        parameters: checked, of each trial.
+        is_grown: the sites grow the trees of all trials themselves.
+        folds: of each row. Shapes: int64[n_rows].
+    """
+
+    base: preparation.Prepared
+    trials: tuple[Trial, ...]
+    parameters: tuple[TrainingParameters, ...]
+    is_grown: bool
+    folds: NDArray[np.int64]
+
+    @property
+    def fractions(self) -> list[float]:
+        """Shares of the rows that rounds draw, all different."""
+        return sorted({row_fraction(one) for one in self.parameters}, reverse=True)
+
+
+def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
+    """Check the job, with every trial's parameters, against the policy and the data, at this site alone.
+
+    Raises:
+        PolicyRefusal: the site's policy forbids the job.
+        ConfigurationError: job or data are not usable; the message says which, and which trial.
+    """
+    policy, trials = context.policy, job.all_trials()
+    check_consent(policy, job)
+    data_set = policy.data_set(job.data_set)
+    data_set.check_holds_bins("a tuning holds those of all folds")
+    names = column_names(data_set, job.label, None, job.features, job.group)
+    trainings = [job.training_of(trial, list(names)) for trial in trials]
+    parameters, grown = [], []
+    for number, training in enumerate(trainings, start=1):
+        with in_trial(number, len(trials)):
+            parameters.append(check_trial(preparation.check_public(training, policy, names)))
+            grown.append(is_grown(training, parameters[-1]))
+    if len({row_fraction(one) for one in parameters}) > 1:
+        policy.check_consent(
+            "recompute_with_changes",
+            "trains on one sample of its rows: the difference of two shows rows that only one has",
+            "give subsample once, in params",
+        )
+    base = preparation.prepare(
+        trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=not all(grown)
+    )
+    secret = Registry.open(policy).secret("folds", str(job.folds))
+    folds = fold_of_rows(base.table, base.data_set, secret, job.folds)
+    return TuningPrepared(base, trials, tuple(parameters), all(grown), folds)
+
+
+def check_trial(parameters: TrainingParameters) -> TrainingParameters:
+    """Refuse what cannot be scored, or not on folds. Raises: ConfigurationError."""
+    check_sampling(parameters)
+    if not parameters.metrics:
+        raise ConfigurationError("eval_metric: a tuning needs a metric to compare trials by")
+    if parameters.objective.adaptive_leaf:
+        raise ConfigurationError(
+            f"{parameters.objective.name} cannot be tuned: its leaves are means of the sites' own quantiles, for which "
+            "every site needs rows in every fold. Use reg:pseudohubererror"
+        )
+    return parameters
+
+
+class _Run:
+    """The steps of one attempt after the session is open."""
+
+    def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared, workers: Workers | None) -> None:
+        self._attempt, self._prepared, self._base = attempt, prepared, prepared.base
+        self._workers = workers
+        self._job: TuningJob = attempt.job
+        self._policy, self._world = attempt.context.policy, attempt.channel.world
+        self._registry = Registry.open(self._policy)
+        self._floors = self._policy.floors(self._world)  # of all sites, once these have agreed
+        self._parameters = prepared.parameters
+        self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
+        self._training = self._job.training_of(prepared.trials[0], list(self._base.table.feature_names))
+
+    def run(self) -> JobResult:
+        """Agree, search cut points, train all trials, compare scores, write results."""
+        attempt = self._attempt
+        _, self._floors, self._arithmetic = agree(attempt.channel, attempt.session, self._terms())
+        self._parameters = tuple(with_floor(one, self._floors.rows_per_node) for one in self._parameters)
+        reservations = self._reserve()
+        with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
+            sums = open_sums(self._base.chosen.profile, attempt.channel, attempt.session, None)
+        with reservations.cancelled_by(PolicyRefusal, DataRefusal):
+            self._check_floors(sums)
+            reservations.grown(True)
+        agreement = CutAgreement(
+            self._training, self._base, attempt.channel, self._registry, reservations.entries[0], attempt.proof
+        )
+        cuts, root_feature = agreement.run(sums)
+        attempt.folder.write_cuts(cuts)
+        if self._arithmetic:
+            train = self._by_sites(sums, cuts, int(agreement.rows[0]))
+        else:
+            train = self._by_xgboost(sums, cuts, root_feature)
+        return self._finish(reservations, cuts, self._train_all(train))
+
+    def _terms(self) -> Terms:
+        releases = {**versions(), PLUGIN: self._base.chosen.release}
+        grown = self._prepared.is_grown
+        if grown:
+            releases[ARITHMETIC] = arithmetic_here(self._training)
+        documents: dict[str, object] = {
+            f"trial {number}": grown_document(one) if grown else one.document()
+            for number, one in enumerate(self._prepared.parameters, start=1)
+        }
+        return Terms(releases, self._job.to_dict(), documents, Schema.of(self._base.table), {}, {}, self._floors)
+
+    def _reserve(self) -> Reservations:
+        """Have all sites' registries allow all trials as one release and remember it, before the first private byte.
+
+        Added rows are changed rows here: they are too few for each fold when they are just enough for all.
+        """
+        without = _NOT_RELEASED if self._arithmetic else (*_NOT_RELEASED, "engine", "arithmetic")
+        fields = {name: value for name, value in self._job.to_dict().items() if name not in without}
+        document = {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
+        release = json.dumps(document, sort_keys=True).encode()
+        wanted = [
+            Wanted(self._base.table, self._base.data_set, draw=describe_draw(fraction), is_settled=True)
+            for fraction in self._prepared.fractions
+        ]
+        return reserve_together(self._attempt, self._registry, wanted, release, None)
+
+    def _check_floors(self, sums: ProtectedSums) -> None:
+        """Go on if enough rows and sites take part, in all and in every fold; every site decides alike."""
+        floors, own, table = self._floors, self._policy.floors(self._world), self._base.table
+        if floors.sites > self._world:  # no row can change that
+            raise PolicyRefusal(TOO_FEW)
+        needed = rows_needed(floors, self._prepared.fractions)
+        if needed > own.effective_rows:
+            RefusalCount(self._policy).check({self._base.data_set.name}, Question.DEMAND)
+        check_effective_rows(sums, floors, own, self._parameters[0], [table], [1.0], self._world)
+        factor = float(self._parameters[0].agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+        weights = row_weights(table, factor) / max(1.0, factor)
+        check_folds(sums, floors, own, weights, self._prepared.folds, self._job.folds, needed)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def _train_all(self, train: _TrainFold) -> TuningResult:
+        job, trials, done = self._job, self._prepared.trials, []
+        folds = [_Fold.of(self._base.table, self._prepared.folds == number) for number in range(job.folds)]
+        metric = self._parameters[0].metrics[-1]
+        for t, trial in enumerate(trials):
+            started, scores = time.perf_counter(), []
+            for f, fold in enumerate(folds):
+                with in_trial(t + 1, len(trials), f + 1, job.folds):
+                    scores.append(score_of(train(t, f, fold)))
+                    self._attempt.evidence.round(t * job.folds + f)
+                    self._attempt.heads.mark()
+            done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
+            best = TuningResult(metric, tuple(done)).best
+            self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
+        return TuningResult(metric, tuple(done))
+
+    def _by_xgboost(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> _TrainFold:
+        """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
+        table, folds, n_folds = self._base.table, self._prepared.folds, self._job.folds
+        max_bin = self._parameters[0].max_bin
+        starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
+        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
+        bins: Folds = self._on_workers(cuts) or FoldsHere(table, folds, n_folds, cuts, max_bin)
+
+        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+            training = self._fold_training(sums, t, f, fold, root_bins, int(starts[-1]))
+            return bins.train(f, training, self._attempt.channel, sums)
+
+        return train
+
+    def _by_sites(self, sums: ProtectedSums, cuts: Cuts, n_rows: int) -> _TrainFold:
+        """Bin all rows once. Args: n_rows: pooled, of all folds."""
+        floor = self._floors.rows_per_node
+        rows = self._on_workers(cuts) or FoldRows(self._base.table, self._prepared.folds, cuts, self._arithmetic)
+
+        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+            parameters = self._parameters[t]
+            bounds = value_bounds(parameters, [fold.kept, fold.held_out]) | row_bounds(parameters, fold.kept)
+            sums.agree_scales(bounds, coarsest_pairs(parameters, False))
+            least = floor if counts_leaves(parameters, floor) else None
+            grown = Grown(parameters, self._arithmetic, cuts, n_rows, fold.kept, None, least, (EVALUATED,))
+            settings, draws = self._settings(t, f), self._draws(parameters, fold)
+            return train_on_folds(rows, f, grown, settings, draws, self._attempt.channel, sums)
+
+        return train
+
+    def _on_workers(self, cuts: Cuts) -> FoldsOnWorkers | None:
+        if self._workers is None:
+            return None
+        table = self._base.table
+        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+        max_bin, folds = self._parameters[0].max_bin, self._prepared.folds
+        return FoldsOnWorkers(self._workers, table, folds, self._job.folds, cuts, max_bin, self._arithmetic)
+
+    def _settings(self, t: int, f: int) -> LoopSettings:
+        job = self._job
+        return LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, (t * job.folds + f) * job.num_rounds)
+
+    def _fold_training(
+        self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_bins: slice | None, n_bins: int
+    ) -> FoldTraining:
+        """Agree on the scales of a training's sums, and return what it is."""
+        parameters, floor = self._parameters[t], self._floors.rows_per_node
+        sums.agree_scales(value_bounds(parameters, [fold.kept, fold.held_out]), coarsest_pairs(parameters, False))
+        n_features = len(self._base.table.feature_names)
+        shape = training_shape(parameters, self._world, n_features, n_bins, False, 1, False)
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = parameters.objective.gradient_bound is not None and is_mean
+        label = label_sum(fold.kept) if is_mean else None
+        return FoldTraining(
+            {**parameters.for_booster(), "subsample": 1.0},
+            shape,
+            self._settings(t, f),
+            self._draws(parameters, fold),
+            floor if counts_leaves(parameters, floor) else None,
+            TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label),
+        )
+
+    def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
+        fraction = row_fraction(parameters)
+        if fraction == 1:
+            return None
+        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._attempt.context.sites))
+        return FoldDraws(RowDraws(secret, self._base.table, fraction), fold.chosen)
+
+    # -- after training -----------------------------------------------------------------------------------------------
+
+    def _finish(self, reservations: Reservations, cuts: Cuts, result: TuningResult) -> JobResult:
+        attempt, job, table = self._attempt, self._job, self._base.table
+        hmac = attempt.conclude(result.agreed(), "scores")
+        job_id, folder = attempt.context.job_id, attempt.folder.path
+        facts = facts_of(result, job, job_id, self._world, table.feature_names)
+        write_atomically(folder / FILE_NAME, json.dumps(result.document(job, job_id), indent=1).encode())
+        write_atomically(folder / TABLE, result.table().encode())
+        write_atomically(folder / SCRIPT, facts.script.encode())
+        write_atomically(folder / PAGE, build_page(facts).encode())
+        attempt.all_have_written()
+        reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
+        best = result.best
+        of_workers = () if self._workers is None else (work_section(self._workers.work),)
+        attempt.write_record(
+            TITLE,
+            self._parameters[best.number - 1].agreed,
+            None,
+            (section_of(facts), _notes(self._arithmetic), *of_workers),
+            registry=reservations.message,
+            cuts={
+                "mode": CutMode.QUANTILE.value,
+                "points": sum(of_feature.size for of_feature in cuts.of_feature),
+                "min_rows": job.min_rows_per_cut,
+            },
+            data=(DataFacts.of(table, job.data_set),),
+        )
+        message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"
+        return JobResult(hmac.hex(), message, {"trials": len(result.trials), "folds": job.folds})
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """What bounds of one fold's trainings follow from: labels of the rows that are trained on, and of those held out.
+
+    Attributes:
+        chosen: which rows of the site are trained on. Shapes: bool[n_rows].
+    """
+
+    chosen: NDArray[np.bool_]
+    kept: Table
+    held_out: Table
+
+    @classmethod
+    def of(cls, table: Table, held_out: NDArray[np.bool_]) -> _Fold:
+        """Take the labels. Shapes: held_out: bool[n_rows]."""
+        bare = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
+        kept, others = (replace(bare, label=table.label[rows]) for rows in (~held_out, held_out))
+        return cls(~held_out, kept, others)
+
+
+_TrainFold = Callable[[int, int, _Fold], TrainingResult]
+"""Trains a trial, by its number, on all rows but those of a fold, by its number."""
+
+
+def score_of(result: TrainingResult) -> FoldScore:
+    """Return a training's score: at its best round where it stops early, else after its last."""
+    trained = len(result.rounds)
+    if result.best_round is not None and result.best_score is not None:
+        return FoldScore(result.best_score, result.best_round + 1, trained)
+    return FoldScore(list(result.rounds[-1].metrics.values())[-1], trained, trained)
+
+
+def _notes(arithmetic: str) -> ReportSection:
+    return ReportSection(
+        "What was trained",
+        (
+            "Each trial was trained once for each fold on all other rows, and scored on the fold's by XGBoost's own "
+            "metric over all sites. Folds were drawn by each site from a secret of its own.",
+            grown_by(arithmetic),
+            "No model was kept. The file train_best.py writes the job that trains the best parameters on all rows.",
+        ),
+    )
+
+
+def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
+    with (
+        workers_of(attempt.context.policy, attempt.job.data_set) as workers,
+        watched(workers, attempt.progress) as attempt.progress,
+    ):
+        return _Run(attempt, prepared, workers).run()
+
+
+run_tuning_site = SitePart(
+    prepare,
+    _take_part,
+    protection=lambda job, prepared: {**prepared.base.chosen.facts, **grown_fact(prepared.is_grown)},
+    on_cluster=OnCluster.USED,
+)
+"""Takes part in one attempt of a job.
+
+A tuning that is broken off leaves no result; its log says which trials were done, and with which scores.
+
+Privacy: the server has seen messages whose number and size follow from the job, from how early trainings stopped and
+    from the trees' shapes.
+"""

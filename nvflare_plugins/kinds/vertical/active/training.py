@@ -1,0 +1,516 @@
+"""The training of the active party, and what its leaves tell of labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.growth.arithmetic import ARITHMETICS, SplitFormula, TreeParameters, arithmetic_here
+from nvflare_plugins.growth.metrics import Metric
+from nvflare_plugins.growth.model import base_score_of, continued_model, new_model
+from nvflare_plugins.growth.objectives import FirstEstimate, Objective, adaptive_leaves
+from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows
+from nvflare_plugins.growth.training import GrownModel
+from nvflare_plugins.growth.tree import Tree
+from nvflare_plugins.kinds.vertical.active.gradient_scale import EncodedGradients, GradientScale
+from nvflare_plugins.kinds.vertical.active.party_sums import PartySums
+from nvflare_plugins.kinds.vertical.active.tree_growth import OwnRows, TreeGrowth
+from nvflare_plugins.kinds.vertical.model.model import mask_columns, structure_of
+from nvflare_plugins.kinds.vertical.model.routing import PathWalker
+from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
+from nvflare_plugins.kinds.vertical.protocol.conversation import Party
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, GradientOwner
+from nvflare_plugins.wire.envelope import BaseScoreSource
+from nvflare_plugins.xgb.cuts import leaf_quantiles
+from nvflare_plugins.xgb.model_json import trees_model, without_lists
+from nvflare_plugins.xgb.objectives import Task
+from nvflare_plugins.xgb.parameters import TrainingParameters
+from nvflare_plugins.xgb.rounds import EarlyStopping
+
+# Leaf purity: how much the leaves of a tree tell about labels, for those who see which rows share a leaf.
+#
+# A passive party that owns the last split above two leaves knows their rows. It can guess that the rows of a leaf have
+# one label; the guess is as good as the leaf is pure. Later trees fit residuals, so their leaves are less pure: the
+# first trees are the ones to keep to the active party (``own_rounds``, Completely SecureBoost).
+#
+# Reference: SecureBoost (Cheng et al., 2021), sections "Analysis of Information Leakage" and "Performance of Completely
+# SecureBoost", table 2.
+
+
+class LeafPurity:
+    """Measures the trees of one training.
+
+    Privacy: computed where the labels are; a single number a tree, for the active party's own report.
+    """
+
+    def __init__(self, label: NDArray[np.float32]) -> None:
+        """Args: label: one distinct value for each class. Shapes: float32[n_rows]."""
+        if not label.size:
+            raise ValueError("leaf purity needs rows")
+        classes, class_of_row = np.unique(label, return_inverse=True)
+        self._n_classes, self._class_of_row = classes.size, class_of_row.astype(np.int32)
+
+    def of(self, leaf_of_row: NDArray[np.int32]) -> float:
+        """Return the mean purity of a tree's leaves, weighted by rows: the part of rows in their leaf's largest class.
+
+        Shapes: leaf_of_row: int32[n_rows].
+        """
+        n_leaves = int(leaf_of_row.max()) + 1
+        cells = leaf_of_row.astype(np.int64) * self._n_classes + self._class_of_row
+        counts = np.bincount(cells, minlength=n_leaves * self._n_classes)
+        return float(counts.reshape(n_leaves, self._n_classes).max(axis=1).sum() / leaf_of_row.size)
+
+
+@dataclass(frozen=True, slots=True)
+class PurityReport:
+    """Leaf purity of first and later trees, each the mean over the trees of its rounds.
+
+    Attributes:
+        guess: part of the largest class: what no tree at all tells.
+        first_round, second_round, later_rounds: of the first round, the second, and of all but the first; None
+            without such rounds.
+        first_shared_round: of the first round in which passive parties took part; None if they took part in none.
+        own_rounds: rounds on the active party's columns alone.
+    """
+
+    guess: float
+    first_round: float | None
+    second_round: float | None
+    later_rounds: float | None
+    first_shared_round: float | None
+    own_rounds: int
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Return them in words, each once: without own rounds the first round is the first with passive parties."""
+        known = {
+            "largest class alone": self.guess,
+            "first round": self.first_round,
+            "second round": self.second_round,
+            "later rounds": self.later_rounds,
+            "first round with passive parties": self.first_shared_round if self.own_rounds else None,
+        }
+        return tuple((name, f"{value:.4f}") for name, value in known.items() if value is not None)
+
+
+def purity_report(
+    purities: Sequence[float], trees_per_round: int, own_rounds: int, label: NDArray[np.float32]
+) -> PurityReport:
+    """Sum up the trees' purities, in order. Shapes: label: float32[n_rows]."""
+    rounds = [float(np.mean(purities[i : i + trees_per_round])) for i in range(0, len(purities), trees_per_round)]
+    guess = np.unique(label, return_counts=True)[1].max() / label.size
+
+    def of(number: int) -> float | None:
+        return rounds[number] if number < len(rounds) else None
+
+    later = float(np.mean(rounds[1:])) if len(rounds) > 1 else None
+    return PurityReport(float(guess), of(0), of(1), later, of(own_rounds), own_rounds)
+
+
+# The training of the active party: it grows the trees itself, with what the passive parties' columns offer.
+#
+# Gradients, base score, leaves and metrics are those of XGBoost, in the arithmetic of the release that the parties have
+# agreed on (growth/). Each party's cut points are those of its own XGBoost, over the rows in the order of the
+# alignment.
+#
+# Security: gradients, labels and the model stay in this process. Passive parties get what ``messages.py`` holds.
+
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelledSet:
+    """One data set at the active party, rows aligned with the passive parties'.
+
+    Shapes: features: float32[n_rows, n_own_columns], no column at all included, categorical columns hold places in
+        public lists; label, weight: float32[n_rows].
+    """
+
+    name: str
+    features: Floats
+    label: Floats
+    weight: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnColumns:
+    """The active party's columns.
+
+    Attributes:
+        names: in the order of training.
+        categories: public list of each categorical one.
+        label_classes: the label's public list.
+    """
+
+    names: tuple[str, ...]
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    label_classes: Sequence[str | int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalSettings:
+    """How long to train, when to stop, and how long to wait.
+
+    Attributes:
+        own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
+        guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
+        noised: how passive parties noise their sums; None where they are exact.
+        is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
+        evaluate_training: evaluate the training set too.
+        arithmetic: name of that of the trees; the default is this site's XGBoost's.
+    """
+
+    num_rounds: int
+    early_stopping_rounds: int | None = None
+    evaluate_training: bool = False
+    own_rounds: int = 0
+    guarded: bool = False
+    noised: NoisePlan | None = None
+    is_resumed: bool = False
+    deadline_s: float = 600.0
+    arithmetic: str = field(default_factory=arithmetic_here)
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalRound:
+    """What happened in one boosting round. Units: seconds; metrics by "set-metric"."""
+
+    round: int
+    metrics: dict[str, float]
+    seconds: float
+
+
+@dataclass(slots=True)
+class VerticalResult:
+    """The active party's part of a trained model, thresholds of other parties masked, as XGBoost JSON.
+
+    Attributes:
+        leaf_purities: of each tree of this training, in order; none for regression.
+    """
+
+    model: bytes
+    rounds: list[VerticalRound] = field(default_factory=list)
+    best_round: int | None = None
+    best_score: float | None = None
+    leaf_purities: list[float] = field(default_factory=list)
+
+
+def train_vertical(
+    params: TrainingParameters,
+    sets: Sequence[LabelledSet],
+    parties: Sequence[Party],
+    owner: GradientOwner,
+    own: OwnColumns,
+    settings: VerticalSettings,
+    initial_model: bytes | None = None,
+    on_round: Callable[[VerticalRound, GrownModel], None] | None = None,
+) -> VerticalResult:
+    """Train with the passive parties.
+
+    Args:
+        params: checked by ``check_vertical_parameters``.
+        own: the active party's columns.
+        sets: the training set, then sets to evaluate after each round, in the order of the parties' sets.
+        owner: the key owner's half of the additive scheme; its format must hold the number of rows.
+        initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
+            been given their tables of it.
+        on_round: called after every round with the record and the model so far, thresholds masked.
+
+    Raises:
+        VeilBoostError: what ended the training.
+    """
+    _check_sets(params, sets, parties, own)
+    names, categories = all_columns(own, parties)
+    objective = Objective.of_job(params, settings.arithmetic)
+    model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
+    result = _Training(params, objective, sets, parties, owner, own, settings, model).run(on_round)
+    result.model = mask_columns(model.to_bytes(), len(own.names), names, categories, own.label_classes)
+    return result
+
+
+def _first_model(
+    params: TrainingParameters,
+    objective: Objective,
+    rows: LabelledSet,
+    names: Sequence[str],
+    categories: Mapping[str, tuple[str, ...]],
+    settings: VerticalSettings,
+    initial: bytes | None,
+) -> GrownModel:
+    """Return the model that training adds to; without one to continue, the base score follows from the labels."""
+    parallel = int(params.effective.get("num_parallel_tree", 1))
+    types = ["c" if name in categories else "float" for name in names]
+    if initial is not None and settings.is_resumed:
+        return _resumed(initial, settings.arithmetic, names, types)
+    if initial is not None:
+        whole = without_lists(initial)
+        return GrownModel(
+            continued_model(whole, objective, feature_names=names, feature_types=types, parallel=parallel)
+        )
+    source = params.objective.base_score_source
+    if source is BaseScoreSource.GIVEN:
+        base = np.atleast_1d(np.asarray(params.agreed["base_score"], dtype=np.float32))
+    else:
+        estimate = FirstEstimate(objective, source, 1)
+        while estimate.due:
+            estimate.take(estimate.local(rows.label, rows.weight))
+        base = estimate.base_score()
+    is_given = source is BaseScoreSource.GIVEN
+    columns = {"feature_names": names, "feature_types": types}
+    return GrownModel(new_model(objective, base, is_given=is_given, num_parallel_tree=parallel, **columns))
+
+
+def _resumed(checkpoint: bytes, arithmetic: str, names: Sequence[str], types: Sequence[str]) -> GrownModel:
+    model = GrownModel.of_bytes(checkpoint)
+    grown_in = ".".join(map(str, model.document["version"][:2]))
+    if grown_in != arithmetic:
+        raise ConfigurationError(
+            f"the rounds so far were grown in the arithmetic of xgboost {grown_in}, and the parties would go on in "
+            f"that of {arithmetic}: install the XGBoost of then"
+        )
+    model.document["learner"] |= {"feature_names": list(names), "feature_types": list(types)}
+    return model
+
+
+def all_columns(own: OwnColumns, parties: Sequence[Party]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """Return the names of all parties' columns as the model has them, and the public list of each categorical one."""
+    lists = [(name, own.categories.get(name, ())) for name in own.names]
+    for party in parties:
+        names = [f"{party.name}.{alias}" for alias in party.schema.aliases]
+        lists += zip(names, party.schema.categories, strict=True)
+    return [name for name, _ in lists], {name: words for name, words in lists if words}
+
+
+def _check_sets(
+    params: TrainingParameters, sets: Sequence[LabelledSet], parties: Sequence[Party], own: OwnColumns
+) -> None:
+    if not parties:
+        raise ConfigurationError("vertical training needs at least one passive party")
+    if any(s.features.shape[1] != len(own.names) or s.features.dtype != np.float32 for s in sets):
+        raise ConfigurationError("every data set needs float32 values of all the active party's columns")
+    for party in parties:
+        if party.schema.set_rows != tuple(s.features.shape[0] for s in sets):
+            raise ConfigurationError(f"{party.name} has other rows than the active party: align the data sets first")
+    for labelled in sets:
+        params.objective.check_labels(labelled.label)
+
+
+class _Margins:
+    """What the model so far predicts for one data set, before the objective's transform.
+
+    Margins are added up in float32 and in the order of the trees, as XGBoost's own predictions are.
+    """
+
+    def __init__(self, rows: LabelledSet, number: int, base: Floats) -> None:
+        """Args: number: of the set at all parties. Shapes: base: float32[n_outputs]."""
+        self._rows, self._number, self._n_trees = rows, number, 0
+        self.values: Floats = np.tile(base, (rows.label.size, 1))
+
+    def add(self, output: int, values: Floats) -> None:
+        """Add a tree, by the value of each row's leaf. Shapes: values: float32[n_rows]."""
+        self.values[:, output] += values
+        self._n_trees += 1
+
+    def follow(self, model: GrownModel, walker: PathWalker) -> None:
+        """Send the rows down the trees that the margins lack; the owners of splits are asked."""
+        grown = trees_model(model.document["learner"])
+        trees, outputs = (grown[name][self._n_trees :] for name in ("trees", "tree_info"))
+        if not trees:
+            return
+        leaves = walker.walk([structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features)
+        for tree, output, leaf in zip(trees, outputs, leaves, strict=True):
+            self.add(output, np.array(tree["split_conditions"], dtype=np.float32)[leaf])
+
+
+class _Training:
+    def __init__(
+        self,
+        params: TrainingParameters,
+        objective: Objective,
+        sets: Sequence[LabelledSet],
+        parties: Sequence[Party],
+        owner: GradientOwner,
+        own: OwnColumns,
+        settings: VerticalSettings,
+        model: GrownModel,
+    ):
+        self._objective, self._sets, self._parties, self._owner = objective, sets, tuple(parties), owner
+        self._settings, self._model = settings, model
+        self._n_own, self._n_columns = len(own.names), parties[-1].columns.stop
+        self._tree = TreeParameters.from_effective(params.effective)
+        self._parallel = int(params.effective.get("num_parallel_tree", 1))
+        self._eta = np.float32(np.float32(params.effective["learning_rate"]) / np.float32(self._parallel))
+        arithmetic, self._seed = ARITHMETICS[settings.arithmetic], int(str(params.agreed["seed"]))
+        self._formula = SplitFormula(self._tree, arithmetic)
+        self._random = TreeRandom(self._tree, self._n_columns, arithmetic, self._seed)
+        self._monotone = np.zeros(self._n_columns, dtype=np.int8)
+        self._monotone[: len(self._tree.monotone)] = self._tree.monotone
+        train = sets[0]
+        categorical = [i for i, name in enumerate(own.names) if name in own.categories]
+        monotone = self._monotone[: self._n_own]
+        self._own = OwnRows(train.features, train.weight, params.max_bin, categorical, monotone, arithmetic)
+        bounds = objective.row_bounds(params.objective)
+        largest_weight = 1.0 if train.weight is None else float(train.weight.max(initial=0.0)) or 1.0
+        self._scale = GradientScale(bounds, train.label, largest_weight, owner.pair_format)
+        self._walker = PathWalker(self._parties, self._n_own, settings.deadline_s)
+        base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
+        self._margins = [_Margins(one, number, base) for number, one in enumerate(sets)]
+        self._metrics = [Metric(name, objective) for name in params.metrics]
+        self._purity = None if params.objective.task is Task.REGRESSION else LeafPurity(train.label)
+        self._closed: set[str] = set()  # parties that give no sums any more
+        self._result = VerticalResult(b"")
+
+    def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None) -> VerticalResult:
+        settings, result, model = self._settings, self._result, self._model
+        first = model.n_rounds
+        stopping = EarlyStopping(settings.early_stopping_rounds)
+        if settings.is_resumed:
+            stopping.take_up(model)
+        self._margins[0].follow(model, self._walker)
+        for number in range(first, first + settings.num_rounds):
+            if stopping.is_over(number - 1):
+                break
+            record = self._round(number)
+            result.rounds.append(record)
+            stopping.note(model, record.round, record.metrics)
+            if on_round is not None:
+                on_round(record, model)
+        result.best_round, result.best_score = stopping.best_round, stopping.best_score
+        return result
+
+    def _round(self, number: int) -> VerticalRound:
+        started = time.perf_counter()
+        self._grow_round(number)
+        metrics = {}
+        for i, one in enumerate(self._sets) if self._metrics else ():
+            if i or self._settings.evaluate_training:
+                margins = self._margins[i]
+                margins.follow(self._model, self._walker)
+                for metric in self._metrics:
+                    parts = metric.parts(margins.values, one.label, one.weight)
+                    metrics[f"{one.name}-{metric.name}"] = metric.value(parts)
+        return VerticalRound(number, metrics, time.perf_counter() - started)
+
+    # -- one round ----------------------------------------------------------------------------------------------------
+
+    def _grow_round(self, number: int) -> None:
+        self._random.begin_round(number)
+        gradients = self._gradients()
+        n_before = len(trees_model(self._model.document["learner"])["trees"])
+        grown: list[list[Tree]] = []
+        leaves: list[tuple[int, Floats]] = []
+        for output in range(self._objective.n_outputs):
+            grown.append([])
+            for _ in range(self._parallel):
+                tree = self._grow_tree(number, n_before + len(leaves), *gradients[output].T)
+                leaf_of_row = self._own.rows.node_of_rows()
+                if self._purity is not None:
+                    self._result.leaf_purities.append(self._purity.of(leaf_of_row))
+                grown[-1].append(tree)
+                leaves.append((output, tree.conditions[leaf_of_row]))
+        self._model.append_round(grown)
+        for output, values in leaves:
+            self._margins[0].add(output, values)
+
+    def _gradients(self) -> Floats:
+        """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
+        rows, margins, objective, scale = self._sets[0], self._margins[0].values, self._objective, np.float32(0)
+        if objective.needs_scale:
+            total = float(rows.label.size) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
+            parts = objective.scale_rows(margins, rows.label, rows.weight)
+            scale = objective.scale(float(parts.sum(dtype=np.float64)), total)
+        return objective.gradients(margins, rows.label, rows.weight, scale)
+
+    def _grow_tree(self, number: int, tree_number: int, g: Floats, h: Floats) -> Tree:
+        drawn = None
+        if self._tree.subsample < 1:
+            drawn = sampled_rows(g.size, self._tree.subsample, self._random.row_seed())
+            g, h = np.where(drawn, g, np.float32(0)), np.where(drawn, h, np.float32(0))
+        sampler = self._random.columns
+        sampler.begin_tree()
+        encoded = self._scale.encode(g, h)
+        columns = sampler.tree_columns()
+        if number < self._settings.own_rounds:
+            columns[self._n_own :] = False
+        parties = self._party_sums(tree_number, columns, encoded)
+        if parties:
+            self._send_gradients(encoded, parties)
+        growth = TreeGrowth(
+            self._tree, self._formula, self._eta, encoded, self._own, parties, self._n_columns, sampler.node_columns
+        )
+        tree = growth.grow()
+        self._closed.update(sums.party.name for sums in parties if sums.is_closed)
+        return tree.with_leaf_values(self._adaptive(tree, drawn)) if self._objective.adaptive_leaf else tree
+
+    def _adaptive(self, tree: Tree, drawn: NDArray[np.bool_] | None) -> Floats:
+        """Return leaves as quantiles of their rows' residuals. Shapes: float32[n_leaves]."""
+        rows, margins = self._sets[0], self._margins[0].values[:, 0]
+        weight = rows.weight
+        chosen = np.ones(rows.label.size, dtype=bool) if weight is None else weight > 0
+        if drawn is not None:
+            chosen &= drawn
+            # XGBoost takes weighted quantiles of rows that are drawn.
+            weight = np.ones(rows.label.size, dtype=np.float32) if weight is None else weight
+        leaf = np.searchsorted(tree.leaves, self._own.rows.node_of_rows()[chosen]).astype(np.int32)
+        of_each = None if weight is None else weight[chosen]
+        alpha, n_leaves = float(self._objective.leaf_quantile), tree.leaves.size
+        found = leaf_quantiles((rows.label - margins)[chosen], of_each, leaf, n_leaves, alpha)
+        has_rows = ~np.isnan(found)
+        own = np.where(has_rows, found, np.float32(0)).astype(np.float32)
+        return adaptive_leaves(has_rows.astype(np.int64), own, tree.conditions[tree.leaves], self._eta)
+
+    # -- the passive parties of a tree --------------------------------------------------------------------------------
+
+    def _party_sums(self, tree: int, columns: NDArray[np.bool_], encoded: EncodedGradients) -> list[PartySums]:
+        """Begin a tree at the parties of which it may use a column. Shapes: columns: bool[n_columns]; may change."""
+        settings, found = self._settings, list[PartySums]()
+        for party in self._parties:
+            noise = None if settings.noised is None else settings.noised.of_party(len(party.schema.n_bins))
+            self._cap_features(party, tree, columns, noise)
+            if not columns[party.columns].any() or party.name in self._closed:
+                continue
+            found.append(
+                PartySums(
+                    party,
+                    tree,
+                    columns,
+                    self._owner,
+                    self._formula,
+                    encoded.unit,
+                    self._monotone,
+                    settings.deadline_s,
+                    settings.guarded,
+                    noise,
+                )
+            )
+        return found
+
+    def _cap_features(self, party: Party, tree: int, columns: NDArray[np.bool_], noise: PartyNoise | None) -> None:
+        """Draw which of a party's features a noised tree may use, where it has more: anew for each, from the seed.
+
+        Shapes: columns: bool[n_columns], of the tree; changed in place.
+        """
+        mine = np.flatnonzero(columns[party.columns])
+        if noise is None or mine.size <= noise.features_per_tree:
+            return
+        keys = [self._seed & 0xFFFFFFFF, tree, party.first_column]
+        drawn = np.random.default_rng(keys).permutation(mine)[noise.features_per_tree :]
+        columns[party.columns.start + drawn] = False
+
+    def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
+        """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
+        self._owner.begin_tree(encoded.g, encoded.h)
+        n_rows = encoded.g.size
+        for start in range(0, n_rows, GRADIENT_BLOCK_ROWS):
+            block = slice(start, start + GRADIENT_BLOCK_ROWS)
+            protected = self._owner.encrypt(encoded.g[block], encoded.h[block])
+            for sums in parties:
+                sums.send(protected)
+        for sums in parties:
+            sums.ask([], n_rows=n_rows)
+            sums.party.link.flush()

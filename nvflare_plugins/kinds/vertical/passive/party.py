@@ -1,0 +1,388 @@
+"""A passive party: bins, node membership, and a private table of its splits. It runs no XGBoost while training.
+
+Privacy: what comes in are protected gradients, the rows of nodes whose histograms are asked for, and the splits that
+the party won. What leaves are protected sums per bin, and one bit per row of a node that it splits. Labels, gradients,
+leaves and other parties' features never reach it; its thresholds never leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.split_candidates.candidates import Columns
+from he_processors.errors import ProtocolError
+from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
+from nvflare_plugins.data.table import ComparedColumn
+from nvflare_plugins.growth.arithmetic import Arithmetic
+from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits
+from nvflare_plugins.kinds.vertical.model.routing import (
+    NO_THRESHOLD,
+    NOTHING_ABOVE,
+    AnsweredPaths,
+    PrivateSplit,
+    PrivateTable,
+)
+from nvflare_plugins.kinds.vertical.noised import NoiseSource
+from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints, find_cut_points
+from nvflare_plugins.kinds.vertical.protocol.conversation import feature_blocks, layout_of
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import HistogramAggregator
+from nvflare_plugins.kinds.vertical.protocol.messages import (
+    Answer,
+    Bits,
+    DecisionAnswer,
+    DecisionRequest,
+    HistogramAnswer,
+    HistogramRequest,
+    MoreGradients,
+    MoreSums,
+    NodePartition,
+    OwnDivision,
+    OwnedSplit,
+    PartySchema,
+    PathQuery,
+    Request,
+    SplitAnswer,
+    SplitRequest,
+    TreeGradients,
+)
+
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Due:
+    """Sums that were asked for: one answer for each block of features that is left."""
+
+    tree: int
+    nodes: tuple[int, ...]
+    withheld: tuple[int, ...]
+    rows: list[NDArray[np.int32]]
+    blocks: Iterator[slice]
+
+
+class PassiveParty:
+    """Answers the active party's requests about one party's columns.
+
+    Not safe for concurrent use: requests come one at a time, in order.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[Columns],
+        aliases: Sequence[str],
+        max_bin: int,
+        maker: HistogramAggregator,
+        table: PrivateTable | None = None,
+        guard: Guard | None = None,
+        most_trees: int | None = None,
+        limits: TreeLimits = NO_LIMITS,
+        categories: Sequence[Sequence[str]] = (),
+        cuts: CutPoints | None = None,
+        noise: NoiseSource | None = None,
+        arithmetic: Arithmetic | None = None,
+    ):
+        """Prepare the party's tables; find its cut points.
+
+        Args:
+            sets: the training set and further sets, rows aligned with the active party's.
+                Shapes: float32[n_features, n_rows] each; NaN is missing.
+            aliases: names of the features for the other parties.
+            table: splits of a model that training continues from.
+            guard: decides which sums may leave, and counts them and split bits; without one all leaves uncounted.
+            most_trees: trees that the job may still grow; None for no limit.
+            limits: how far each of them may.
+            categories: of each feature its public list, nothing for one of numbers; empty if all are of numbers.
+            cuts: bins found elsewhere; None has XGBoost find them here.
+            noise: of the preset noised; None for exact sums.
+            arithmetic: of the job's trees; None is this site's XGBoost's.
+
+        Raises:
+            PolicyRefusal: the guard does not allow so many bins.
+        """
+        self._sets = tuple(sets)
+        self._compared: dict[tuple[int, int], ComparedColumn] = {}  # by set and feature, as they are asked for
+        self._aliases = tuple(aliases)
+        self.guard = guard
+        if guard is not None:
+            guard.check_bins(max_bin)
+        self._categories = tuple(tuple(words) for words in categories) or ((),) * len(self._aliases)
+        categorical = [feature for feature, words in enumerate(self._categories) if words]
+        self._cuts = cuts or find_cut_points(self._sets[0], max_bin, categorical, arithmetic=arithmetic)
+        self._noise = noise
+        if guard is not None:
+            self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
+            self._codes = guard.codes(self._cuts, self._sets[0])
+        else:
+            self._codes = self._cuts.codes(self._sets[0])
+        self._bin_of_missing = {feature: self._where_missing_count(feature) for feature in categorical}
+        self._maker = maker
+        maker.hold(self._codes)
+        self._n_rows = self._sets[0].shape[1]
+        # A continued or resumed training adds trees; it never grows an old one again.
+        self._tree = max((tree for tree, _ in table or ()), default=-1)
+        self._n_trees = 0
+        self._most_trees = most_trees
+        self._limits = limits
+        self._grown = GrownNodes(limits, 0)
+        self._features = np.arange(self._codes.shape[0])
+        self._tree_layout = self._cuts.layout
+        self._tree_codes = self._codes
+        self._rows: dict[int, NDArray[np.int32]] = {}
+        self._known: set[int] = set()  # nodes whose sums the active party has, siblings included
+        self._sides: dict[int, NDArray[np.bool_]] = {}  # by node: what this party's split of it answered
+        self._due: _Due | None = None
+        self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
+        self._paths = [AnsweredPaths(columns.shape[1]) for columns in self._sets]
+        self.table: PrivateTable = dict(table or {})
+
+    def schema(self) -> PartySchema:
+        """Introduce the party."""
+        set_rows = tuple(columns.shape[1] for columns in self._sets)
+        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases, self._categories)
+
+    def answer(self, request: Request) -> Answer | None:
+        """Answer one request; None where there is nothing to say.
+
+        Raises:
+            ProtocolError: the request does not fit what came before, or this party's table.
+        """
+        if isinstance(request, MoreSums):
+            self._check_tree(request.tree)
+            return self._next_sums()
+        if self._due is not None:
+            raise ProtocolError("a request between two blocks of sums")
+        if isinstance(request, TreeGradients):
+            self._begin_tree(request)
+            return None
+        if isinstance(request, MoreGradients):
+            self._check_tree(request.tree)
+            self._maker.add_gradients(request.gradients)
+            return None
+        if isinstance(request, HistogramRequest):
+            return self._histograms(request)
+        if isinstance(request, SplitRequest):
+            return self._splits(request)
+        if isinstance(request, DecisionRequest):
+            return self._decisions(request)
+        raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
+
+    def prepare(self) -> bool:
+        """Do a little of what later trees need, while nothing is asked; return whether there is more."""
+        return self._maker.prepare(self._n_trees == self._most_trees)
+
+    def _begin_tree(self, request: TreeGradients) -> None:
+        if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
+            raise ProtocolError("gradients of a tree that is not the next one, or for other features")
+        if self._most_trees is not None and self._n_trees >= self._most_trees:
+            raise ProtocolError("gradients of more trees than the job has")
+        self._tree = request.tree
+        self._n_trees += 1
+        chosen = np.flatnonzero(request.features.unpack())
+        if chosen.size == 0:
+            raise ProtocolError("a tree without features of this party needs no gradients")
+        if self._noise is not None:
+            self._noise.check_tree(chosen.size)
+        if not np.array_equal(chosen, self._features):
+            self._features = chosen
+            self._tree_layout = BinLayout(tuple(self._cuts.layout.n_bins[feature] for feature in chosen))
+            self._tree_codes = self._codes[chosen]
+        self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
+        self._sides = {}
+        self._above = {ROOT: NOTHING_ABOVE}
+        self._known = set()
+        self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
+        for paths in self._paths:  # rows go through the trees of a round before the next one begins
+            paths.end_trees()
+        self._maker.begin_tree(self._n_rows)
+        self._maker.add_gradients(request.gradients)
+
+    def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
+        """Divide the nodes, decide whose sums may leave, and answer with the first block of them."""
+        self._check_tree(request.tree)
+        divided: tuple[NodePartition | OwnDivision, ...] = (*request.partitions, *request.own)
+        if not divided and ROOT in self._known:
+            raise ProtocolError("the sums of all rows are asked for twice")
+        n_rows = sum(self._known_rows_of(part.node).size for part in divided) // 2 if divided else self._n_rows
+        asked = tuple(self._divide(part) for part in divided) or (ROOT,)
+        withheld = self._withheld(divided, asked)
+        # Noised siblings are both sent: one by subtraction would have the noise of two, and neither costs more.
+        families: list[tuple[int, ...]] = [(node,) for node in asked]
+        if self._noise is not None and divided:
+            families = [(node, part.left + part.right - node) for part, node in zip(divided, asked, strict=True)]
+        nodes = tuple(node for family in families if family[0] not in withheld for node in family)
+        blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, self._maker.is_streamed)
+        self._due = _Due(request.tree, nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
+        if self._noise is not None and not divided and nodes:
+            self._noise.pay(request.tree)
+        for part, node in zip(divided, asked, strict=False):
+            if node in withheld:  # nothing below is asked for any more
+                del self._rows[part.left], self._rows[part.right]
+            else:
+                self._known |= {part.left, part.right}
+        if withheld == (ROOT,):
+            self._rows = {}
+        elif not divided:
+            self._known = {ROOT}
+        return self._next_sums()
+
+    def _next_sums(self) -> HistogramAnswer:
+        """Add up the next block of features. Raises: ProtocolError: none is due."""
+        due = self._due
+        block = None if due is None else next(due.blocks, None)
+        if due is None or block is None:
+            raise ProtocolError("more sums are asked for than there are")
+        sums = b""
+        if due.nodes:
+            whole = block == slice(0, self._tree_layout.n_features)
+            layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
+            codes = self._tree_codes if whole else self._tree_codes[block]
+            noise = None if self._noise is None else self._noise.draw(due.tree, len(due.nodes), layout)
+            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block], noise)
+        if block.stop == self._tree_layout.n_features:
+            self._due = None
+        return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)
+
+    def _withheld(self, divided: Sequence[NodePartition | OwnDivision], asked: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
+        if self.guard is None:
+            return ()
+        if not divided:
+            return () if self.guard.admit_root() else (ROOT,)
+        siblings = [part.left + part.right - node for part, node in zip(divided, asked, strict=True)]
+        pairs = [(self._rows[node], self._rows[sibling]) for node, sibling in zip(asked, siblings, strict=True)]
+        admitted = self.guard.admit(pairs)
+        return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
+
+    def _divide(self, part: NodePartition | OwnDivision) -> int:
+        """Note the children's rows; return the child whose sums are wanted."""
+        rows = self._known_rows_of(part.node)
+        goes_left = self._side_of(part)
+        if goes_left.size != rows.size or not part.node < part.left < part.right:
+            raise ProtocolError("a partition does not fit its node")
+        if part.left in self._above or part.right in self._above:
+            raise ProtocolError("a partition names a node that the tree has already")
+        self._grown.divide(part.node, part.left, part.right)
+        left, right = rows[goes_left], rows[~goes_left]
+        self._rows[part.left], self._rows[part.right] = left, right
+        del self._rows[part.node]
+        is_own = isinstance(part, OwnDivision)
+        for child in (part.left, part.right):
+            self._above[child] = (part.node, child == part.left) if is_own else self._above[part.node]
+        return child_to_build(part.left, left.size, part.right, right.size)
+
+    def _side_of(self, part: NodePartition | OwnDivision) -> NDArray[np.bool_]:
+        """Return which rows of a divided node go left: as this party has answered, where it split the node."""
+        is_own = (self._tree, part.node) in self.table
+        if is_own != isinstance(part, OwnDivision):
+            raise ProtocolError("a node is divided by another party than the one that split it")
+        return self._sides.pop(part.node) if isinstance(part, OwnDivision) else part.goes_left.unpack()
+
+    def _splits(self, request: SplitRequest) -> SplitAnswer:
+        self._check_tree(request.tree)
+        rows = [self._known_rows_of(split.node) for split in request.splits]
+        answers = tuple(self._split(split) for split in request.splits)
+        if self.guard is not None:
+            divided = [(self.table[self._tree, split.node], self._sides[split.node]) for split in request.splits]
+            self.guard.charge_splits(
+                [SplitBits(self._name_of(split), of, left) for of, (split, left) in zip(rows, divided, strict=True)]
+            )
+        return SplitAnswer(self._tree, answers)
+
+    def _name_of(self, split: PrivateSplit) -> bytes:
+        """Return what tells splits of this party's columns apart, in this job and in others."""
+        facts = (split.threshold.tobytes().hex(), bool(split.default_left), split.categories)
+        return repr((self._aliases[split.feature], *facts)).encode()
+
+    def _split(self, split: OwnedSplit) -> Bits:
+        rows = self._known_rows_of(split.node)
+        if split.feature not in self._features or split.bin >= self._cuts.layout.n_bins[split.feature]:
+            raise ProtocolError("a split of a feature or bin that the tree does not use")
+        if (self._tree, split.node) in self.table:
+            raise ProtocolError("a node is split twice")
+        self._grown.split(split.node)
+        if bool(self._categories[split.feature]) != bool(split.right_bins):
+            raise ProtocolError("a split by categories of a feature of numbers, or by a threshold of one of categories")
+        codes = self._codes[split.feature, rows]
+        is_missing = codes == self._cuts.layout.n_bins[split.feature]
+        if split.right_bins:
+            is_left = self._divide_categories(split, codes)
+        else:
+            is_left = codes.astype(np.int32) <= split.bin
+            self._keep(split, self._cuts.threshold(split.feature, split.bin), None)
+        goes_left = np.where(is_missing, split.default_left, is_left)
+        self._sides[split.node] = goes_left
+        return Bits.of(goes_left)
+
+    def _divide_categories(self, split: OwnedSplit, codes: BinCodes) -> NDArray[np.bool_]:
+        """Keep a split by categories; return which rows with a value go left: those of no chosen bin."""
+        if split.right_bins[-1] >= self._cuts.layout.n_bins[split.feature] or (np.diff(split.right_bins) <= 0).any():
+            raise ProtocolError("a split by categories that the feature does not have")
+        taken_for = self._bin_of_missing[split.feature]
+        if taken_for is not None:
+            split = replace(split, default_left=taken_for not in split.right_bins)
+        self._keep(split, NO_THRESHOLD, self._cuts.categories_in(split.feature, split.right_bins))
+        result: NDArray[np.bool_] = ~np.isin(codes, split.right_bins)
+        return result
+
+    def _where_missing_count(self, feature: int) -> int | None:
+        """Return the bin of rows without a value if a guard has put them into one, too few as they are."""
+        found = self._codes[feature, np.isnan(self._sets[0][feature])]
+        return int(found[0]) if found.size and found[0] < self._cuts.layout.n_bins[feature] else None
+
+    def _keep(self, split: OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
+        self.table[self._tree, split.node] = PrivateSplit(
+            split.feature, threshold, split.default_left, self._above[split.node], categories
+        )
+
+    def _decisions(self, request: DecisionRequest) -> DecisionAnswer:
+        """Tell which rows go left at finished nodes; what the guard has not counted yet, it counts before."""
+        answers, new = [], []
+        for query in request.queries:
+            answer = self._decide(request.data_set, query)
+            answers.append(Bits.of(answer.goes_left))
+            if self.guard is not None and self.guard.is_new(answer):
+                new.append(answer)
+        if self.guard is not None and new:
+            self.guard.charge_answers(new)
+        return DecisionAnswer(tuple(answers))
+
+    def _decide(self, data_set: int, query: PathQuery) -> SplitBits:
+        if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[1]:
+            raise ProtocolError("a question about rows of another data set")
+        split = self.table.get((query.tree, query.node))
+        if split is None:
+            raise ProtocolError("a question about a node that this party did not split")
+        rows = query.rows.unpack()
+        goes_left = split.goes_left(self._values(data_set, split.feature).of(rows))
+        self._paths[data_set].follow(query.tree, query.node, split, rows, goes_left)
+        return SplitBits(self._name_of(split), np.flatnonzero(rows), goes_left, data_set)
+
+    def _values(self, data_set: int, feature: int) -> ComparedColumn:
+        """Return what splits compare: those of this training, and those of trees before it."""
+        if (data_set, feature) not in self._compared:
+            known = [split.threshold for split in self.table.values() if split.feature == feature]
+            numbers = np.union1d(self._cuts.thresholds(feature), np.array(known, dtype=np.float32))
+            if self._categories[feature]:  # also places that no row of the training set has
+                numbers = np.arange(len(self._categories[feature]), dtype=np.float32)
+            self._compared[data_set, feature] = ComparedColumn.compare(self._sets[data_set][feature], numbers)
+        return self._compared[data_set, feature]
+
+    def _check_tree(self, tree: int) -> None:
+        if tree != self._tree:
+            raise ProtocolError(f"a request for tree {tree} while tree {self._tree} grows")
+
+    def _known_rows_of(self, node: int) -> NDArray[np.int32]:
+        """Return the rows of a node whose sums were given: the guard has counted them, and lets go of no other."""
+        if node not in self._known:
+            raise ProtocolError(f"node {node} is not one whose sums this party gave")
+        return self._rows_of(node)
+
+    def _rows_of(self, node: int) -> NDArray[np.int32]:
+        rows = self._rows.get(node)
+        if rows is None:
+            raise ProtocolError(f"node {node} is not one whose rows this party knows")
+        return rows

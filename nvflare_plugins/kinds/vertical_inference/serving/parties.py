@@ -1,0 +1,408 @@
+"""Both sides of a job that stays, from the first conversation to the last."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.randomness import OS_RANDOMNESS
+from nvflare_plugins.attempt.site_attempt import now
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.files import write_durably
+from nvflare_plugins.data.identity import canonical
+from nvflare_plugins.evidence.format import Content
+from nvflare_plugins.kinds.vertical.model.model import structures
+from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart
+from nvflare_plugins.kinds.vertical.model.routing import REFUSED
+from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.protocol.requests import Requester, Responder
+from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
+from nvflare_plugins.kinds.vertical_inference.rows import RowBudget, Rows, bits_of
+from nvflare_plugins.kinds.vertical_inference.run import ContentNotes, Run, pace_of
+from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Command, Desk, Refused, Request, Score
+from nvflare_plugins.kinds.vertical_inference.serving.rows import ASKED_FILE, AskedRows, noted_alignment, refreshed
+from nvflare_plugins.kinds.vertical_inference.serving.score_socket import Door
+from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
+    LIMITS,
+    OwnerLink,
+    Question,
+    RowsRefused,
+    Scorer,
+    answered,
+    opened_rows,
+    read_next_step,
+    refused,
+    split_question,
+)
+from nvflare_plugins.site.memory.budgets import ScoringRefusal
+from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+
+# A passive party while a job stays: it answers for the rows that the active party names, within its own limits.
+#
+# Privacy: what one batch tells is what a prediction of its rows tells (``inference``), and when each row is asked for
+# is known besides. A row is charged, durably, before the first answer about it leaves; a row that a limit forbids ends
+# no job: the active party is told which limit, and neither which of the rows nor how many.
+
+
+class RowOwner:
+    """Answers questions about rows of one alignment. Not safe for concurrent use.
+
+    Attributes:
+        next_alignment: how the active party goes on after the conversation, once ``is_over``; None ends the job.
+    """
+
+    def __init__(
+        self,
+        part: PassivePart,
+        rows: Rows,
+        budget: RowBudget,
+        refuse: Callable[[list[str] | None], None],
+        most_rows: int,
+        in_job: AskedRows,
+        note: Callable[[str], None] = lambda text: None,
+        alignment: str = "",
+    ) -> None:
+        """Hold rows ready.
+
+        Args:
+            refuse: raises for rows about which nothing must be told, whatever the budget; None are rows without ids.
+            most_rows: of a batch.
+            in_job: the rows that the job has asked for so far, and how many it may (``vertical.predictions_per_job``).
+            note: writes into this site's own log.
+            alignment: that the rows are of, where they have no ids.
+        """
+        self._part, self._rows, self._budget, self._refuse = part, rows, budget, refuse
+        self._names = rows.names()
+        self._most_rows, self._in_job, self._note = most_rows, in_job, note
+        self._alignment = "" if rows.ids is not None else alignment
+        self._batch: tuple[Rows, PathOwner] | None = None
+        self._is_charged = np.zeros(rows.n_rows, dtype=bool)  # on the record with these values
+        self._positions = np.zeros(0, dtype=np.int64)
+        self._refusal: str | None = None
+        self._is_noted = False
+        self.is_over = False
+        self.next_alignment: str | None = None
+
+    def answer(self, question: bytes) -> bytes:
+        """Answer one question.
+
+        Raises:
+            ProtocolError: it has no place here; always with the same text.
+        """
+        what, content = split_question(question)
+        if self.is_over:
+            raise ProtocolError(REFUSED)
+        try:
+            if what is Question.OPEN:
+                self._open(content)
+                return answered()
+            if what is Question.ASK and self._batch is None and self._refusal is not None:
+                return refused(self._refusal)  # asked together with the batch
+            if what is Question.ASK:
+                return answered(self._ask(content))
+        except (PolicyRefusal, DataRefusal) as error:
+            self._batch, self._refusal = None, self._limit_of(error)
+            return refused(self._refusal)
+        self.next_alignment = read_next_step(content)
+        self.is_over = True
+        return answered()
+
+    def _open(self, content: bytes) -> None:
+        self._batch, self._refusal = None, None
+        positions = opened_rows(content, self._rows.n_rows, self._most_rows)
+        names = [self._names[place] for place in positions]
+        rows = Rows(self._rows.features[positions], tuple(name.encode() for name in names))
+        self._refuse(None if self._rows.ids is None else names)
+        new = self._in_job.new(names, self._alignment)
+        if new is None:
+            raise ScoringRefusal("predictions_per_job", "as many rows as one job may ask for have been asked for")
+        if not self._is_charged[positions].all():
+            self._budget.check(rows)
+        self._in_job.note(new)
+        self._positions = positions
+        self._batch = rows, PathOwner(self._part, rows.features, rows.n_rows)
+
+    def _ask(self, content: bytes) -> bytes:
+        if self._batch is None:
+            raise ProtocolError(REFUSED)
+        rows, owner = self._batch
+        if not self._is_charged[self._positions].all():
+            self._budget.charge(rows)
+            self._is_charged[self._positions] = True
+        return owner.answer_bytes(content)
+
+    def _limit_of(self, error: PolicyRefusal | DataRefusal) -> str:
+        if not self._is_noted:  # once in each conversation: a caller could fill the log
+            self._note(f"rows were refused: {getattr(error, 'reason', error)}")
+            self._is_noted = True
+        limit = error.limit if isinstance(error, ScoringRefusal) else ""
+        return limit if limit in LIMITS else ""
+
+
+# Both sides of a job that stays, from the first conversation to the last.
+#
+# One conversation lasts while the rows stay the same; its last question says how to go on: with the rows of another
+# alignment, in the next conversation, or not at all. In between, with nobody asking, the parties meet once a minute, so
+# that no exchange outlasts its deadline and a party that is gone is noticed by its silence.
+
+
+SERVED_FILE = "served.json"
+_IDLE_STEP_S = 60.0
+_POLL_S = 0.5
+_KEPT_TIMES = 10_000
+_MIB = 1 << 20
+_INTERRUPTED = "the job was interrupted; with on_lost_site='wait' it goes on when all parties are back"
+_SLOT = "this job stays: it takes one of the jobs that server and sites may run at a time (FLARE's max_jobs)"
+
+
+def _pace(run: Run, n_splits: int) -> FlowControl:
+    """Return the pace: empty steps are rare, and a question may name all rows of a batch."""
+    usual = pace_of(run, n_splits)
+    idle_s = min(_IDLE_STEP_S, run.attempt.timeout_s / 4)
+    return dataclasses.replace(usual, patience_s=idle_s, message_bytes=usual.message_bytes + 4 * run.job.batch_rows)
+
+
+def _purpose(number: int) -> str:
+    return f"serving {number}"
+
+
+# -- the active party -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Served:
+    """What was answered so far, in numbers. Units: seconds."""
+
+    alignment: str
+    n_rows: int
+    rows: int = 0
+    requests: int = 0
+    refused: int = 0
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMES))
+    began: str = field(default_factory=now)
+
+    def to_dict(self) -> Score:
+        """Return what ``status`` and the file at the end say; seconds are those of the last requests."""
+        times = np.array(self.times) if self.times else None
+        quantiles = [None if times is None else round(float(np.quantile(times, q)), 4) for q in (0.5, 0.95, 0.99)]
+        return {
+            "since": self.began,
+            "alignment": self.alignment,
+            "common_rows": self.n_rows,
+            "requests": self.requests,
+            "rows": self.rows,
+            "refused": self.refused,
+            "seconds": dict(zip(("p50", "p95", "p99"), quantiles, strict=True)),
+        }
+
+
+class _Shown:
+    """The rows as the door sees them."""
+
+    def __init__(self, rows: Rows, served: Served) -> None:
+        self.n_rows = rows.n_rows
+        self._served = served
+        self._places = {} if rows.ids is None else {one.decode(): place for place, one in enumerate(rows.ids)}
+
+    def places(self, ids: Sequence[str]) -> list[int]:
+        if not self._places:
+            raise Refused("the data set has no ids here: ask by position (rows). Policy key: data_sets.<name>.id.")
+        found = [self._places.get(canonical(one) or "") for one in ids]
+        n_missing = sum(place is None for place in found)
+        if n_missing:
+            raise Refused(f"{n_missing} of {len(ids)} ids are not among the rows of the alignment in use")
+        return [place for place in found if place is not None]
+
+    def status(self) -> Score:
+        return self._served.to_dict()
+
+
+class _Attendant:
+    """Answers what comes through the door, at the active party."""
+
+    def __init__(self, run: Run, part: ActivePart, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._part, self._rows, self._clock = run, part, rows, clock
+        self._desk = Desk(clock=clock)
+        alignment = run.job.alignment
+        self._served = Served("" if alignment is None else noted_alignment(run.context, alignment), rows.n_rows)
+        self._shown = _Shown(rows, self._served)
+        self._began = self._last = clock()
+        self._command: Command | None = None
+        self._evidence = run.attempt.evidence.path.with_name(run.attempt.evidence.path.name + ".partial")
+
+    def run(self) -> Served:
+        """Serve until something ends the job. Raises: VeilBoostError, if a party or the way to it fails."""
+        say, number = self._run.attempt.progress.say, 0
+        reason = "the job has ended"
+        door = Door(self._run.attempt.folder.path, self._desk, lambda: self._shown, self._run.job.batch_rows)
+        try:
+            with door:
+                say(f"rows are scored at {door.path}; {_SLOT}")
+                while self._converse(number):
+                    number += 1
+                    self._refresh(number)
+                self._desk.close(reason)  # while callers can still be told
+        except VeilBoostError as error:
+            reason = f"{_INTERRUPTED}: {error}"
+            raise
+        finally:
+            self._desk.close(reason)
+            if self._command is not None and not self._command.answer.done():
+                self._command.answer.set_exception(Refused(reason))
+        return self._served
+
+    def _converse(self, number: int) -> bool:
+        """Hold one conversation; return whether it has ended because the rows are to change."""
+        run, notes = self._run, ContentNotes(self._run.attempt)
+        n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
+        channel, session = run.attempt.channel, run.attempt.session
+        with Requester(channel, session, _purpose(number), _pace(run, n_splits), run.attempt.transport.abort) as asking:
+            links = {
+                party.site: OwnerLink(asking, run.context.sites.index(party.site), party.site, notes)
+                for party in self._part.parties
+            }
+            scorer = Scorer(self._part, self._rows.features, links, run.job.rounds, run.attempt.timeout_s)
+            command = self._command = self._attend(asking, scorer)
+            alignment = command.argument if command is not None and command.name == "refresh" else None
+            for said in [link.go_on(alignment) for link in links.values()]:
+                said.result(run.attempt.timeout_s)
+        if command is not None and alignment is None:
+            command.answer.set_result({"stopping": True})
+        return alignment is not None
+
+    def _attend(self, asking: Requester, scorer: Scorer) -> Command | None:
+        """Answer requests until a command comes, or the job is over by its own terms."""
+        while True:
+            asking.check()
+            over = self._is_over()
+            if over:
+                self._run.attempt.progress.say(f"the job ends: {over}")
+                return None
+            work = self._desk.take(self._run.job.batch_rows, _POLL_S)
+            if isinstance(work, Command):
+                return work
+            if work:
+                try:
+                    self._answer(scorer, work)
+                except VeilBoostError as error:
+                    for left in (one for one in work if not one.answer.done()):
+                        left.answer.set_exception(Refused(f"{_INTERRUPTED}: {error}"))
+                    raise
+                self._last = self._clock()
+
+    def _is_over(self) -> str:
+        job, now_s = self._run.job, self._clock()
+        if job.serve_s and now_s - self._began >= job.serve_s:
+            return f"it has stayed for serve_s ({job.serve_s:g} s)"
+        if job.idle_s and now_s - self._last >= job.idle_s:
+            return f"nobody has asked for idle_s ({job.idle_s:g} s)"
+        if self._evidence.stat().st_size >= job.evidence_mib * _MIB:
+            return f"its evidence has reached evidence_mib ({job.evidence_mib} MiB): submit it again"
+        return ""
+
+    def _answer(self, scorer: Scorer, requests: list[Request]) -> None:
+        """Score requests together; one by one where a party refuses rows of some of them."""
+        positions = np.unique(np.concatenate([np.array(one.positions, dtype=np.int64) for one in requests]))
+        try:
+            scores = {score["row"]: score for score in scorer.score(positions)}
+        except RowsRefused as error:
+            if len(requests) > 1:
+                for one in requests:
+                    self._answer(scorer, [one])
+                return
+            self._served.refused += 1
+            requests[0].answer.set_exception(Refused(str(error)))
+            return
+        for one in requests:
+            self._served.requests += 1
+            self._served.rows += len(one.positions)
+            self._served.times.append(self._clock() - one.since)
+            one.answer.set_result([scores[place] for place in one.positions])
+
+    def _refresh(self, number: int) -> None:
+        command = self._command
+        if command is None:
+            return
+        rows, why = refreshed(self._run, self._part, command.argument, number)
+        if rows is None:
+            command.answer.set_exception(Refused(f"alignment {command.argument} is not taken: {why}"))
+            return
+        self._rows = rows
+        self._served.alignment, self._served.n_rows = command.argument, rows.n_rows
+        self._shown = _Shown(rows, self._served)
+        command.answer.set_result({"refreshed": command.argument, "common_rows": rows.n_rows})
+
+
+def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
+    """Stay at the active party; return what writes the counts of what was answered."""
+    served = _Attendant(run, part, rows).run()
+    content = json.dumps(served.to_dict(), indent=2).encode() + b"\n"
+    return lambda folder: write_durably(folder / SERVED_FILE, content, mode=0o600)
+
+
+# -- a passive party --------------------------------------------------------------------------------------------------
+
+
+def check_cap(run: Run, part: PassivePart) -> None:
+    """Say, at a passive party, what a row counts, and refuse a model whose rows would all be refused.
+
+    Raises:
+        PolicyRefusal: one row counts more than a row may.
+    """
+    cap, n_bits, site = run.context.policy.vertical.scoring_bits_per_row, bits_of(part, False), run.context.site
+    run.attempt.progress.say(
+        f"a row counts {n_bits} bits with this model, one for each distinct split of this party, of {cap} in its life "
+        "(vertical.scoring_bits_per_row)"
+    )
+    if n_bits > cap:
+        raise PolicyRefusal(
+            f"{site} shows fewer bits of a row than it has distinct splits in this model. Policy key: "
+            f"vertical.scoring_bits_per_row. Remedy: a model of fewer or shallower trees, or ask {site}, whose log "
+            "says both numbers."
+        )
+
+
+def stay(run: Run, part: PassivePart, rows: Rows) -> None:
+    """Stay at a passive party until the active party ends the job."""
+    notes, active, policy = ContentNotes(run.attempt), run.identity.active, run.context.policy
+    budget = RowBudget.of(policy, run.job, run.identity.model_id, part)
+    run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
+    key = Memory.open(policy).secret("rows of a job that stays", OS_RANDOMNESS.bytes(KEY_BYTES))
+    most = policy.vertical.predictions_per_job
+    in_job = AskedRows(run.attempt.folder.path / ASKED_FILE, key, most)
+    number, alignment, say = 0, run.job.alignment or "", run.attempt.progress.say
+    while True:
+        refuse = SentRows(policy).refuse
+        owner = RowOwner(part, rows, budget, refuse, run.job.batch_rows, in_job, say, alignment)
+
+        def answer(question: bytes, owner: RowOwner = owner) -> bytes:
+            notes.note("received", active, Content.DECISION_REQUEST, len(question))
+            reply = owner.answer(question)
+            notes.note("sent", active, Content.DECISIONS, len(reply))
+            return reply
+
+        Responder(
+            run.attempt.channel,
+            run.attempt.session,
+            _purpose(number),
+            _pace(run, len(part.table)),
+            run.attempt.transport.abort,
+            run.active_rank,
+            answer,
+        ).run()
+        if not owner.is_over:
+            raise ProtocolError(f"{active} ended a conversation without saying how to go on")
+        if owner.next_alignment is None:
+            return
+        number += 1
+        taken, _ = refreshed(run, part, owner.next_alignment, number)
+        rows, alignment = (rows, alignment) if taken is None else (taken, owner.next_alignment)

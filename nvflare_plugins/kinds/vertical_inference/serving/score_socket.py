@@ -1,0 +1,255 @@
+"""The Unix socket at the active party through which programs of the same user ask for scores, in lines of JSON.
+
+One line is one request, an object with one of these names; one line comes back, in order:
+
+    {"rows": [0, 17]}          positions in the standing alignment    -> {"scores": [{"row": 0, "class": ...}, ...]}
+    {"ids": ["a-1", "a-2"]}    ids, looked up here                    -> the same, each with its id
+    {"status": true}           -> how many rows there are and were asked for, seconds of answers, until when it stays
+    {"refresh": "JOB"}         take the rows of that alignment        -> {"refreshed": "JOB", "rows": n}
+    {"stop": true}             end the job at all parties             -> {"stopping": true}
+
+Whatever cannot be answered gets {"error": text}; the text quotes nothing of the request.
+
+Security: the socket is for the user that runs FLARE (mode 0600, in the run's folder of mode 0700; on Linux the caller's
+    user is checked too). Lines, rows of a request, connections, and requests that wait are bounded; a caller that sends
+    too long a line, or nothing for long, is left.
+Privacy: ids are looked up in this site's memory and go nowhere; nothing that is asked or answered is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Desk, Refused, Score
+from nvflare_plugins.kinds.vertical_inference.serving.scorer import is_job_id
+
+SOCKET = "score.sock"
+MOST_CONNECTIONS = 16
+MOST_LINE_BYTES = 1 << 20
+ANSWER_S = 30.0  # longest that a caller waits
+IDLE_S = 600.0  # a caller that says nothing
+_NAMES = ("rows", "ids", "status", "refresh", "stop")
+_HOW = "a request is one line, a JSON object with one of the names rows, ids, status, refresh and stop"
+_LONGEST_PATH = 100  # of a Unix socket; 108 with its end on Linux, 104 elsewhere
+_READ_BYTES = 1 << 16
+_BACKLOG = 128
+
+
+class Catalogue(Protocol):
+    """What the door knows of the rows that are served."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    def places(self, ids: Sequence[str]) -> list[int]:
+        """Return the positions of ids. Raises: Refused."""
+
+    def status(self) -> Score:
+        """Return what ``status`` is answered with."""
+
+
+class Door:
+    """Serves callers until it is left. A context manager."""
+
+    def __init__(self, folder: Path, desk: Desk, rows: Callable[[], Catalogue], most_rows: int) -> None:
+        """Prepare the socket.
+
+        Args:
+            folder: the run's, for this user alone.
+            most_rows: of one request.
+        """
+        self.path = folder / SOCKET
+        self._folder, self._desk, self._rows, self._most_rows = folder, desk, rows, most_rows
+        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+
+    def __enter__(self) -> Door:
+        """Listen. Raises: ConfigurationError, if there is a socket already that answers, or none can be made."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path.unlink(missing_ok=True)  # of a process that was killed: the run's evidence is this one's alone
+            with reachable(self.path) as name:
+                listener.bind(name)
+            self.path.chmod(0o600)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigurationError(
+                f"no socket can be made in the run's folder ({os.strerror(error.errno or 0)}): its file system must "
+                "take Unix sockets. Policy key: runs."
+            ) from None
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), name="veilboost_door", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # wakes the thread that accepts
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        self.path.unlink(missing_ok=True)
+        with self._lock:
+            left = list(self._open)
+        for connection in left:
+            with contextlib.suppress(OSError):  # what was answered still goes out
+                connection.shutdown(socket.SHUT_RD)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            if not _is_own_user(connection):
+                connection.close()
+            elif not self._slots.acquire(blocking=False):
+                _say(connection, {"error": f"{MOST_CONNECTIONS} callers are connected already: come again later"})
+                connection.close()
+            else:
+                with self._lock:
+                    self._open.add(connection)
+                threading.Thread(target=self._serve, args=(connection,), name="veilboost_caller", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(IDLE_S)
+            for line in _lines(connection):
+                if line is None:
+                    _say(connection, {"error": f"a line has at most {MOST_LINE_BYTES} bytes"})
+                    return
+                if not _say(connection, self.reply(line)):
+                    return
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+            self._slots.release()
+
+    def reply(self, line: bytes) -> Score:
+        """Return what one line is answered with."""
+        try:
+            return self._reply(_read(line))
+        except Refused as error:
+            return {"error": str(error)}
+        except FutureTimeout:
+            return {"error": f"no answer within {ANSWER_S:.0f} s: a party may be slow or gone; ask again later"}
+
+    def _reply(self, request: dict[str, Any]) -> Score:
+        ((name, value),) = request.items()
+        if name == "status":
+            return self._rows().status()
+        if name == "stop" and value is not True:
+            raise Refused(_HOW)
+        if name == "stop":
+            return self._desk.command(name).result(ANSWER_S)
+        if name == "refresh":
+            if not isinstance(value, str) or not is_job_id(value):
+                raise Refused("refresh names the job whose alignment is to be taken, by its id")
+            return self._desk.command(name, value).result(10 * ANSWER_S)
+        if not isinstance(value, list) or not 1 <= len(value) <= self._most_rows:
+            raise Refused(f"{name} is a list of 1 to {self._most_rows} entries (batch_rows of the job)")
+        positions = self._positions(value) if name == "rows" else self._places(value)
+        answer = self._desk.hand_in(positions)
+        try:
+            scores = answer.result(ANSWER_S)
+        except FutureTimeout:
+            answer.cancel()
+            raise
+        if name == "ids":
+            scores = [{"id": one, **score} for one, score in zip(value, scores, strict=True)]
+        return {"scores": scores}
+
+    def _positions(self, value: list[Any]) -> list[int]:
+        n_rows = self._rows().n_rows
+        n_wrong = sum(type(one) is not int or not 0 <= one < n_rows for one in value)
+        if n_wrong:
+            raise Refused(f"{n_wrong} of {len(value)} rows are no positions: there are 0 to {n_rows - 1}")
+        return value
+
+    def _places(self, value: list[Any]) -> list[int]:
+        if not all(isinstance(one, str) for one in value):
+            raise Refused("ids are texts")
+        return self._rows().places(value)
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Any:
+    """Give a name by which a socket in a folder can be bound or connected, however long the folder's path is."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        short = f"/proc/self/fd/{descriptor}"
+        if not Path(short).exists():
+            raise OSError(36, "File name too long")
+        yield f"{short}/{path.name}"
+    finally:
+        os.close(descriptor)
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is one
+        raise Refused(_HOW) from None
+    if not isinstance(request, dict) or len(request) != 1 or not set(request) <= set(_NAMES):
+        raise Refused(_HOW)
+    return request
+
+
+def _lines(connection: socket.socket) -> Any:
+    """Yield lines without their end; None for one that is too long, and nothing after it."""
+    waiting = bytearray()
+    while True:
+        try:
+            data = connection.recv(_READ_BYTES)
+        except OSError:
+            return
+        if not data:
+            return
+        waiting += data
+        *lines, rest = waiting.split(b"\n")
+        waiting = bytearray(rest)
+        for line in lines:
+            if len(line) > MOST_LINE_BYTES:
+                yield None
+                return
+            if line.strip():
+                yield bytes(line)
+        if len(waiting) > MOST_LINE_BYTES:
+            yield None
+            return
+
+
+def _say(connection: socket.socket, answer: Score) -> bool:
+    """Send one line; return whether the caller took it."""
+    try:
+        connection.settimeout(ANSWER_S)
+        connection.sendall(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+        connection.settimeout(IDLE_S)
+    except OSError:
+        return False
+    return True
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the socket's mode alone decides
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.geteuid(), 0)

@@ -1,0 +1,306 @@
+"""Small charts as inline SVG: where their marks lie; templates/figures.svg draws them.
+
+Colours are CSS variables (``--c1`` .. ``--c6``, ``--ink``, ``--muted``, ``--grid``) that the page defines for light and
+dark. Every mark carries a ``<title>``, so that a pointer shows the number behind it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare_plugins.base.formatting import number
+from nvflare_plugins.pages.render import environment, figure
+from nvflare_plugins.pages.run_record import RoundRow
+
+WIDTH = 760
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
+_MOST_MARKERS = 40
+_MOST_BARS = 60
+_WIDEST_BAR = 60.0
+_CAPTION = 36
+_STAGES = (
+    ("encrypt", "encryption", 2),
+    ("receive", "reading", 6),
+    ("histogram", "sums of ciphertexts", 4),
+    ("pack", "packing", 5),
+    ("hide", "hiding", 5),
+    ("decrypt", "decryption", 5),
+    ("prepare", "made ahead", 1),
+    ("network", "waiting for others", 3),
+)
+_NAMES = frozenset(key for key, _, _ in _STAGES)
+_MOST_ROUNDS = 12
+_LANES_LEFT, _LANE, _GAP = 190, 15, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One curve. ``points`` are (x, y); ``wide`` draws it as a broad pale band, for a reference behind another line."""
+
+    name: str
+    colour: int
+    points: tuple[tuple[float, float], ...]
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One horizontal bar: label, value, the text at its end."""
+
+    label: str
+    value: float
+    text: str
+    colour: int = 1
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One mean with its spread, drawn as a line of that length to both sides; ``name`` is what a pointer shows."""
+
+    name: str
+    x: float
+    y: float
+    spread: float = 0.0
+    colour: int = 1
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers from ``low`` to ``high``, both included in the span; at least two."""
+    if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
+        low, high = low - (abs(low) * 0.05 or 0.5), high + (abs(high) * 0.05 or 0.5)
+    raw = (high - low) / (most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 300, at: str = "round") -> str:
+    """Draw curves over a common x axis of whole numbers. Args: at: what a pointer calls a place on it."""
+    xs = [x for line in lines for x, _ in line.points]
+    ys = [y for line in lines for _, y in line.points]
+    y_ticks = ticks(min(ys), max(ys))
+    scale = _Scale(min(xs), max(xs), y_ticks[0], y_ticks[-1], height)
+    drawn = [_draw_line(line, scale, at) for line in sorted(lines, key=lambda one: not one.wide)]
+    return figure(
+        "line_chart", frame=_frame(scale, _whole_ticks(min(xs), max(xs)), y_ticks, x_label, y_label), lines=drawn
+    )
+
+
+def labelled_lines(lines: Sequence[Line], x_label: str, y_label: str, at: str = "round") -> str:
+    """Draw curves as ``line_chart`` does, below their legend."""
+    return legend([(line.name, line.colour) for line in lines]) + line_chart(lines, x_label, y_label, at=at)
+
+
+def stacked_bars(
+    xs: Sequence[int], stacks: Sequence[tuple[str, int, Sequence[float]]], x_label: str, y_label: str, height: int = 260
+) -> str:
+    """Draw one stacked bar per x; neighbouring rounds are averaged if there are too many for a bar each.
+
+    Args:
+        stacks: (name, colour, value per x), lowest first.
+    """
+    groups = _groups(len(xs))
+    heights = [[sum(values[a:b]) / (b - a) for a, b in groups] for _, _, values in stacks]
+    y_ticks = ticks(0.0, max(sum(column) for column in zip(*heights, strict=True)) or 1.0)
+    half = (xs[groups[0][1] - 1] - xs[groups[0][0]] + 1) / 2
+    scale = _Scale(xs[0] - half, xs[-1] + half, 0.0, y_ticks[-1], height)
+    bars = []
+    for column, (a, b) in enumerate(groups):
+        left, right = scale.x(xs[a] - 0.5), scale.x(xs[b - 1] + 0.5)
+        gap = max(min(0.18 * (right - left), 3.0), (right - left - _WIDEST_BAR) / 2)
+        where = f"round {xs[a]}" if b - a == 1 else f"rounds {xs[a]} to {xs[b - 1]}, mean"
+        base = 0.0
+        for (name, colour, _), values in zip(stacks, heights, strict=True):
+            top = base + values[column]
+            hint = f"{where}: {name} {number(values[column])} s"
+            box = (left + gap, scale.y(top), max(right - left - 2 * gap, 0.8), scale.y(base) - scale.y(top))
+            bars.append((*box, colour, hint))
+            base = top
+    return figure(
+        "stacked_bars", frame=_frame(scale, _whole_ticks(xs[0], xs[-1]), y_ticks, x_label, y_label), bars=bars
+    )
+
+
+def horizontal_bars(bars: Sequence[Bar]) -> str:
+    """Draw labelled bars, one below the other."""
+    zero, room = 190, WIDTH - 2 * 190 - 16
+    longest = max((bar.value for bar in bars), default=0.0) or 1.0
+    widths = [max(room * bar.value / longest, 1.5) for bar in bars]
+    places = [(zero, width, zero + width + 8, "start", bar.colour) for bar, width in zip(bars, widths, strict=True)]
+    return _bars(bars, places, row=26, name="bars", label_at=zero - 10, most=26)
+
+
+def two_sided_bars(bars: Sequence[Bar]) -> str:
+    """Draw labelled bars to the right of a line, and to its left where values are below 0."""
+    labels, texts = 210, 70
+    half = (WIDTH - labels - 2 * texts) / 2
+    zero = labels + texts + half
+    longest = max((abs(bar.value) for bar in bars), default=0.0) or 1.0
+    places: list[tuple[float, float, float, str, int]] = []
+    for bar in bars:
+        width = max(half * abs(bar.value) / longest, 1.0)
+        if bar.value < 0:
+            places.append((zero - width, width, zero - width - 6, "end", 2))
+        else:
+            places.append((zero, width, zero + width + 6, "start", 1))
+    return _bars(bars, places, row=24, name="bars to both sides", label_at=labels - 10, most=30, axis=zero)
+
+
+def _bars(
+    bars: Sequence[Bar],
+    places: Sequence[tuple[float, float, float, str, int]],
+    *,
+    row: int,
+    name: str,
+    label_at: int,
+    most: int,
+    axis: float | None = None,
+) -> str:
+    """Draw bars where they belong. Args: places: left end, width, place and anchor of the text, colour."""
+    drawn = [
+        {
+            "hint": bar.hint or f"{bar.label}: {bar.text}",
+            "label": bar.label if len(bar.label) <= most else bar.label[: most - 1] + "\u2026",
+            "text": bar.text,
+            "top": 4 + i * row + (row - 16) // 2,
+            "base": 4 + i * row + 2 * row // 3,
+            "place": place,
+        }
+        for i, (bar, place) in enumerate(zip(bars, places, strict=True))
+    ]
+    height = 8 + row * len(bars)
+    return figure("bars", width=WIDTH, height=height, name=name, axis=axis, label_at=label_at, bars=drawn)
+
+
+def points_chart(points: Sequence[Point], x_label: str, y_label: str, is_log: bool = False, height: int = 260) -> str:
+    """Draw points with their spreads. Args: is_log: the x axis is logarithmic; all x are above 0 then."""
+    place = math.log10 if is_log else float
+    xs = [place(point.x) for point in points]
+    ys = [y for point in points for y in (point.y - point.spread, point.y + point.spread)]
+    y_ticks, room = ticks(min(ys), max(ys)), 0.04 * (max(xs) - min(xs)) or 0.5
+    scale = _Scale(min(xs) - room, max(xs) + room, y_ticks[0], y_ticks[-1], height)
+    values = _decades(points) if is_log else [x for x in ticks(min(xs), max(xs), 9) if min(xs) <= x <= max(xs)]
+    frame = _frame(scale, [], y_ticks, x_label, y_label)
+    frame["columns"] = [(scale.x(place(value)), number(value)) for value in values]
+    drawn = [
+        (scale.x(x), scale.y(point.y), scale.y(point.y - point.spread), scale.y(point.y + point.spread), point)
+        for point, x in zip(points, xs, strict=True)
+    ]
+    return figure("points_chart", frame=frame, points=drawn)
+
+
+def _decades(points: Sequence[Point]) -> list[float]:
+    """Return round numbers on a logarithmic axis; the ends where no round number lies between them."""
+    low, high = min(point.x for point in points), max(point.x for point in points)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if len(powers) > 4 else (1, 2, 5)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in found if low <= value <= high] or [low, high]
+
+
+def timeline(rounds: Sequence[RoundRow]) -> str:
+    """Draw when each stage of a round ran at this site: a strip for each round; nothing for rounds without spans.
+
+    Where there are many rounds, some are shown, the first and the last among them.
+    """
+    known = [row for row in rounds if any(stage in _NAMES for stage, _, _ in row.spans)]
+    if not known:
+        return ""
+    n = min(len(known), _MOST_ROUNDS)
+    shown = [known[round(i * (len(known) - 1) / max(n - 1, 1))] for i in range(n)]
+    longest = max(max((end for _, _, end in row.spans), default=0.0) for row in shown) or 1.0
+    scale = (WIDTH - _LANES_LEFT - _RIGHT) / longest
+    strips, top = [], 4
+    for row in shown:
+        lanes, first = [], top
+        for key, name, colour in _STAGES:
+            spans = [
+                (begin * scale, max((end - begin) * scale, 0.4), f"{name}: {number(begin)} to {number(end)} s")
+                for stage, begin, end in row.spans
+                if stage == key
+            ]
+            if spans:
+                lanes.append((name, colour, top, spans))
+                top += _LANE
+        strips.append((row.round + 1, first, lanes))
+        top += _GAP
+    words = (
+        f"What ran when, at this site alone, {n} of {len(known)} rounds; lanes above one another ran at the same time. "
+        f"The axis is {number(longest)} s long."
+    )
+    return figure("timeline", width=WIDTH, height=top, words=words, rounds=strips, left=_LANES_LEFT)
+
+
+def picture(chart: str, caption: str) -> str:
+    """Return one chart as a file of its own, in the report's light colours, which not every viewer takes from names."""
+    height = int(chart.partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])
+    image = figure("picture", width=WIDTH, height=height, margin=_CAPTION, chart=chart, caption=caption)
+    style = environment().get_template("style.css").render()
+    light = dict(re.findall(r"--([\w-]+):(#\w+)", style.partition("@media")[0]))
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: light.get(name[1], name[0]), image)
+
+
+def legend(entries: Sequence[tuple[str, int]]) -> str:
+    """Return the legend as HTML, to stand above a chart."""
+    return figure("legend", entries=entries)
+
+
+class _Scale:
+    """From data to pixels."""
+
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int):
+        self._x_low, self._x_span = x_low, (x_high - x_low) or 1.0
+        self._y_low, self._y_span = y_low, (y_high - y_low) or 1.0
+        self.height = height
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self._x_low) / self._x_span * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return self.height - _BOTTOM - (value - self._y_low) / self._y_span * (self.height - _TOP - _BOTTOM)
+
+
+def _whole_ticks(low: float, high: float) -> list[float]:
+    return [x for x in ticks(low, high, 9) if x == int(x) and low <= x <= high]
+
+
+def _frame(
+    scale: _Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str
+) -> dict[str, Any]:
+    bottom = scale.height - _BOTTOM
+    return {
+        "width": WIDTH,
+        "height": scale.height,
+        "left": _LEFT,
+        "right": WIDTH - _RIGHT,
+        "bottom": bottom,
+        "middle": f"{(_TOP + bottom) / 2:.0f}",
+        "rows": [(scale.y(y), number(y)) for y in y_ticks],
+        "columns": [(scale.x(x), number(x)) for x in x_ticks],
+        "x_label": x_label,
+        "y_label": y_label,
+    }
+
+
+def _draw_line(line: Line, scale: _Scale, place: str) -> dict[str, Any]:
+    places = [(scale.x(x), scale.y(y)) for x, y in line.points]
+    hints = [f"{line.name}, {place} {number(x)}: {number(y)}" for x, y in line.points]
+    return {
+        "style": "wide" if line.wide else "line",
+        "colour": line.colour,
+        "path": places,
+        "has_markers": len(places) <= _MOST_MARKERS and not line.wide,
+        "places": list(zip(places, hints, strict=True))[:: max(1, len(places) // 400)],
+    }
+
+
+def _groups(n: int) -> list[tuple[int, int]]:
+    size = -(-n // _MOST_BARS)
+    return [(start, min(start + size, n)) for start in range(0, n, size)]

@@ -1,0 +1,320 @@
+"""``veilboost report``: one HTML file about a run that opens anywhere, without network.
+
+Made from ``run.json``, the model and the evidence in the run's folder; it can be rebuilt at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xgboost as xgb
+
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.base.formatting import human_bytes, number
+from nvflare_plugins.evidence.audit import plugin_protection, release_of, threat_model
+from nvflare_plugins.evidence.format import CLEAR_CODECS, Content, Protection
+from nvflare_plugins.evidence.reader import Log, read_log
+from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
+from nvflare_plugins.pages.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars, timeline
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.profiles import plugin_of
+
+FILE_NAME = "report.html"
+logger = logging.getLogger(__name__)
+MAX_FEATURES = 15
+_STAGES = (
+    ("xgboost", "XGBoost", 1),
+    ("grow", "growth of trees", 1),
+    ("protect", "protection", 2),
+    ("encrypt", "encryption", 2),
+    ("receive", "reading", 6),
+    ("histogram", "sums of ciphertexts", 4),
+    ("pack", "packing", 5),
+    ("decrypt", "decryption", 5),
+    ("network", "network and waiting", 3),
+)
+_VISIBLE_SHARE = 0.01
+_CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6, "MASKED_32": 1, "PLAIN_32": 5}
+_LOCAL_MEAN_METRICS = ("auc", "aucpr")
+
+
+def write_report(run_folder: Path, output: Path | None = None) -> Path:
+    """Build the report of a run. Returns the path of the HTML file, written whole or not at all.
+
+    Args:
+        run_folder: folder with ``run.json``, and the model and evidence that it names.
+        output: where to write; default ``report.html`` in the run's folder.
+
+    Raises:
+        ConfigurationError: the folder holds no readable run record.
+    """
+    html = build_report(RunRecord.read(run_folder), run_folder)
+    path = run_folder / FILE_NAME if output is None else output
+    return write_atomically(path, html.encode())
+
+
+def keep_report(run: RunRecord, folder: Path) -> None:
+    """Write ``run.json`` and the report of a run that is done; if that fails, the run is done all the same."""
+    try:
+        run.write(folder)
+        write_report(folder)
+    except OSError as error:
+        logger.error("the run is complete, but its report could not be written: %s", reason_of(error))
+
+
+def build_report(run: RunRecord, folder: Path) -> str:
+    """Return the report as HTML."""
+    evidence = own_evidence(run, folder)
+    log = evidence if isinstance(evidence, Log) else None
+    model, plugin = _threat_model(run, log)
+    own_notes = model.notes if model is not None and plugin else ()
+    times, medians = _times(run)
+    importance, of_importance = _importance(run, folder)
+    return page(
+        "report.html",
+        run=run,
+        log=log,
+        broken=str(evidence) if isinstance(evidence, ProtocolError) else "",
+        model=model,
+        plugin=plugin,
+        notes=(*own_notes, *notes_for(run.profile)),
+        key_figures=list(_key_figures(run)),
+        curves=list(_learning_curves(run)),
+        times=times,
+        medians=medians,
+        strips=timeline(run.rounds) if times else "",
+        bytes=_bytes(run),
+        traffic=list(_traffic(run)),
+        sealed=[] if log is None else list(_sealed(log)),
+        sections=[(section, _own_figures(section)) for section in run.sections],
+        importance=importance,
+        of_importance=of_importance,
+        settings=list(_settings(run)),
+    )
+
+
+# -- head -------------------------------------------------------------------------------------------------------------
+
+
+def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
+    if run.rounds:
+        yield from _round_figures(run)
+    if run.traffic:
+        yield "sent by this site in all", human_bytes(sum(row.bytes_out for row in run.traffic))
+
+
+def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "round" if len(run.rounds) == 1 else "rounds", str(len(run.rounds))
+    best = run.rounds[-1]
+    if run.best_round is not None:
+        best = next((row for row in run.rounds if row.round == run.best_round), best)
+    metrics = [(name, value) for name, value in best.metrics.items() if _is_number(value)]
+    if metrics:
+        name, value = metrics[-1]
+        which = "best round" if run.best_round is not None else "last round"
+        yield f"{name}, {which}", f"{value:.5g}"
+    typical = statistics.median(row.seconds for row in run.rounds[1:] or run.rounds)
+    if typical > 0:  # parties that only answered have measured none
+        yield "per round, median", f"{typical:.3g} s"
+
+
+# -- learning and time ------------------------------------------------------------------------------------------------
+
+
+def _is_number(value: float | None) -> bool:
+    """Tell whether a metric has a value: what is none in the record is read as NaN."""
+    return value is not None and math.isfinite(value)
+
+
+def _learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
+    """Yield (metric, its curves, whether one of them is the mean of the sites' values)."""
+    by_metric: dict[str, list[Line]] = defaultdict(list)
+    names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
+    for name in names:
+        data_set, _, metric = name.partition("-")
+        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if _is_number(row.metrics.get(name)))
+        local = is_horizontal(run.profile) and metric in _LOCAL_MEAN_METRICS
+        label = f"{data_set}, mean of the sites' local values" if local else data_set
+        if points:
+            by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
+    for curve in run.comparison:
+        points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if v is not None)
+        lines = by_metric[curve.metric]
+        if points:
+            lines.append(Line(curve.name, len(lines) % 6 + 1, points, wide="central" in curve.name.lower()))
+    for metric, lines in by_metric.items():
+        is_mean = metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines)
+        yield metric, labelled_lines(lines, "round", metric), is_mean
+
+
+def _times(run: RunRecord) -> tuple[str, list[str]]:
+    """Return the picture of what rounds spend their time on, and the medians; nothing where that is not known."""
+    stacks = []
+    for key, name, colour in _STAGES:
+        values = [row.stages.get(key) or 0.0 for row in run.rounds]
+        if any(values):
+            stacks.append((name, colour, values))
+    rest = [max(row.seconds - sum(v or 0.0 for v in row.stages.values()), 0.0) for row in run.rounds]
+    if sum(rest) > _VISIBLE_SHARE * sum(row.seconds for row in run.rounds):
+        stacks.append(("other" if stacks else "whole round", 6, rest))
+    if not stacks:
+        return "", []
+    bars = stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
+    medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks if len(values) > 1]
+    return legend([(name, colour) for name, colour, _ in stacks]) + bars, medians
+
+
+def _shown(row: RoundRow) -> int:
+    """Return a round's number as people and the log count: from 1."""
+    return row.round + 1
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _bytes(run: RunRecord) -> str:
+    rows = sorted(run.traffic, key=lambda row: -(row.bytes_out + row.bytes_in))
+    if not rows:
+        return ""
+    codecs = list(dict.fromkeys(row.codec for row in rows))
+    bars = [
+        Bar(
+            row.kind.lower().replace("_", " "),
+            row.bytes_out + row.bytes_in,
+            f"{human_bytes(row.bytes_out)} out, {human_bytes(row.bytes_in)} in",
+            _CODEC_COLOUR.get(row.codec, 6),
+            f"{_meaning(row.kind)}: {row.messages:,} x, {row.seconds:.3g} s",
+        )
+        for row in rows
+    ]
+    return legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs]) + horizontal_bars(bars)
+
+
+def _traffic(run: RunRecord) -> Iterator[tuple[str, str, int, str, bool]]:
+    """Yield (kind, meaning, messages, protection, whether the server could read it) of each kind of message."""
+    for row in run.traffic:
+        protection = protection_text(run.profile, row.kind, row.codec, row.private)
+        yield row.kind, _meaning(row.kind), row.messages, protection, is_readable(row)
+
+
+def is_readable(row: TrafficRow) -> bool:
+    """Tell whether the server could read messages that are private."""
+    return row.private and row.codec in CLEAR_CODECS
+
+
+def _threat_model(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, str]:
+    """Return what is visible under the run's profile, and the release of the plugin that claims so; "" without one."""
+    if plugin_of(run.profile) is None:
+        return threat_model(run.profile), ""
+    facts = plugin_protection([log] if log is not None else [])
+    return threat_model(run.profile, facts), release_of(facts or {})
+
+
+def _sealed(log: Log) -> Iterator[tuple[str, str, str, str, int, int]]:
+    """Yield what this site's sealed messages held: (way, party, meaning, protection, messages, bytes)."""
+    totals: dict[tuple[str, str, str, str], list[int]] = {}
+    for part in log.parts:
+        totals.setdefault((part.direction, part.peer, part.what, part.protection), []).append(part.size)
+    for (direction, peer, what, protection), sizes in totals.items():
+        yield "to" if direction == "sent" else "from", peer, *sealed_words(what, protection), len(sizes), sum(sizes)
+
+
+def sealed_words(what: str, protection: str) -> tuple[str, str]:
+    """Return what a part of a sealed message is, and what its reader sees of it."""
+    content, known = Content.__members__.get(what), Protection.__members__.get(protection)
+    return content.meaning if content else "unknown", known.value if known else "unknown"
+
+
+def own_evidence(run: RunRecord, folder: Path) -> Log | ProtocolError | None:
+    """Return the site's evidence, what is wrong with it, or None if there is none."""
+    if run.evidence is None or not (folder / run.evidence).is_file():
+        return None
+    try:
+        return read_log(folder / run.evidence)
+    except ProtocolError as error:
+        return error
+
+
+def _meaning(kind: str) -> str:
+    known = Kind.__members__.get(kind)
+    return known.meaning if known is not None else "unknown kind"
+
+
+def _own_figures(section: ReportSection) -> str:
+    """Draw what this kind of job adds to the report."""
+    figures = ""
+    if section.curves:
+        lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
+        figures += labelled_lines(lines, section.x_label, section.y_label)
+    if section.bars:
+        bars = [Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars]
+        figures += horizontal_bars(bars)
+    return figures
+
+
+# -- model ------------------------------------------------------------------------------------------------------------
+
+
+def _importance(run: RunRecord, folder: Path) -> tuple[str, str]:
+    """Return bars of the features, and what to know of them."""
+    if run.model is None or not (folder / run.model).is_file():
+        return "", ""
+    try:
+        gain, weight = feature_importance(folder / run.model)
+    except xgb.core.XGBoostError as error:
+        text = str(error).splitlines()[0].replace(f"{folder / run.model}", run.model)  # a page may be passed on
+        return "", f"XGBoost gives no importance for this model: {text}"
+    if not gain:
+        return "", "The model splits on no feature."
+    has_gains = any(gain.values())  # trees that came from single sites have none
+    shares = {name: (gain[name] if has_gains else 1.0) * weight[name] for name in gain}
+    total = sum(shares.values())
+    ranked = sorted(gain, key=lambda name: -shares[name])
+    bars = []
+    for name in ranked[:MAX_FEATURES]:
+        splits = f"{weight[name]:,.0f} {'split' if weight[name] == 1 else 'splits'}"
+        tip = f"{name}: mean gain {number(gain[name])} over {splits}" if has_gains else f"{name}: {splits}"
+        bars.append(Bar(name, shares[name] / total, f"{100 * shares[name] / total:.1f} %  ({splits})", 1, tip))
+    rest = len(ranked) - MAX_FEATURES
+    more = f" {rest} further features are not shown." if rest > 0 else ""
+    of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
+    of_splits = "Share of the splits, and their number (weight): the model carries no gains."
+    return horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
+
+
+def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return (mean gain, number of splits) per feature of a model file. Raises: XGBoostError."""
+    booster = xgb.Booster()
+    booster.load_model(model)
+    return _scores(booster, "gain"), _scores(booster, "weight")
+
+
+def _scores(booster: xgb.Booster, kind: str) -> dict[str, float]:
+    scores = booster.get_score(importance_type=kind)
+    return {name: value for name, value in scores.items() if isinstance(value, float)}  # lists are of linear models
+
+
+def _settings(run: RunRecord) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    for title, values in (
+        ("XGBoost parameters", run.params),
+        ("Job", run.settings),
+        ("Cut points", run.cuts),
+        ("Versions", run.versions),
+    ):
+        yield title, [(name, _text(value)) for name, value in values.items() if value not in (None, "", [], {})]
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 200 else text[:199] + "\u2026"

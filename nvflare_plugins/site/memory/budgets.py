@@ -1,0 +1,383 @@
+"""What a site has paid of budgets that count rows, persons and predictions."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_components.errors import PrivacyError
+from dp_components.ledger import Ledger, ledger_files
+from he_processors.errors import PolicyRefusal
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.site.memory.schema import (
+    PERSONS,
+    PREDICTIONS,
+    UNNAMED,
+    DamagedArray,
+    counted,
+    keyed_hashes,
+    load_counts,
+    save_counts,
+)
+from nvflare_plugins.site.memory.scored_rows import Day, ScoredRows
+from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.policy import SitePolicy
+
+# Which data set's budget pays for a person: nobody is counted twice.
+#
+# Each data set with a budget has a ledger of its own, and no ledger adds up what two of them spend on one person. So
+# the persons of the first private job on a data set belong to it from then on, and a later data set of the same site
+# (next month's file, say, with a budget of its own) trains on new persons alone: rows of others are left out, each by
+# itself and without a word, because that they are there is private. Whether a row is left out depends on no other
+# person.
+#
+# Persons are known by the data set's id column, which therefore should name persons (a patient's number, not that of a
+# stay). A data set without one might hold anybody. So it is refused once another one was spent on, and once it was
+# spent on itself all others are, whatever they name; unless the site vouches for one of both that nobody of it is in
+# the other (``PrivacyBudget.own_persons``). A ledger of an earlier version, whose persons nobody noted, counts as
+# without names.
+#
+# Concurrency: ledgers are read before the memory is held, never within: another job may hold a ledger for as long as a
+# slow disk takes, and all jobs of the site would wait with this one. Nothing is missed: what is spent after that was
+# noted in the memory before it was spent.
+#
+# Privacy: purely local; keyed hashes of ids.
+
+
+_log = logging.getLogger(__name__)
+
+
+class PersonsOfBudgets:
+    """The persons of one data set with a budget, beside those of the others."""
+
+    def __init__(self, policy: SitePolicy, spec: DataSet, randomness: RandomSource = OS_RANDOMNESS) -> None:
+        """Open the memory.
+
+        Raises:
+            PolicyRefusal: another data set was spent on, and this one or that one names no id column.
+            ConfigurationError: the site's memory is damaged.
+        """
+        self._memory, self._policy, self._spec = Memory.open(policy), policy, spec
+        self._key = self._memory.secret("persons of budgets", randomness.bytes(KEY_BYTES))
+        earlier = self._spent_before()
+        with self._memory.reading() as db:
+            self._others = _of_others(db, spec.name)
+            refusal = self._refusal(db, earlier)
+        if refusal is not None:
+            raise PolicyRefusal(refusal)
+
+    @property
+    def needs_ids(self) -> bool:
+        """Return whether the rows' ids must be read."""
+        return self._spec.id is not None
+
+    def are_new(self, ids: Sequence[str | None]) -> NDArray[np.bool_]:
+        """Return whose budget may pay; a row without an id may be anybody's. Shapes: result: bool[n_rows]."""
+        if not self._others.size:
+            return np.ones(len(ids), dtype=np.bool_)
+        is_named = np.array([one is not None for one in ids], dtype=np.bool_)
+        keys = keyed_hashes(self._key, ((one or "").encode() for one in ids))
+        return is_named & ~np.isin(keys, self._others, kind="sort")
+
+    def note(self, ids: Sequence[str | None]) -> None:
+        """Remember the persons of a job, durably; once its price is reserved, before anything is released.
+
+        Raises:
+            DataRefusal: one of them was noted for another data set since ``are_new`` was asked.
+            PolicyRefusal: so was another data set that names nobody.
+        """
+        keys = np.unique(keyed_hashes(self._key, (one.encode() for one in ids if one is not None)))
+        earlier = self._spent_before()
+        with self._memory.transaction() as db:
+            refusal = self._refusal(db, earlier)
+            if refusal is not None:
+                raise PolicyRefusal(refusal)
+            if np.isin(keys, _of_others(db, self._spec.name), kind="sort").any():
+                raise DataRefusal("another job has begun to spend on persons of this one meanwhile: submit it again")
+            mine = counted(self._spec.name)
+            if not self.needs_ids or mine in earlier - _noted(db):
+                save_counts(db, UNNAMED, mine, {"is_spent": np.ones(1, dtype="<i8")})
+            known = load_counts(db, PERSONS, mine)["keys"]
+            save_counts(db, PERSONS, mine, {"keys": np.union1d(known, keys).astype("<u8")})
+
+    def _refusal(self, db: sqlite3.Connection, earlier: set[str]) -> str | None:
+        """Return why nobody could tell who is counted twice; None where that can be told, or the site vouches.
+
+        Args:
+            earlier: see ``_spent_before``.
+        """
+        site, name = self._policy.site, self._spec.name
+        vouched = {one for one, spec in self._policy.data_sets.items() if spec.privacy and spec.privacy.own_persons}
+        if name in vouched:
+            return None
+        apart = {counted(one) for one in (name, *vouched)}
+        if (earlier - _known(db) | _counted_under(db, UNNAMED)) - apart:
+            return (
+                f"{site} has spent the budget of another data set and does not know on whom: persons of {name!r} might "
+                f"be counted twice. Policy key: data_sets.{name}.privacy.own_persons. Remedy: add the rows to that "
+                f"data set, whose budget pays for them then; or let {site} vouch that nobody is in both."
+            )
+        if self._spec.id is None and any(load_counts(db, PERSONS, one)["keys"].size for one in _noted(db) - apart):
+            return (
+                f"{site} has spent the budget of another data set on persons who may be in {name!r} too, which names "
+                f"nobody: they would be counted twice. Policy keys: data_sets.{name}.id, data_sets.{name}.privacy."
+                f"own_persons. Remedy: ask {site} to name the column of persons, or to vouch that nobody is in both."
+            )
+        return None
+
+    def _spent_before(self) -> set[str]:
+        """Return the data sets that were spent on without a note of it, as ``counted`` says; holds no transaction."""
+        with self._memory.reading() as db:
+            noted = _noted(db)
+        names = (path.name.removesuffix(".ledger") for path in ledger_files(self._policy.ledgers))
+        return {counted(name) for name in names if counted(name) not in noted and self._has_spent(name)}
+
+    def _has_spent(self, data_set: str) -> bool:
+        """Return whether a ledger has released anything; one that cannot be read may have."""
+        path = self._policy.ledgers / f"{data_set}.ledger"
+        if not path.exists():
+            return False
+        try:
+            return any(Ledger(path, self._policy.ledger_heads).spent().parts())
+        except (PrivacyError, OSError) as error:
+            _log.warning("the ledger of data set %r cannot be read: %s", data_set, error)
+            return True
+
+
+def _of_others(db: sqlite3.Connection, data_set: str) -> NDArray[np.uint64]:
+    """Return the hashes of all persons of other data sets. Shapes: uint64[n]."""
+    parts = [load_counts(db, PERSONS, name)["keys"] for name in sorted(_noted(db) - {counted(data_set)})]
+    return np.concatenate([np.empty(0, dtype="<u8"), *parts])
+
+
+def _noted(db: sqlite3.Connection) -> set[str]:
+    return _counted_under(db, PERSONS)
+
+
+def _known(db: sqlite3.Connection) -> set[str]:
+    """Return the data sets of which the memory knows whom they were spent on, or whose rows were sent."""
+    return _noted(db) | {counted(name) for (name,) in db.execute("SELECT DISTINCT data_set FROM sent_rows") if name}
+
+
+def _counted_under(db: sqlite3.Connection, purpose: str) -> set[str]:
+    return {name for (name,) in db.execute("SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?", (purpose,))}
+
+
+# How often a party has answered for each of its rows, over all jobs: predictions tell about rows, so they are limited.
+#
+# Every row counts once for each job that asks for it. The charge is on the disk before the first answer leaves; a job
+# that fails afterwards has spent it all the same. So that one party's refusal does not spend the budgets of others, all
+# parties check first, tell each other, and then charge.
+#
+# Privacy: purely local. Rows are kept as hashes under a key of this site, so that a row is recognised in the next job,
+# in whatever order the rows come. A refusal tells neither which rows nor how many.
+
+
+class PredictionBudget:
+    """The budget of one data set at one site. Processes wait for each other."""
+
+    def __init__(
+        self, policy: SitePolicy, data_set: str, randomness: RandomSource = OS_RANDOMNESS, in_training: bool = False
+    ):
+        """Open the budget.
+
+        Args:
+            data_set: the name in the site's policy: counts stay when the file behind it changes.
+            in_training: the rows are those of a training's evaluation set, for which a job has other remedies.
+        """
+        self._site, self._rules, self._in_training = policy.site, policy.vertical, in_training
+        self._memory, self._data_set = Memory.open(policy), counted(data_set)
+        self._key = self._memory.secret("predictions", randomness.bytes(KEY_BYTES))
+
+    def check(self, row_ids: Sequence[str]) -> None:
+        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
+        with self._memory.reading() as db:
+            self._charged(db, row_ids)
+
+    def charge(self, row_ids: Sequence[str]) -> None:
+        """Charge a job's rows, durably; nothing is charged if any of them may not be asked for.
+
+        Args:
+            row_ids: ids of the rows that the job asks for; a row that comes twice counts twice.
+
+        Raises:
+            PolicyRefusal: more rows than one job may ask for, or a row that was asked for too often before.
+            ConfigurationError: the site's memory is damaged.
+        """
+        with self._memory.transaction() as db:
+            keys, counts = self._charged(db, row_ids)
+            save_counts(db, PREDICTIONS, self._data_set, {"keys": keys, "counts": counts})
+
+    def _charged(self, db: sqlite3.Connection, row_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the counts with those of a job. Shapes: uint64[n], int64[n]. Raises: as ``charge``."""
+        if len(row_ids) > self._rules.predictions_per_job:
+            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
+        asked, times = np.unique(keyed_hashes(self._key, map(str.encode, row_ids)), return_counts=True)
+        keys, counts = self._read(db)
+        everyone = np.union1d(keys, asked)
+        total = np.zeros(everyone.size, dtype=np.int64)
+        total[np.searchsorted(everyone, keys)] = counts
+        total[np.searchsorted(everyone, asked)] += times
+        if (total[np.searchsorted(everyone, asked)] > self._rules.predictions_per_row).any():
+            raise self._refusal(
+                "predictions_per_row",
+                "answers no more often for rows of this job (with consents.scoring it counts distinct bits)",
+                "name other rows (rows, data_set)",
+            )
+        return everyone, total
+
+    def _read(self, db: sqlite3.Connection) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        stored = load_counts(db, PREDICTIONS, self._data_set)
+        keys, counts = stored["keys"], stored["counts"]
+        if keys.size != counts.size or (counts < 0).any() or (keys[1:] <= keys[:-1]).any():
+            raise DamagedArray("its counts of predictions do not fit together")
+        return keys, counts
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        if self._in_training:
+            remedy = "another eval_data_set, or none"
+        return PolicyRefusal(f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}.")
+
+
+# What standing scoring has shown of each row, over all jobs: distinct bits, each counted before it leaves.
+#
+# With the consent ``scoring`` a passive party answers for a row as often as it is asked, and bounds what the answers
+# show. An answer is one bit: on which side of a split the row lies. For one model and one version of the row's values
+# there are no more of them than the party has distinct splits in the model, whatever paths the row takes; so the first
+# question about a row is charged with all of these, and later ones about the same model and values with nothing: all
+# that they could show is on the record. A row whose charge would exceed ``vertical.scoring_bits_per_row`` is not
+# answered for any more; ``vertical.scoring_rows_per_day`` bounds how many rows are charged within a day of UTC, of
+# which none comes back where a clock is set back.
+#
+# Two models that share splits are charged twice, so that the cap is kept with room to spare. What it does not bound:
+# what many rows tell together, and when and how often the active party asks.
+#
+# Privacy: purely local. Rows, models and values are hashes under a key of this site. A refusal says neither which rows
+# nor how many.
+
+
+_DAY_S = 24 * 3600
+
+
+class ScoringRefusal(PolicyRefusal):
+    """A limit of standing scoring forbids rows.
+
+    Attributes:
+        limit: its key below ``vertical`` of the policy.
+    """
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What is to be added to the record. Shapes: answers: uint64[n]; rows: uint64[n_rows]; bits: int64[n_rows]."""
+
+    answers: NDArray[np.uint64]
+    rows: NDArray[np.uint64]
+    bits: NDArray[np.int64]
+    day: Day
+
+
+class ScoringBudget:
+    """The record of one data set at one site, for one model. Processes wait for each other."""
+
+    def __init__(
+        self,
+        policy: SitePolicy,
+        data_set: str,
+        model: str,
+        n_bits: int,
+        randomness: RandomSource = OS_RANDOMNESS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the record.
+
+        Args:
+            data_set: the name in the site's policy: the record stays when the file behind it changes.
+            model: what is answered with, and how: the model's id and the job's action.
+            n_bits: most distinct bits that one row can show so.
+        """
+        self._site, self._rules, self._model, self._n_bits = policy.site, policy.vertical, model.encode(), n_bits
+        self._memory, self._data_set, self._clock = Memory.open(policy), counted(data_set), clock
+        self._key = self._memory.secret("scoring", randomness.bytes(KEY_BYTES))
+        with self._memory.reading() as db:
+            ScoredRows(db, self._data_set).check_all()
+
+    def check(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
+        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
+        with self._memory.reading() as db:
+            self._charge(ScoredRows(db, self._data_set), names, values)
+
+    def charge(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
+        """Charge rows, durably, before anything about them is answered; nothing is charged if one must not be.
+
+        Args:
+            names: what names the rows at this site from job to job.
+
+        Shapes: values: float32[n_rows, n_features].
+
+        Raises:
+            PolicyRefusal: a row would show more than it may, or there are too many rows for a day.
+            ConfigurationError: the site's memory is damaged.
+        """
+        with self._memory.transaction() as db:
+            record = ScoredRows(db, self._data_set)
+            charge = self._charge(record, names, values)
+            if charge is not None:
+                record.add(charge.answers, charge.rows, charge.bits, charge.day)
+
+    def _charge(self, record: ScoredRows, names: Sequence[str], values: NDArray[np.float32]) -> _Charge | None:
+        """Return what the record lacks of these rows; None if nothing. Raises: as ``charge``."""
+        if len(names) > self._rules.predictions_per_job:
+            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
+        content = np.ascontiguousarray(np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)), "<f4")
+        row_keys = self._hashes(b"row", ((name.encode(),) for name in names))
+        answers = self._hashes(
+            b"answer", ((self._model, name.encode(), row.tobytes()) for name, row in zip(names, content, strict=True))
+        )
+        answers, first = np.unique(answers, return_index=True)
+        is_new = ~record.is_answered(answers)
+        if not is_new.any():
+            return None
+        rows, times = np.unique(row_keys[first[is_new]], return_counts=True)
+        n_charged = int(times.sum())
+        # No day comes back: a clock that is set back stands at the latest day on the record until it has passed it.
+        today = max(int(self._clock() // _DAY_S), record.day.number)
+        spent = record.day.rows if record.day.number == today else 0
+        if spent + n_charged > self._rules.scoring_rows_per_day:
+            raise self._refusal(
+                "scoring_rows_per_day",
+                "answers for no more rows today",
+                "ask again tomorrow, or after a day that a clock ahead of time has shown",
+            )
+        bits = record.bits(rows) + times * self._n_bits
+        if (bits > self._rules.scoring_bits_per_row).any():
+            raise self._refusal(
+                "scoring_bits_per_row", "shows no more bits of some row of this job", "name other rows (rows)"
+            )
+        return _Charge(answers[is_new], rows, bits, Day(today, spent + n_charged))
+
+    def _hashes(self, purpose: bytes, items: Iterable[Sequence[bytes]]) -> NDArray[np.uint64]:
+        found = []
+        for parts in items:
+            digest = hashlib.blake2b(digest_size=8, key=self._key, person=purpose)
+            for part in parts:
+                digest.update(len(part).to_bytes(8, "little") + part)
+            found.append(digest.digest())
+        return np.frombuffer(b"".join(found), dtype="<u8")
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        text = f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}."
+        return ScoringRefusal(key, text)

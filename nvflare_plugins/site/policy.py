@@ -1,0 +1,807 @@
+"""The policy of a site: what it allows, with which data, and how it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, Field
+
+from he_processors.errors import ConfigurationError, PolicyRefusal
+from nvflare_plugins.base.checks import check_path_letters, check_plain
+from nvflare_plugins.base.declared import STRICT, Document, FilePath, Flag, Name, OneOf, Words, document, refuse_unknown
+from nvflare_plugins.data.declaration import (
+    MOST_ROWS,
+    Cluster,
+    Count,
+    CountOrNone,
+    DataProtection,
+    DataSet,
+    SnapshotSource,
+    VerticalRules,
+    format_of,
+)
+from nvflare_plugins.data.part_files import is_pattern, known_files
+from nvflare_plugins.wire.profiles import plugin_of
+
+# The values of a site's policy: profiles, consents, floors, and what a job asks for in its words.
+
+
+POLICY_FILE = Path("local") / "veilboost.json"
+ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
+PROFILES = (
+    "plain",
+    "masks",
+    "bfv",
+    "ckks",
+    "paillier",
+    "elgamal",
+    "dp_distributed",
+    "dp_trusted",
+    "dp_local",
+)
+REMOVED_PROFILES = {"okamoto_uchiyama": "elgamal"}
+"""Profiles that earlier versions had, and what does their work."""
+DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
+_PRIVATE = "dp_"
+MOST_TUNING = 10_000_000
+MIN_EFFECTIVE_ROWS = 100
+FOLDERS = {
+    "inputs": "inputs",
+    "registry": "veilboost_registry/{site}",
+    "ledgers": "veilboost_ledgers/{site}",
+    "runs": "veilboost_runs",
+}
+"""Folders of a policy that leaves them out."""
+
+
+def is_private(profile: str) -> bool:
+    """Return whether a profile is one of differential privacy."""
+    return profile.startswith(_PRIVATE)
+
+
+def _as_installers_know_it(value: str) -> str:
+    return re.sub(r"[-_.]+", "-", value).lower()  # PEP 503: all spellings of one are the same to installers
+
+
+_DISTRIBUTION = Words("a text, exactly as the package says it, such as 'acme-veil'")
+_VERSION = Words("a text, exactly as the package says it, such as '1.2.0'")
+
+
+@document
+class PluginPin(Document):
+    """The one release of a plugin that a site allows: distribution and version as installed, compared exactly."""
+
+    WHAT = "the plugin"
+
+    distribution: Annotated[
+        str,
+        STRICT,
+        Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?$"),
+        AfterValidator(_as_installers_know_it),
+        _DISTRIBUTION,
+    ]
+    """Its name as installers know it."""
+    version: Annotated[str, STRICT, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$"), _VERSION]
+    """The only version that is imported."""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@document
+class Consents(Document):
+    """What a site agrees to although it discloses more than the defaults do. None is given unless set."""
+
+    WHAT = "consents"
+
+    plain_profile: Flag = False
+    """Private messages may leave in clear (profile `plain`)."""
+    exact_cuts: Flag = False
+    """Cuts may be exact order statistics: they disclose single real values, also of one row."""
+    exact_leaves: Flag = False
+    """Horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror, reg:quantileerror):
+    where one site alone has rows in a leaf, it discloses the label of one of them.
+    """
+    fewer_than_three_sites: Flag = False
+    """Jobs with one or two data-bearing sites: with two, the sum minus one's own part is the other's."""
+    recompute_with_changes: Flag = False
+    """Training again with another site set or changed rows: the difference of two runs shows what the changed site
+    or rows contributed. A horizontal job over all rows of before and added ones needs it only where fewer than three
+    sites have added rows, or fewer than 1000 in all.
+    """
+    continue_without_site: Flag = False
+    """Horizontal jobs with `on_lost_site="continue"`: where a site is lost, this one or another, the others train on
+    without it. From the sums before and after they can estimate the lost site's own sums, in the first rounds and in
+    shallow trees nearly exactly; a server can bring that about at any time.
+    """
+    second_quantile_search: Flag = False
+    """A second quantile search, or other spaced cuts, over the same data."""
+    exact_bins: Flag = False
+    """Vertical training in the preset `exact`: the party with the label can work out in which bin of this site's
+    features each row lies.
+    """
+    split_bits: Flag = False
+    """Vertical training in the preset `noised`: sums per bin are paid for from the data set's budget, but on which side
+    of this site's splits the rows of their nodes lie leaves as it is, beside the budget. The bits are counted, up to
+    `vertical.max_split_bits_per_row`.
+    """
+    merge_model: Flag = False
+    """This site's thresholds may be written into an ordinary model."""
+    explain: Flag = False
+    """Explanations of predictions: the party with the label learns where its rows lie among this site's thresholds."""
+    share_own_trees: Flag = False
+    """Bagging: the other sites get trees that were grown on this site's rows alone, with thresholds that are values
+    of single rows, whatever `exact_cuts` says, and leaves that are statistics of its own rows.
+    """
+    score_histogram: Flag = False
+    """Horizontal jobs with `pooled_metrics`: the sites learn how many evaluation rows of each class, of all sites
+    together, lie in up to 64 bins of the final model's predicted probability, each of which holds at least
+    `min_rows_per_cut` rows of each class at one site alone. Where this site's rows make the bins, their edges tell of
+    its own scores. Jobs with other models on the same rows release further counts. Data sets with a privacy budget
+    never take part.
+    """
+    feature_profile: Flag = False
+    """Jobs of kind `profile`: the sites learn how many rows of each class, of all sites together, lie in bins of every
+    feature, merged until each holds `min_rows_per_cut` rows of every class; and on the way, of runs of bins and each
+    class, whether another site has so many rows there by itself and whether another one lacks its part of them. A
+    training shows sums over finer bins. Data sets with a privacy budget never take part.
+    """
+    tuning: Annotated[int, STRICT, Ge(0), Le(MOST_TUNING)] = 0
+    """Jobs of kinds `tuning` and `vertical_tuning`: most trials times folds times rounds of one job; 0 allows none.
+    Every trial trains on all rows but those of one fold, for each fold. Horizontal: the sites learn sums over the rows
+    of each fold, at least 1,000 of all sites together, and the metrics of every model on them. Vertical: a passive
+    party answers for as many trees. The number bounds one job's work and releases, not what several jobs tell. Data
+    sets with a privacy budget never take part.
+    """
+    scoring: Flag = False
+    """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a
+    lifetime cap on distinct bits (`vertical.scoring_bits_per_row`) and this site a number of rows a day; a row whose
+    model and values are as before is answered for nothing. Data sets may be aligned anew as often a day as
+    `vertical.scoring_alignments_per_day` says, which tells the other parties which of their ids came and went; for that
+    the party with the label consents too.
+    """
+    exact_use_of_budgeted_data: Flag = False
+    """Jobs without differential privacy on a data set that has a privacy budget, in any role, and jobs on rows
+    whose randomised buckets were sent. They are entered into no ledger: the budget then no longer bounds what others
+    learn of the rows. Alignment reads ids alone and needs no such consent; it tells which ids a set has, also one with
+    a budget.
+    """
+
+    def gives(self, name: str) -> bool:
+        """Return whether a consent is given; ask only where its lack ends the job, so that what was used is known."""
+        given = bool(getattr(self, name))
+        noted = _USED.get()
+        if given and noted is not None:
+            noted.add(name)
+        return given
+
+
+# Policies are values, which everything that asks for consents shares. Who asked in which attempt is no part of them,
+# so it is noted by the thread of the attempt, within ``noting_consents`` alone.
+_USED: ContextVar[set[str] | None] = ContextVar("consents used", default=None)
+
+
+@contextmanager
+def noting_consents() -> Iterator[set[str]]:
+    """Collect the names of the consents that decide in this thread meanwhile."""
+    used: set[str] = set()
+    token = _USED.set(used)
+    try:
+        yield used
+    finally:
+        _USED.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What a job asks of every site, in the words of the policy."""
+
+    profile: str
+    data_set: str
+    exact_cuts: bool = False
+    min_rows_per_cut: int = 10
+    key_bits: int | None = None
+    tracking: bool = False
+    is_paid: bool = False  # what the job releases here is paid for from the data set's budget
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The least that the sites of a horizontal job ask for; all sites take the largest of all.
+
+    Attributes:
+        effective_rows: pooled effective rows of a job, see ``SitePolicy.min_effective_rows``.
+        rows_per_node: pooled rows of a node, see ``SitePolicy.min_rows_per_node``.
+        sites: sites that hold rows of positive weight.
+    """
+
+    effective_rows: int
+    rows_per_node: int
+    sites: int
+
+    def largest(self, other: Floors) -> Floors:
+        """Return what satisfies both."""
+        return Floors(*(max(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)))
+
+
+# Reads ``veilboost.json``: what it leaves to be worked out, before its values are checked.
+
+
+_log = logging.getLogger(__name__)
+_Whole: TypeAlias = Callable[[str, object], object]
+"""Makes the path that stands under a key whole."""
+
+
+def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object. Raises: ConfigurationError, if a key stands there twice."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"{POLICY_FILE}: key {name!r} stands there twice.")
+    return dict(pairs)
+
+
+def file_values(document: object, known: Sequence[str], workspace: Path, site: str) -> dict[str, Any]:
+    """Return the values of a policy as its file states them, with whole paths and formats of files.
+
+    Args:
+        known: the keys that a file may have.
+        workspace: start of relative paths.
+        site: takes the place of ``{site}`` in paths.
+
+    Raises:
+        ConfigurationError: an unknown key.
+    """
+    if not isinstance(document, dict):
+        raise ConfigurationError("the policy must be an object")
+    check_plain("the policy", document)
+    refuse_unknown("the policy", document, known)
+
+    def whole(key: str, value: object) -> object:
+        if not isinstance(value, str) or not value:
+            return value
+        check_path_letters(key, value)
+        return workspace / value.replace("{site}", site)
+
+    values = {**FOLDERS, **document}
+    profiles = values.get("allowed_profiles")
+    if isinstance(profiles, list):
+        for name in (one for one in profiles if isinstance(one, str) and one in REMOVED_PROFILES):
+            _log.warning(
+                "%s: profile %s was removed, and to allow it does nothing. Policy key: allowed_profiles. Remedy: allow "
+                "%s in its place, which is faster",
+                site,
+                name,
+                REMOVED_PROFILES[name],
+            )
+        values["allowed_profiles"] = [one for one in profiles if one not in list(REMOVED_PROFILES)]
+    for key in (*FOLDERS, "ledger_heads"):
+        if key in values:
+            values[key] = whole(key, values[key])
+    if isinstance(values["ledgers"], Path):
+        values.setdefault("ledger_heads", values["ledgers"] / "heads")
+    values["cluster"] = _cluster("cluster", values.get("cluster"), whole)
+    sources = values.get("snapshots")
+    if isinstance(sources, dict):
+        fields = [name for name in SnapshotSource.__dataclass_fields__ if name != "name"]
+        values["snapshots"] = {name: _snapshot(name, entry, fields, whole) for name, entry in sources.items()}
+    sets = values.get("data_sets")
+    if isinstance(sets, dict):
+        fields = [name for name in DataSet.__dataclass_fields__ if name != "name"]
+        folders = _folders(values.get("snapshots"))
+        values["data_sets"] = {name: _data_set(name, entry, fields, whole, folders) for name, entry in sets.items()}
+    return values
+
+
+def _snapshot(name: object, entry: object, fields: Sequence[str], whole: _Whole) -> object:
+    if not isinstance(entry, dict):
+        return entry
+    refuse_unknown(f"snapshots.{name}", entry, fields)
+    for key in ("url", "query", "folder"):
+        if entry.get(key) is None:
+            raise ConfigurationError(f"snapshots.{name} lacks {key}")
+    paths = {key: whole(f"snapshots.{name}.{key}", entry[key]) for key in ("folder", "password_file") if key in entry}
+    return {**entry, "name": name, **paths}
+
+
+def _cluster(name: str, entry: object, whole: _Whole) -> object:
+    security = entry.get("security") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(security, dict):
+        return entry
+    return {**entry, "security": {key: whole(f"{name}.security.{key}", value) for key, value in security.items()}}
+
+
+def _folders(snapshots: object) -> list[object]:
+    """Return the folders that snapshots go to, whether they are there yet or not."""
+    entries = snapshots.values() if isinstance(snapshots, dict) else ()
+    return [entry["folder"] for entry in entries if isinstance(entry, dict)]
+
+
+def _data_set(name: object, entry: object, fields: Sequence[str], whole: _Whole, folders: list[object]) -> object:
+    if not isinstance(entry, dict):
+        return entry
+    refuse_unknown(f"data_sets.{name}", entry, fields)
+    values: dict[str, Any] = {**entry, "name": name, "path": whole(f"data_sets.{name}.path", entry.get("path"))}
+    if "cluster" in entry:
+        values["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
+    if values["path"] is None:
+        raise ConfigurationError(f"data_sets.{name} lacks path")
+    if "format" not in entry and isinstance(values["path"], Path):
+        path = values["path"]
+        is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
+        by_loader = "csv" if entry.get("loader") else None
+        values["format"] = "parquet" if is_folder else format_of(path) or by_loader
+    return values
+
+
+def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
+    """Refuse two data sets on one file: each has budgets, caps and counts of its own, and the rows would have both.
+
+    Raises:
+        ConfigurationError: two paths lead to one file, after ``{site}``, links and ``..`` are resolved; or two names
+            are hard links to one.
+    """
+    owners: dict[object, str] = {}
+    for data_set in data_sets:
+        real = os.path.realpath(data_set.path)
+        marks: list[object] = []
+        for file in (real, *map(os.path.realpath, known_files(data_set.path))):
+            marks.append(file)
+            with contextlib.suppress(OSError):
+                status = os.stat(file)
+                marks.append((status.st_dev, status.st_ino))
+        for mark in marks:
+            other = owners.setdefault(mark, data_set.name)
+            if other != data_set.name:
+                raise ConfigurationError(
+                    f"data_sets.{other} and data_sets.{data_set.name} are one file: its rows would have two "
+                    "budgets and two memories of what was released. Keep one of the names and use it in all jobs; "
+                    "other rows need a file of their own."
+                )
+
+
+# What one site allows: its own file, ``<workspace>/local/veilboost.json``, which no job can change.
+#
+# A job is checked against it before anything is sent. A refusal names the policy key, so that the site's administrator
+# knows what to change, and the remedy on the job's side.
+
+
+_NOT_IN_FILE = ("site", "workspace")
+_SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+
+
+def own_workspace(folder: Path, site: str) -> Path:
+    """Return a site's workspace. Workspaces of a simulator or POC keep each site's in a folder of the site's name."""
+    inner = folder / site
+    return inner if (inner / POLICY_FILE).is_file() else folder
+
+
+def _bare(value: str) -> str:
+    return value.replace(":", "").lower()
+
+
+def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value))
+
+
+Profiles = Annotated[tuple[Annotated[str, OneOf(*PROFILES)], ...], AfterValidator(_each_once)]
+PluginName = Annotated[str, STRICT, Field(pattern="^[A-Za-z0-9_]{1,64}$")]
+Fingerprint = Annotated[
+    str,
+    STRICT,
+    Field(pattern="^([0-9A-Fa-f]{2}:?){32}$"),
+    AfterValidator(_bare),
+    Words("a SHA-256 fingerprint of 64 hex digits"),
+]
+
+
+@document
+class SitePolicy(Document):
+    """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice."""
+
+    WHAT = "the policy"
+    IS_JSON = False  # it holds paths; the file is checked before
+
+    site: Name
+    """This site's name: from FLARE, not from the file."""
+    workspace: FilePath
+    """The site's workspace, where relative paths of the file start: not from the file either."""
+    data_sets: dict[Name, DataSet] = field(default_factory=dict)
+    """Data sets by the names that jobs use. A job never sees a path."""
+    snapshots: dict[Name, SnapshotSource] = field(default_factory=dict)
+    """Where rows come from that lie in a database. Jobs read the files that `veilboost snapshot` writes."""
+    allowed_profiles: Profiles = DEFAULT_PROFILES
+    """Profiles that a job may use. `ckks`: the server together with any one site opens every site's messages.
+    `dp_trusted`: the server sees exact sums. `dp_local`: each row's report is noised by itself (trees), or each value
+    (buckets). `elgamal`: the active party of a vertical job sees each sum as two digits. `plain` needs the consent as
+    well.
+    """
+    plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
+    """Processors of horizontal sums that others have written, such as `"acme_masks": {"distribution": "acme-veil",
+    "version": "1.2.0"}`; a job asks for one as profile `plugin.acme_masks`. Only what stands here is ever imported, and
+    only in this version, which all sites of a job must have. It runs with everything that the site's process may do.
+    See nvflare_plugins/conformance/README.md.
+    """
+    min_sites: Count = 3
+    """Fewest data-bearing sites."""
+    max_colluders: CountOrNone = 1
+    """How many other sites might pool what they see. A job must have at least two more sites than that, so that a
+    sum still mixes this site with an honest one.
+    """
+    min_key_bits: Annotated[int, STRICT, Ge(2048), Le(MOST_ROWS)] = 3072
+    """Shortest Paillier key: 3072 bits (128-bit strength), 2048 (112-bit)."""
+    min_rows_per_cut: Count = 10
+    """Fewest pooled rows that a cut may single out (k)."""
+    min_effective_rows: Count = MIN_EFFECTIVE_ROWS
+    """Fewest pooled effective rows that train a tree of a horizontal job, that a sampled round leaves out, and that
+    an evaluation set has. In bagging: fewest rows of this site.
+    """
+    min_rows_per_node: CountOrNone = 4
+    """Fewest pooled rows in a node of a horizontal job's trees; in bagging, fewest rows of this site in a node of
+    its own trees. It may raise `min_child_weight`. It bounds nodes, not the bins of a node, which may
+    hold a single row. 0 is no floor.
+    """
+    max_bins: Annotated[int, STRICT, Ge(2), Le(MOST_ROWS)] = 1024
+    """Most bins of a feature in a horizontal job (`max_bin`)."""
+    max_depth: Count = 16
+    """Most levels of a tree in a horizontal job; trees without such a limit may have 2^`max_depth` leaves."""
+    max_rounds: Count = 5000
+    """Most rounds of a horizontal job, times `num_parallel_tree`."""
+    unsigned_sessions: Flag = False
+    """Accept peers without certificates where this site has none either. The simulator has none, and `site-setup` on a
+    simulator's workspace writes `true`.
+    """
+    unsigned_peers: Flag = False
+    """Accept peers without certificates although this site has one. A server can stand in for such a peer."""
+    pinned_fingerprints: dict[Name, Fingerprint] = field(default_factory=dict)
+    """SHA-256 fingerprint of a site's certificate; other certificates of that site are refused."""
+    consents: Consents = Consents()
+    """What the site agrees to although it discloses more than the defaults do."""
+    inputs: FilePath = Path("inputs")
+    """Folder with models that a job may continue from, by file name."""
+    registry: FilePath = Path("veilboost_registry")
+    """Folder of the registry against differencing. Keep it: deleting it forgets what was released."""
+    tracking: Flag = True
+    """Metrics per round, which are pooled over all sites, may be streamed to the server."""
+    arithmetic: Annotated[str, OneOf(*ARITHMETIC)] = "auto"
+    """Backend of big-number arithmetic at this site; `auto` is the fastest there is. One that is not there ends the
+    job.
+    """
+    ledgers: FilePath = Path("veilboost_ledgers")
+    """Folder of the privacy ledgers. Keep it: deleting it forgets what was spent."""
+    runs: FilePath = Path("veilboost_runs")
+    """Folder with the site's results: models, reports, evidence. Runs, registry and ledgers may lie outside FLARE's
+    workspace: `site-setup --keep-in DIR`.
+    """
+    ledger_heads: FilePath = Path("veilboost_ledgers/heads")
+    """Folder of the files that say how far each ledger was written, so that one that lacks its last records is
+    refused. Left out: `heads` in `ledgers`; a new policy says `veilboost_registry/{site}/ledger_heads`. Best a folder
+    that no backup restores together with `ledgers`.
+    """
+    vertical: VerticalRules = VerticalRules()
+    """The site's own limits as a party of vertical jobs."""
+    share_data_errors: Flag = False
+    """Tell the server and the other sites why a check of this site's rows failed (which column, which kind of
+    value; no value, count or row). Otherwise they read one text that is the same for all reasons, because a job that
+    asks for the wrong thing on purpose would learn whether some row is there. Reasons of private jobs are never shared.
+    """
+    data_refusals_per_month: Count = 20
+    """Jobs that may fail because of the rows of a data set within 31 days; each tells one bit. Then jobs on it are
+    refused before its rows are looked at, until time has passed or `veilboost registry DIR --site NAME --reset-refusals
+    DATA_SET` starts the count anew. Jobs that fail because another site, or the job's `subsample`, asks for more pooled
+    rows than `min_effective_rows` are counted apart, and a full count stops such jobs alone.
+    """
+
+    cluster: Cluster | None = None
+    """A Dask cluster of the site on which its part of trainings runs; needs the extra `cluster`. `null` trains in the
+    site's own process. Results are the same, and no other party sees a difference. See jobs/CLUSTER.md.
+    """
+    data_protection: DataProtection = DataProtection()
+    """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words.
+    """
+
+    def __post_init__(self) -> None:
+        refuse_shared_files(self.data_sets.values())
+
+    @classmethod
+    def load(cls, workspace: Path, site: str) -> SitePolicy:
+        """Read ``<workspace>/local/veilboost.json``.
+
+        Raises:
+            ConfigurationError: the file is missing, not JSON, or does not hold what it should.
+        """
+        path = workspace / POLICY_FILE
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{site} has no site policy ({POLICY_FILE} in its workspace): run `veilboost site-setup` on the "
+                "workspace and fill it in."
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:  # also numbers of too many digits
+            problem = type(error).__name__
+            raise ConfigurationError(f"{site}: {POLICY_FILE} cannot be read as JSON ({problem}).") from None
+        return cls.from_dict(document, workspace=workspace, site=site)
+
+    @classmethod
+    def from_dict(cls, document: object, *, workspace: Path, site: str) -> SitePolicy:
+        """Build a policy from the content of ``veilboost.json``.
+
+        Args:
+            document: the parsed JSON.
+            workspace: start of relative paths.
+            site: this site's name.
+
+        Raises:
+            ConfigurationError: an unknown key, or a wrong value; the message names the key.
+        """
+        if not _SITE_NAME.fullmatch(site):
+            raise ConfigurationError("a site name has letters, digits and _ . @ - only.")
+        start = Path(workspace).absolute()
+        try:
+            known = [name for name in cls.__dataclass_fields__ if name not in _NOT_IN_FILE]
+            return cls(site=site, workspace=start, **file_values(document, known, start, site))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{POLICY_FILE}: {error}") from None
+
+    def allowed(self) -> bytes:
+        """Return what the policy allows as JSON; evidence holds its hash.
+
+        Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
+        """
+        allowed = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name
+            not in (
+                "site",
+                "workspace",
+                "data_sets",
+                "snapshots",
+                "data_protection",
+                "cluster",
+                "inputs",
+                "registry",
+                "ledgers",
+                "ledger_heads",
+                "runs",
+            )
+        }
+        return json.dumps(allowed, sort_keys=True).encode()
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of what the policy allows, for the evidence."""
+        return hashlib.sha256(self.allowed()).hexdigest()
+
+    def data_set(self, name: str) -> DataSet:
+        """Return a data set by the name that jobs use.
+
+        Raises:
+            PolicyRefusal: this site has no data set of that name.
+        """
+        if name not in self.data_sets:
+            raise self._refusal("data_sets", f"has no data set named {name!r}", "ask the site to add it")
+        return self.data_sets[name]
+
+    def cluster_for(self, name: str) -> Cluster | None:
+        """Return where trainings on a data set run: its own cluster, else the site's; None is this process."""
+        own = self.data_sets[name].cluster if name in self.data_sets else None
+        found = self.cluster if own is None else own
+        return found if found is None or not found.sites or self.site in found.sites else None
+
+    def statement(self, names: Iterable[str]) -> dict[str, str]:
+        """Return what the site says of the processing of data sets, by the keys of ``DataProtection``.
+
+        Each data set's own words go before those of the policy; where several differ, all are said.
+        """
+        own = [self.data_sets[name].data_protection for name in names if name in self.data_sets]
+        found = {}
+        for key in DataProtection.__dataclass_fields__:
+            said = [getattr(one, key) or getattr(self.data_protection, key) for one in own or [self.data_protection]]
+            found[key] = "; ".join(dict.fromkeys(filter(None, said)))
+        return found
+
+    def data_set_for(self, name: str, profile: str, *, is_paid: bool = False) -> DataSet:
+        """Return a data set for a job that uses its values, in whatever role. Call it before anything is loaded.
+
+        Args:
+            is_paid: the job pays for what it releases from the data set's budget, whatever its profile.
+
+        Raises:
+            PolicyRefusal: this site has no data set of that name, or it has a privacy budget, which a job under that
+                profile would not keep.
+        """
+        data_set = self.data_set(name)
+        if data_set.privacy is not None and not is_private(profile) and not is_paid:
+            self.check_exact_use(name, f"profile {profile!r} has none")
+        return data_set
+
+    def check_exact_use(self, name: str, why: str) -> None:
+        """Check the consent to use a data set with a privacy budget without differential privacy.
+
+        Args:
+            why: why this use is such a one, for the refusal.
+
+        Raises:
+            PolicyRefusal: it is not given.
+        """
+        self.check_consent(
+            "exact_use_of_budgeted_data",
+            f"gives data set {name!r} a privacy budget, so that it takes differentially private jobs only, and {why}",
+            "choose a profile dp_..., or a data set of other rows without a budget",
+        )
+
+    def input_file(self, name: str) -> Path:
+        """Return the path of an input (a model to continue from) that a job names.
+
+        Raises:
+            PolicyRefusal: the name is not a plain file name, or there is no such file in the inputs folder.
+        """
+        path = self.inputs / name
+        plain = name not in ("", ".", "..") and Path(name).name == name and "\\" not in name and "\0" not in name
+        if not plain or not path.is_file() or path.is_symlink():
+            raise self._refusal("inputs", "has no input file of the name the job gives", "ask the site to place it")
+        return path
+
+    def check_job(self, job: JobTerms, sites: Sequence[str]) -> DataSet:
+        """Check a job before anything is sent, and return the data set that it names.
+
+        Raises:
+            PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
+        """
+        self._check_protection(job)
+        if job.exact_cuts and not self.consents.gives("exact_cuts"):
+            raise self._refusal("consents.exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
+        if not job.exact_cuts and job.min_rows_per_cut < self.min_rows_per_cut:
+            raise self._refusal(
+                "min_rows_per_cut", f"asks for at least {self.min_rows_per_cut} rows per cut", "raise the job's number"
+            )
+        self.check_sites(sites)
+        return self.data_set_for(job.data_set, job.profile)
+
+    def check_vertical(self, job: JobTerms, sites: Sequence[str], fewest: int = 2) -> DataSet:
+        """Check a vertical job, whose parties hold other columns of the same rows: nothing is summed over sites.
+
+        Args:
+            fewest: parties that the job must have.
+
+        Raises:
+            PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
+        """
+        self._check_protection(job, "paillier")
+        if job.is_paid:
+            self.check_consent(
+                "split_bits",
+                "does not let bits of its own splits leave beside a privacy budget, which pays for noised sums alone",
+                "choose preset='guarded' with a data set without a budget",
+            )
+        if self.site not in sites or len(set(sites)) != len(sites) or len(sites) < fewest:
+            raise ConfigurationError(f"a vertical job needs {self.site} and at least one other party, each once.")
+        return self.data_set_for(job.data_set, job.profile, is_paid=job.is_paid)
+
+    def check_consent(self, name: str, what: str, remedy: str) -> None:
+        """Check a consent by its name.
+
+        Args:
+            what: what this site does not do, for the refusal: "does not ...".
+
+        Raises:
+            PolicyRefusal: it is not given.
+        """
+        if not self.consents.gives(name):
+            raise self._refusal(f"consents.{name}", what, remedy)
+
+    def _check_protection(self, job: JobTerms, protected: str = "masks") -> None:
+        """Check the profile and what it asks for. Args: protected: a profile to use in place of plain."""
+        plugin = plugin_of(job.profile)
+        if plugin is not None:
+            self.plugin(plugin)
+        elif job.profile not in self.allowed_profiles:
+            allowed = ", ".join(self.allowed_profiles) or "none"
+            what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
+            raise self._refusal("allowed_profiles", what, "choose another profile")
+        if job.profile == "plain" and not self.consents.gives("plain_profile"):
+            what = "does not let private messages leave in clear"
+            raise self._refusal("consents.plain_profile", what, f"use {protected}")
+        if job.key_bits is not None and job.key_bits < self.min_key_bits:
+            raise self._refusal(
+                "min_key_bits", f"asks for keys of at least {self.min_key_bits} bits", "ask for longer keys"
+            )
+        if job.tracking and not self.tracking:
+            raise self._refusal("tracking", "does not stream metrics to the server", "switch tracking off in the job")
+
+    def plugin(self, name: str) -> PluginPin:
+        """Return the release of a plugin that this site allows.
+
+        Raises:
+            PolicyRefusal: it allows none.
+        """
+        if name not in self.plugins:
+            known = ", ".join(sorted(self.plugins)) or "none"
+            raise self._refusal(f"plugins.{name}", f"names no plugin {name} (named: {known})", "choose another profile")
+        return self.plugins[name]
+
+    def check_sites(self, data_bearing: Sequence[str]) -> None:
+        """Check the sites that really hold rows; call it again when that is known from the handshake.
+
+        Raises:
+            PolicyRefusal: too few sites, or too few beyond the tolerated colluders.
+        """
+        names = set(data_bearing)
+        if self.site not in names or len(names) != len(data_bearing):
+            raise ConfigurationError(f"the job's site list must hold {self.site} and every other site once.")
+        if len(names) < 3 and not self.consents.gives("fewer_than_three_sites"):
+            raise self._refusal(
+                "consents.fewer_than_three_sites",
+                f"does not accept {len(names)} data-bearing site(s): the others could subtract their own part",
+                "train with three sites or more",
+            )
+        if len(names) < self.min_sites:
+            raise self._refusal("min_sites", f"asks for {self.min_sites} sites, the job has {len(names)}", "add sites")
+        # A single site has nobody to mix with and sends nothing that another site could subtract from.
+        if 1 < len(names) < self.max_colluders + 2:
+            raise self._refusal(
+                "max_colluders",
+                f"expects up to {self.max_colluders} colluding site(s), so {self.max_colluders + 2} sites are needed "
+                f"and the job has {len(names)}",
+                "add sites",
+            )
+
+    def floors(self, n_sites: int) -> Floors:
+        """Return what this site asks of a horizontal job of so many sites, for the agreement with the others."""
+        least = max(self.min_sites, 1 if self.consents.fewer_than_three_sites else 3)
+        # A single site has nobody to mix with, see ``check_sites``.
+        sites = max(least, self.max_colluders + 2) if n_sites > 1 else least
+        return Floors(self.min_effective_rows, self.min_rows_per_node, sites)
+
+    def check_size(self, bins: int, depth: int, leaves: int, rounds: int) -> None:
+        """Check how much a horizontal job asks for.
+
+        Args:
+            bins: most bins of a feature.
+            depth: most levels of a tree; 0 for no limit.
+            leaves: most leaves of a tree, where its depth has no limit.
+            rounds: boosting rounds, times the parallel trees of each.
+
+        Raises:
+            PolicyRefusal: it is more than this site allows.
+        """
+        too_deep = depth > self.max_depth or (depth == 0 and leaves > 2**self.max_depth)
+        for key, is_over, what, name in (
+            ("max_bins", bins > self.max_bins, f"{self.max_bins} bins of a feature", "max_bin"),
+            ("max_depth", too_deep, f"{self.max_depth} levels of a tree", "max_depth, or max_leaves"),
+            ("max_rounds", rounds > self.max_rounds, f"{self.max_rounds} rounds times parallel trees", "num_rounds"),
+        ):
+            if is_over:
+                raise self._refusal(key, f"allows at most {what}", f"lower {name} of the job")
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        return PolicyRefusal(
+            f"the policy of {self.site} {what}. Policy key: {key}. Remedy: {remedy}, or ask {self.site} to change it."
+        )
+
+
+def template(data_sets: Mapping[str, str] | None = None) -> str:
+    """Return the text of a new ``veilboost.json`` with every key at its safe default.
+
+    Args:
+        data_sets: data-set name -> path, to be written into it.
+    """
+    policy = SitePolicy("site", Path())
+    document = {name: value for name, value in dataclasses.asdict(policy).items() if name not in _NOT_IN_FILE}
+    document |= {"data_sets": {name: {"path": path} for name, path in (data_sets or {}).items()}, **FOLDERS}
+    document["ledger_heads"] = "veilboost_registry/{site}/ledger_heads"
+    return json.dumps(document, indent=2) + "\n"

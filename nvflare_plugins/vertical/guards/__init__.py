@@ -1,1 +1,0 @@
-"""What a passive party does against what sums per bin reveal."""

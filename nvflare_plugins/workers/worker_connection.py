@@ -1,0 +1,409 @@
+"""A connection to one worker, the one object that stands there, and what must hold before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import platform
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dp_components
+import he_processors
+import he_processors.errors
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.workers.exchange import ExchangeOver, PeerLost, Peers, require_plain
+
+# What stands on a worker: one object of the installed package at a time, made and called by name.
+#
+# Only names and plain values arrive (``plain_values``), never code, so that a worker does what the package that is
+# installed there does. Errors go back as words: an exception that was pickled would carry what it holds.
+
+
+DONE, REFUSED, FAILED = "done", "refused", "failed"
+LOST, OVER = "lost", "over"
+_PACKAGE = "nvflare_plugins."
+
+
+class WorkerPart:
+    """What may stand on a worker: a subclass in this package, whose public methods take and return plain values.
+
+    Its methods are called one at a time, in the order in which the site asked, all in one thread. A method that waits
+    for XGBoost has XGBoost in a thread of its own.
+
+    Attributes:
+        peers: the other workers of the site; None where there is no other.
+    """
+
+    peers: Peers | None = None
+
+    def end(self) -> None:
+        """Let go of everything, threads too; called before another one takes the place, and at the end."""
+
+
+class Trial(WorkerPart):
+    """Shows that a worker answers over the way that private values will take."""
+
+    def echo(self, value: bytes) -> bytes:
+        """Return the same."""
+        return value
+
+
+class Desk:
+    """The one object that a cluster's worker makes for a site."""
+
+    def __init__(self) -> None:
+        self._part: WorkerPart | None = None
+        self.peers: Peers | None = None
+
+    def join(self, peers: Peers) -> None:
+        """Let the parts that are made from now on exchange values with other workers'."""
+        self.peers = peers
+
+    def begin(self, path: str, args: tuple[Any, ...]) -> tuple[str, Any, str]:
+        """Make the object. Args: path: "nvflare_plugins.module:Class"."""
+        return self._told(lambda: self._begin(path, args))
+
+    def call(self, method: str, args: tuple[Any, ...]) -> tuple[str, Any, str]:
+        """Call a method of it.
+
+        Returns:
+            DONE, its value, nothing; REFUSED, the kind of one of our own errors, its words; LOST, the number of another
+            worker, which cannot be reached, nothing; OVER, None, nothing, where the site has ended the exchange; or
+            FAILED, the kind of another error, what may be said of it.
+        """
+        return self._told(lambda: self._call(method, args))
+
+    def end(self) -> tuple[str, Any, str]:
+        """Let the object go."""
+        return self._told(self._end)
+
+    def _begin(self, path: str, args: tuple[Any, ...]) -> None:
+        self._end()
+        module, _, name = path.partition(":")
+        if not module.startswith(_PACKAGE):
+            raise TypeError("a part of another package")
+        part = getattr(import_module(module), name)
+        if not (isinstance(part, type) and issubclass(part, WorkerPart)):
+            raise TypeError("no part that stands on a worker")
+        self._part = part(*args)
+        self._part.peers = self.peers
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        if self._part is None or method.startswith("_"):
+            raise TypeError("no part to call, or no method of one")
+        value = getattr(self._part, method)(*args)
+        require_plain(value)
+        return value
+
+    def _end(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            part.end()
+
+    @staticmethod
+    def _told(work: Any) -> tuple[str, Any, str]:
+        try:
+            return DONE, work(), ""
+        except VeilBoostError as error:
+            return REFUSED, type(error).__name__, str(error)
+        except PeerLost as error:
+            return LOST, error.number, ""
+        except ExchangeOver:
+            return OVER, None, ""
+        except Exception as error:
+            return FAILED, type(error).__name__, reason_of(error)
+
+
+def error_of(kind: str, words: str) -> VeilBoostError:
+    """Return one of our own errors as it was raised at a worker."""
+    found = getattr(he_processors.errors, kind, VeilBoostError)
+    if not (isinstance(found, type) and issubclass(found, VeilBoostError)):
+        found = VeilBoostError
+    return found(words)
+
+
+# A line between a site's process and one worker: a socket of their own, one question and one answer at a time.
+#
+# Dask's own messages are copied, wrapped and read by an event loop at both ends, which for a message of a histogram
+# cost as much time as adding it up. Here long bytes and arrays go from where they lie to where they will lie, past
+# everything but the kernel (and TLS, where the cluster has it); one thread at each end sends, waits and receives.
+#
+# A message is the length of its form, the form, and the long values in the order in which the form names them. The form
+# is a pickle that can hold nothing but plain values: whoever reads it loads no code.
+
+
+LOOK_S = 0.5
+"""How often one who waits looks whether it is still worth it. Units: seconds."""
+_READY = b"R"
+_LENGTH = struct.Struct("<Q")
+_BUFFER_BYTES = 1 << 16
+_LEAST_APART = 4096
+_NUMBERS = "biuf"
+_NO_FORM = (ArithmeticError, AttributeError, EOFError, LookupError, SyntaxError, TypeError, ValueError)
+"""What a form that is none raises besides, in pickle and numpy."""
+
+
+class Line:
+    """One end. Not safe for concurrent use, but for ``hang_up``."""
+
+    def __init__(self, end: socket.socket, look: Callable[[], None] = lambda: None) -> None:
+        """Take a connected socket.
+
+        Args:
+            look: called while nothing moves, every ``LOOK_S``; what it raises ends the waiting.
+        """
+        end.settimeout(LOOK_S)
+        self._end, self._look = end, look
+        self._incoming = io.BufferedReader(_Incoming(end, look), _BUFFER_BYTES)
+
+    def send(self, content: Any) -> None:
+        """Send plain values (``plain_values``). Raises: OSError: the other end is gone."""
+        form = io.BytesIO()
+        form.write(bytes(_LENGTH.size))
+        writer = _Writer(form)
+        writer.dump(content)
+        view = form.getbuffer()
+        _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
+        for one in (view, *writer.apart):
+            self._push(one)
+
+    def receive(self) -> Any:
+        """Return what the other end has sent. Raises: OSError: it is gone; UnpicklingError: it sent something else."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        try:
+            return _Reader(self._exactly(length), self._exactly, self._exactly_into).load()
+        except _NO_FORM:
+            raise pickle.UnpicklingError("no form of plain values") from None
+
+    def say_ready(self) -> None:
+        """Tell the other end that this one listens."""
+        self._push(memoryview(_READY))
+
+    def await_ready(self) -> None:
+        """Wait until the other end listens."""
+        self._exactly(len(_READY))
+
+    def hang_up(self) -> None:
+        """Let both ends find the line dead; who waits in another thread wakes."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._end, socket.SHUT_RDWR)  # of a TLS socket its layers stay as they are
+
+    def close(self) -> None:
+        """Hang up and let the socket go."""
+        self.hang_up()
+        self._end.close()
+
+    def _push(self, view: memoryview) -> None:
+        while view.nbytes:
+            try:
+                view = view[self._end.send(view) :]
+            except TimeoutError:
+                self._look()
+
+    def _exactly(self, length: int) -> bytes:
+        content = self._incoming.read(length)  # a long one is received where it stays
+        if len(content) != length:
+            raise ConnectionResetError
+        return content
+
+    def _exactly_into(self, view: memoryview) -> None:
+        while view.nbytes:
+            n_read = self._incoming.readinto(view)
+            if not n_read:
+                raise ConnectionResetError
+            view = view[n_read:]
+
+
+def serve(
+    end: socket.socket,
+    desk: Desk,
+    functions: Sequence[str] = ("begin", "call", "end"),
+    leave: Callable[[], object] | None = None,
+) -> None:
+    """Answer at a worker what the other end asks, until it hangs up.
+
+    Args:
+        functions: of the desk, which may be called.
+        leave: called then; left out, the desk's object is let go.
+    """
+    line = Line(end)
+    try:
+        line.say_ready()
+        while True:
+            line.send(_answer(desk, functions, line.receive()))
+    except (OSError, pickle.UnpicklingError):
+        pass  # nobody asks any more
+    finally:
+        line.close()
+        (leave or desk.end)()
+
+
+def _answer(desk: Desk, functions: Sequence[str], question: object) -> tuple[str, Any, str]:
+    match question:
+        case (str(function), tuple(args)) if function in functions:
+            pass
+        case _:
+            raise pickle.UnpicklingError("no function of a desk")
+    answer: tuple[str, Any, str] = getattr(desk, function)(*args)
+    return answer
+
+
+class _Incoming(io.RawIOBase):
+    def __init__(self, end: socket.socket, look: Callable[[], None]) -> None:
+        self._end, self._look = end, look
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            try:
+                return self._end.recv_into(buffer)
+            except TimeoutError:
+                self._look()
+
+
+class _Writer(pickle.Pickler):
+    """Writes a form; what is long is left in ``apart``, to be sent behind it."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.apart: list[memoryview] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        """See ``pickle.Pickler``."""
+        if type(value) is bytes and len(value) >= _LEAST_APART:
+            self.apart.append(memoryview(value))
+            return len(value)
+        if type(value) is np.ndarray:
+            lies_by_column = value.flags.f_contiguous and not value.flags.c_contiguous
+            flat = value.ravel("F" if lies_by_column else "C")  # a copy only of what does not lie in one piece
+            self.apart.append(flat.view(np.uint8).data)
+            return value.dtype.str, value.shape, lies_by_column
+        return None
+
+
+class _Reader(pickle.Unpickler):
+    """Reads a form; long values are received as it comes to them."""
+
+    def __init__(
+        self, form: bytes, exactly: Callable[[int], bytes], exactly_into: Callable[[memoryview], None]
+    ) -> None:
+        super().__init__(io.BytesIO(form))
+        self._exactly, self._exactly_into = exactly, exactly_into
+
+    def persistent_load(self, name: Any) -> Any:
+        """See ``pickle.Unpickler``."""
+        if type(name) is int and name >= 0:
+            return self._exactly(name)
+        text, shape, lies_by_column = name
+        dtype = np.dtype(str(text))
+        if dtype.kind not in _NUMBERS or min(shape, default=0) < 0:
+            raise pickle.UnpicklingError("no array of numbers")
+        flat = np.empty(prod(shape), dtype=dtype)
+        self._exactly_into(flat.view(np.uint8).data)
+        return flat.reshape(shape, order="F" if lies_by_column else "C")
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Load nothing. Raises: UnpicklingError."""
+        raise pickle.UnpicklingError("only plain values go over a line")
+
+
+# What a worker says of itself before anything private reaches it, and what it must be.
+
+
+_EQUAL = ("veilboost", "xgboost", "numpy", "distributed", "python", "native modules")
+
+
+def installed() -> dict[str, str]:
+    """Return the releases of this process, and digests of the package's own modules."""
+    own = {name: _version(name) for name in ("veilboost", "xgboost", "numpy", "distributed")}
+    return {**own, "python": ".".join(platform.python_version_tuple()[:2]), "native modules": _native_digest()}
+
+
+def describe_worker(dask_worker: Any) -> dict[str, Any]:
+    """Return what ``check_worker`` looks at. Runs at a worker. Args: dask_worker: given by Dask."""
+    memory = dask_worker.memory_manager
+    return {
+        **installed(),
+        "sources": source_digest(),
+        "pid": os.getpid(),
+        "threads": int(dask_worker.state.nthreads),
+        "spills": bool(memory.memory_target_fraction) or bool(memory.memory_spill_fraction),
+    }
+
+
+def check_worker(number: int, found: dict[str, Any]) -> None:
+    """Refuse a worker that is not as this process is, or might write rows to a disk.
+
+    Raises:
+        ConfigurationError: the message names the worker, what differs, and the remedy.
+    """
+    here = installed()
+    for name in _EQUAL:
+        if not _is(found.get(name), here[name]):
+            shown = "another build" if name == "native modules" else f"{_word(found.get(name))}, not {here[name]}"
+            raise ConfigurationError(
+                f"worker {number} of this site's cluster has {name}: {shown}. Remedy: install there what this site "
+                "has, for the same kind of machine."
+            )
+    if not _is(found.get("sources"), source_digest()):
+        raise ConfigurationError(
+            f"worker {number} of this site's cluster has another VeilBoost of the same version. Remedy: install there "
+            "what this site has."
+        )
+    if not _is(found.get("threads"), 1):
+        raise ConfigurationError(
+            f"worker {number} of this site's cluster has more than one thread. Remedy: start workers with --nthreads 1."
+        )
+    if found.get("spills") is not False:
+        raise ConfigurationError(
+            f"worker {number} of this site's cluster may write what it holds to its disk. Remedy: start workers with "
+            "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False and DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False."
+        )
+
+
+def _is(value: object, expected: object) -> bool:
+    return type(value) is type(expected) and value == expected
+
+
+def source_digest() -> str:
+    """Return a digest of the Python sources of the package."""
+    return _digest("*.py")
+
+
+def _native_digest() -> str:
+    return _digest("*.so")
+
+
+def _digest(pattern: str) -> str:
+    digest = hashlib.sha256()
+    for folder in (Path(he_processors.__file__).parent, Path(dp_components.__file__).parent, Path(__file__).parents[1]):
+        for path in sorted(folder.rglob(pattern)):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _word(value: object) -> str:
+    text = str(value)[:40]
+    return text if text.isascii() and text.isprintable() else "?"
