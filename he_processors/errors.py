@@ -1,4 +1,4 @@
-"""Errors of VeilBoost, named by what the operator should do about them.
+"""Errors of this package, and the root of all of VeilBoost's, named by what the operator should do about them.
 
 A message may hold sizes, names of parameters, kinds and key fingerprints. It never holds a key, a seed, a
 plaintext, a gradient, a row id or a feature value: FLARE streams error logs to the server.
@@ -13,10 +13,6 @@ class VeilBoostError(Exception):
 
 class ConfigurationError(VeilBoostError):
     """The job or the site's own configuration is wrong or unsupported: correct it and submit again."""
-
-
-class PolicyRefusal(VeilBoostError):
-    """A site's own policy forbids what the job asks for: change the job, or ask that site."""
 
 
 class ProtocolError(VeilBoostError):
@@ -37,7 +33,3 @@ class AuthenticationError(VeilBoostError):
 
 class BackendUnavailable(VeilBoostError):
     """A backend that was asked for by name cannot run on this machine."""
-
-
-class JobAborted(VeilBoostError):
-    """The job was ended from outside: by an operator, a peer's failure or a deadline."""

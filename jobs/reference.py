@@ -20,6 +20,7 @@ from typing import Any
 
 import dp_components.errors
 import he_processors.errors
+import nvflare_plugins.base.errors
 from nvflare_plugins.base import failures
 from nvflare_plugins.base.declared import schema_of, words_of
 from nvflare_plugins.base.files import make_folder, write_atomically
@@ -111,7 +112,7 @@ def filled(page: Path, tables: dict[str, str]) -> str:
 
 def error_kinds() -> Iterator[tuple[str, str]]:
     """Yield the kinds of errors that a log names, with what they mean."""
-    for module in (he_processors.errors, dp_components.errors, failures):
+    for module in (he_processors.errors, nvflare_plugins.base.errors, dp_components.errors, failures):
         for name, value in vars(module).items():
             is_own = inspect.isclass(value) and issubclass(value, Exception) and value.__module__ == module.__name__
             if is_own and name not in _ROOTS:

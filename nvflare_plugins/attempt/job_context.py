@@ -9,9 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from he_processors.errors import ConfigurationError, JobAborted
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.declared import Document
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.registry import ResumePoint
 from nvflare_plugins.site.policy import SitePolicy

@@ -14,8 +14,9 @@ from dp_components.accounting import count_events
 from dp_components.errors import JobIdTaken, PrivacyError
 from dp_components.events import Event, NeighbouringRelation, Release, event_document
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote, ledger_files
-from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.pages.run_record import Spending

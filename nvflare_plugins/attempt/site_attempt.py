@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table

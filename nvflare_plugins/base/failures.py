@@ -6,7 +6,8 @@ import errno
 import os
 from enum import Enum
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import PolicyRefusal
 
 _FULL = "the disk is full, or the quota of it used up: make room there"
 _DENIED = "a file or folder may not be used: let the user that runs FLARE own the workspace and read the data"

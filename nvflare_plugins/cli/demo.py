@@ -22,7 +22,8 @@ import pandas as pd
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, JobAborted, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import table_lines
 from nvflare_plugins.cli.verify import verify
@@ -250,8 +251,6 @@ def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
 
 def run(options: argparse.Namespace) -> int:
     """Run it, and print how well it went."""
-    # MERGED
-
     data = split(*load(options.data, options.label))
     if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:
         raise ConfigurationError(

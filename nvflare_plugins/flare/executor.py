@@ -20,16 +20,11 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
-from he_processors.errors import (
-    ConfigurationError,
-    JobAborted,
-    PolicyRefusal,
-    ProtocolError,
-    VeilBoostError,
-)
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import WorkerLost, machine_failure, reason_of
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name

@@ -28,8 +28,8 @@ from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 
-from he_processors.errors import JobAborted
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.flare.timeouts import READY_FRESH_S, READY_INTERVAL_S
 from nvflare_plugins.flare.transport import CHANNEL, Cell
 from nvflare_plugins.flare.work import Beats

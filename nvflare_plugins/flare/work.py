@@ -20,8 +20,8 @@ from pathlib import Path
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.apis.signal import Signal
 
-from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.flare.timeouts import (
     ABORT_POLL_S,
     BEAT_INTERVAL_S,

@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows, machine_failure
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy, is_private

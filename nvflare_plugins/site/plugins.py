@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.site.policy import SitePolicy
 

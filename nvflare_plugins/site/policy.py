@@ -19,9 +19,10 @@ from typing import Annotated, Any, TypeAlias
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import check_path_letters, check_plain
 from nvflare_plugins.base.declared import STRICT, Document, FilePath, Flag, Name, OneOf, Words, document, refuse_unknown
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import (
     MOST_ROWS,
     Cluster,

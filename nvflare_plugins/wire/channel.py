@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError
+from he_processors.errors import AuthenticationError, CapacityExceeded, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from he_processors.sum_tags import PairMacs
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.envelope import (
     MAX_ATTACHMENT,
     MAX_FRAME_BYTES,

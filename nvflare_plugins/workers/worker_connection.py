@@ -23,6 +23,7 @@ import dp_components
 import he_processors
 import he_processors.errors
 from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base import errors
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.workers.exchange import ExchangeOver, PeerLost, Peers, require_plain
 
@@ -129,7 +130,7 @@ class Desk:
 
 def error_of(kind: str, words: str) -> VeilBoostError:
     """Return one of our own errors as it was raised at a worker."""
-    found = getattr(he_processors.errors, kind, VeilBoostError)
+    found = {**vars(he_processors.errors), **vars(errors)}.get(kind, VeilBoostError)
     if not (isinstance(found, type) and issubclass(found, VeilBoostError)):
         found = VeilBoostError
     return found(words)

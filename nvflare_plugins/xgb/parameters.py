@@ -16,8 +16,9 @@ from typing import Any
 
 import xgboost
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import check_plain, expect, shown
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
 
 # Monotone and interaction constraints in one form: by position in the agreed column order.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from he_processors.errors import JobAborted
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.wire.aggregation import Aggregator

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.elgamal.small_logarithms import SmallLogarithms
-from he_processors.errors import JobAborted
 from he_processors.paillier.keys import generate_paillier_key
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.active.key_owner import PrecomputingKeyOwner

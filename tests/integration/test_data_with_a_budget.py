@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob

@@ -13,7 +13,8 @@ import pytest
 
 from dp_components.ledger import Ledger
 from dp_components.randomness import OS_RANDOMNESS
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob

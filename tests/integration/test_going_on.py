@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.horizontal import going_on

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostError
 from he_processors.sum_tags import PairMacs
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, pack_list, unpack, unpack_list
 from tests.support.federation import Federation, SiteDied, Tamper, succeed
 from tests.support.hostile_jobs import (

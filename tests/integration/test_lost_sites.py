@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import before_attempt, read_log
 from nvflare_plugins.flare.kinds import KINDS

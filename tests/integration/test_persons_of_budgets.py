@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import PolicyRefusal
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.private_trees import site as site_module
 from nvflare_plugins.kinds.private_trees.training import OwnRows
 from nvflare_plugins.site.memory import store

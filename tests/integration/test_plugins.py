@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.verify import Verdict, render, to_json, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog

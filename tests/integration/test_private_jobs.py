@@ -10,7 +10,8 @@ import pytest
 import xgboost as xgb
 
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.private_trees import noisy_sums

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import CapacityExceeded, ConfigurationError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.kinds.horizontal import preparation

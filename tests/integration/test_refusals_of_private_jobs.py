@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.training import prepare as prepare_dpboost

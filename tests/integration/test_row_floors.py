@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import JobAborted, PolicyRefusal
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy

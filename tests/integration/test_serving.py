@@ -19,7 +19,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import PolicyRefusal
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.main import main
 from tests.integration.test_next_month import POLICY, give, grown, thirds
 from tests.support.federation import Federation, succeed

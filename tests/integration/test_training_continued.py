@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.xgb.cuts import reference_table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed

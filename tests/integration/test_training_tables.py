@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import BOUNDS, LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, table
 

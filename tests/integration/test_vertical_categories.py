@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe

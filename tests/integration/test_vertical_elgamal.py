@@ -10,8 +10,9 @@ import pytest
 
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
-from he_processors.errors import BackendUnavailable, PolicyRefusal, VeilBoostError
+from he_processors.errors import BackendUnavailable, VeilBoostError
 from he_processors.fixed_point import REFUSED
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Protection
 from nvflare_plugins.kinds.vertical.active import site as active_site
 from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme

@@ -11,9 +11,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from he_processors.key_bytes import public_key_to_bytes
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.active import key_owner
 from nvflare_plugins.kinds.vertical.active import site as active_site
 from nvflare_plugins.kinds.vertical.model.model_files import (

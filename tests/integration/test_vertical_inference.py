@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.kinds.vertical_inference import site as inference_site

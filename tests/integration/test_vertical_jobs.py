@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active.site import ActiveSite
 from nvflare_plugins.kinds.vertical.model.model_files import (

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import AuthenticationError, JobAborted
+from he_processors.errors import AuthenticationError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.wire.envelope import Kind, unpack

@@ -11,8 +11,9 @@ import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
 from dp_components.events import NeighbouringRelation
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active import site as active_site
 from nvflare_plugins.kinds.vertical.active.key_owner import open_owner

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import compare_documents
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.growth import grid as grids
 from nvflare_plugins.growth.grid import pair_grid
 from nvflare_plugins.kinds.horizontal import site as horizontal_site

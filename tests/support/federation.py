@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import JobResult, Progress, RoundFacts, Silent, SiteContext
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.run_record import RunRecord

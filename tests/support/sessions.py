@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert
 
-from he_processors.errors import JobAborted, VeilBoostError
+from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.format import Content, Protection

@@ -12,9 +12,10 @@ import numpy as np
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES, draw_weights, holds
 from he_processors.curve.registry import open_curve
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey, SpreadKey, held_by
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.workers.workers import Workers

@@ -45,10 +45,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import CannotGoOn, SiteContext, goes_on_without
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.kinds.horizontal.gradient_moves import States
 from nvflare_plugins.kinds.horizontal.row_floors import counts_leaves, rows_needed

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, Earlier, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids

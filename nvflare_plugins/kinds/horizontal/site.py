@@ -15,12 +15,12 @@ from pathlib import Path
 
 import xgboost as xgb
 
-from he_processors.errors import PolicyRefusal
 from nvflare_plugins.attempt.job_context import CannotGoOn, JobResult, waiting_s
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
 from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, gone_on, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import EXTERNAL
 from nvflare_plugins.data.schema import Schema

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from dp_components.events import NeighbouringRelation
 from dp_components.leaf_weights import CLIPPED_AT, TWO_CLASSES, LeafQuery
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import AttemptPayment, JobLedger, check_rows_per_person
 from nvflare_plugins.attempt.session import Session, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table, column_names, load_table, log_count, log_what_labels_lack

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.data.schema import Schema

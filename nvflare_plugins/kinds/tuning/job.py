@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from annotated_types import Ge, Le, Len
 from pydantic import AfterValidator, Field
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.checks import expect, one_of, shown
 from nvflare_plugins.base.declared import (
@@ -28,6 +28,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.kinds.horizontal.job import Engine, HorizontalJob, check_horizontal_early

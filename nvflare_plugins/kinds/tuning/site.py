@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.data.schema import Schema

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection

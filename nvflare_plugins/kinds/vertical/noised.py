@@ -19,12 +19,13 @@ from dp_components.split_candidates.candidates import Columns
 from dp_components.split_candidates.dp_quantiles import descent_event, quantile_cuts
 from dp_components.vertical_bins import bin_scales, draw_bin_noise, tree_event, tree_sensitivity
 from he_processors.elgamal.encryption import SHORT_FRACTION_BITS
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout
 from he_processors.histogram.sums import BinNoise
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.kinds.vertical.guards import Guard, Step
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile

@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, Earlier, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.session import ARITHMETIC, versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, Wanted, gone_on, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import arithmetic_here, grown_document

@@ -24,10 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS, fold_of_names, names_of
 from nvflare_plugins.kinds.tuning.job import check_consent, in_trial

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dp_components.errors import PrivacyError
 from dp_components.ledger import Ledger, ledger_files
-from he_processors.errors import PolicyRefusal
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.site.memory.schema import (

@@ -23,9 +23,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import derive_key
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.declaration import DataSet

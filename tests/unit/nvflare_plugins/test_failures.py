@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import JobAborted, PolicyRefusal, VeilBoostError
+from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import executor as executor_module

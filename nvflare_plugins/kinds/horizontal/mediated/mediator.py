@@ -26,7 +26,8 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError
 
-from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.kinds.horizontal.mediated.communicator import CALLS, SERVICE, reply_class, request_class
 from nvflare_plugins.kinds.horizontal.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, Self, TypeVar
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
 from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.kinds.vertical.protocol.messages import Answer, PartySchema, Request
 from nvflare_plugins.wire.envelope import Kind

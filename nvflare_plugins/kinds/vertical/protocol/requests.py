@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
-from he_processors.errors import JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.kinds.vertical.job import VerticalProfile
 from nvflare_plugins.kinds.vertical.protocol.conversation import (

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from he_processors.errors import PolicyRefusal, ProtocolError, VeilBoostError
+from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.attempt.site_attempt import now
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.data.identity import canonical

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST

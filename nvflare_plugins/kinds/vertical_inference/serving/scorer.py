@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.vertical.model.model import FederatedModel
 from nvflare_plugins.kinds.vertical.model.model_files import ActivePart

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES
-from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.evidence.format import Content, Protection

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from he_processors.curve.equal_logarithms import PROOF_BYTES
-from he_processors.errors import AuthenticationError, JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import AuthenticationError, ProtocolError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey
 from nvflare_plugins.kinds.alignment.intersection import (
     REFUSED,

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.kinds.alignment.result import FILE, Alignment, load_alignment, save_alignments
 from nvflare_plugins.site.certificates import Identity

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob

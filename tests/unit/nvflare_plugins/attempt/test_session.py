@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from he_processors.errors import AuthenticationError, ConfigurationError, JobAborted, ProtocolError
+from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError
 from he_processors.key_agreement import EphemeralKey
 from he_processors.masks import MessageLabel
 from nvflare_plugins.attempt.session import Hello, Proof
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity, fingerprint, verify_signature
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 from tests.support.sessions import (

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.bagging import training as bagging_site
 from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.bagging.training import run_bagging_site

@@ -16,8 +16,9 @@ from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, 
 from dp_components.events import Release
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import Candidates
-from he_processors.errors import ConfigurationError, PolicyRefusal, ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data import declaration
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer, steps

@@ -14,7 +14,8 @@ import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import FeatureBounds
-from he_processors.errors import ConfigurationError, JobAborted, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment
 from nvflare_plugins.kinds.federboost_vertical.training import run_site

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_components.split_candidates.candidates import Candidates
-from he_processors.errors import ConfigurationError, PolicyRefusal, VeilBoostError
+from he_processors.errors import ConfigurationError, VeilBoostError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence import audit
 from nvflare_plugins.evidence.format import PAID_IN
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob

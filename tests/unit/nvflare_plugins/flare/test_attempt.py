@@ -14,7 +14,8 @@ from unittest.mock import MagicMock
 import pytest
 from nvflare.fuel.f3.message import Message
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import attempt as attempt_module

@@ -11,13 +11,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from he_processors.errors import (
-    ConfigurationError,
-    JobAborted,
-    PolicyRefusal,
-    ProtocolError,
-)
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts

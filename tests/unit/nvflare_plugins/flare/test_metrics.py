@@ -14,8 +14,8 @@ import pytest
 from nvflare.apis.fl_constant import ReservedTopic
 from nvflare.fuel.data_event.data_bus import DataBus
 
-from he_processors.errors import JobAborted
 from nvflare_plugins.attempt.job_context import Silent
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.flare.metrics import (
     KEPT_S,
     Family,

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from nvflare.fuel.f3.message import Message
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.flare import transport
 from nvflare_plugins.flare import transport as pieces_module
 from nvflare_plugins.flare.transport import (

@@ -19,9 +19,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from he_processors.errors import ConfigurationError, JobAborted
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log

@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.horizontal.mediated import mediator as mediator_module
 from nvflare_plugins.kinds.horizontal.mediated.communicator import SERVICE, reply_class, request_class
 from nvflare_plugins.kinds.horizontal.mediated.grammar import HorizontalGrammar, Message, TrainingShape

@@ -11,8 +11,9 @@ import pytest
 from dp_components.accounting import compose
 from dp_components.events import Release
 from dp_components.ledger import Journal, Ledger
-from he_processors.errors import JobAborted, PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.site import Payment
 from nvflare_plugins.site.certificates import Identity

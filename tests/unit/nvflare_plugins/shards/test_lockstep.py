@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.workers import shards, worker_connection
 from nvflare_plugins.workers.shards import Ask, Conversation, lead, one_model, runs_of, said_of_model

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from he_processors.bignum.registry import AUTO, BACKEND_NAMES
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.site.policy import (
     ARITHMETIC,

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data.table import load_table

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import CapacityExceeded, ConfigurationError, JobAborted, ProtocolError
+from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import REFUSED
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.kinds.vertical.active import training
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format

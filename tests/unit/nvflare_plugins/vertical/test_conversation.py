@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
 from nvflare_plugins.kinds.vertical.protocol.requests import Responder
 from tests.support.asking import PACE, PATIENCE_S, answering, asking, shout

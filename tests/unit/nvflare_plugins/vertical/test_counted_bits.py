@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from he_processors.errors import PolicyRefusal
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from he_processors.errors import PolicyRefusal, ProtocolError
+from he_processors.errors import ProtocolError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard

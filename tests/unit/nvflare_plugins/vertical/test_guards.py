@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard, SplitBits, merge_rare_bins
 from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points

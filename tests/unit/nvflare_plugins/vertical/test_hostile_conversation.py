@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from he_processors.errors import AuthenticationError, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
 from tests.support.asking import PATIENCE_S, answering, asking, shout

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import nvflare_plugins
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.data.declaration import DataSet, PrivacyBudget, VerticalRules
 from nvflare_plugins.kinds.alignment.job import AlignmentJob

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from he_processors.errors import JobAborted, ProtocolError
+from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from he_processors.errors import CapacityExceeded, JobAborted, ProtocolError
+from he_processors.errors import CapacityExceeded, ProtocolError
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.channel import _ROOM_BESIDE, Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, pack_list, unpack
 

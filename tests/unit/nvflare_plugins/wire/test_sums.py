@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.errors import AuthenticationError, CapacityExceeded, JobAborted, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, CapacityExceeded, ProtocolError, VeilBoostError
 from he_processors.field61 import MODULUS
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.site.memory.alignments import MOST_FAILURES, AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory

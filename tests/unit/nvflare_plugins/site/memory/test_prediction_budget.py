@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.schema import PREDICTIONS, counted, load_counts, save_counts
 from nvflare_plugins.site.memory.store import Memory

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from he_processors.errors import ConfigurationError, PolicyRefusal
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.site.memory.budgets import ScoringBudget
 from nvflare_plugins.site.memory.schema import counted
 from nvflare_plugins.site.memory.scored_rows import ScoredRows
