@@ -25,7 +25,8 @@ from nvflare_plugins.base import failures
 from nvflare_plugins.base.declared import schema_of, words_of
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.site.policy import FOLDERS, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import FOLDERS
 
 FOLDER = Path(__file__).resolve().parent
 REFERENCE = FOLDER / "REFERENCE.md"

@@ -13,7 +13,8 @@ import pytest
 
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.data.declaration import Cluster, DataProtection, DataSet, PrivacyBudget, VerticalRules
-from nvflare_plugins.site.policy import Consents, PluginPin, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Consents, PluginPin
 
 ROOT = Path(__file__).parents[1] / "nvflare_plugins"
 _PARTS = {

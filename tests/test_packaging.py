@@ -79,8 +79,17 @@ def test_wheels_are_built_for_the_pythons_that_the_package_takes() -> None:
     assert (ROOT / command).is_file()
 
 
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {
+        path.parent
+        for name in ("he_processors", "dp_components", "nvflare_plugins")
+        for path in (ROOT / name).rglob("*.py")
+    }
+    assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
+
+
 def test_every_template_of_a_page_is_shipped() -> None:
-    report = ROOT / "nvflare_plugins" / "report"
+    report = ROOT / "nvflare_plugins" / "pages"
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["nvflare_plugins.pages"]
     shipped = {path for pattern in patterns for path in report.glob(pattern)}
     assert shipped >= {path for path in (report / "templates").rglob("*") if path.is_file()} != set()

@@ -48,7 +48,7 @@ from nvflare_plugins.site.certificates import (
     public_key_bytes,
     verify_signature,
 )
-from nvflare_plugins.site.policy import Floors
+from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 

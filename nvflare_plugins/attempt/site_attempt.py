@@ -29,7 +29,7 @@ from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint
-from nvflare_plugins.site.policy import noting_consents
+from nvflare_plugins.site.policy_values import noting_consents
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec, Kind, Phase, TrainingStep
 from nvflare_plugins.workers.workers import OnCluster, not_used

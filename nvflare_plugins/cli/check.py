@@ -24,7 +24,8 @@ from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.site.policy import SitePolicy, is_private, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy_values import is_private
 from nvflare_plugins.survey.columns import Finding, Use
 from nvflare_plugins.survey.survey import Draft, Survey, survey
 from nvflare_plugins.xgb.objectives import objective_facts

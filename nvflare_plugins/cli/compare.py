@@ -22,7 +22,8 @@ from nvflare_plugins.scoring.comparison import (
 )
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import load_again
-from nvflare_plugins.site.policy import POLICY_FILE, SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.xgb.model_json import with_lists
 
 

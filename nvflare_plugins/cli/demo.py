@@ -31,7 +31,7 @@ from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODEL
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import Curve, RunRecord
-from nvflare_plugins.site.policy import MIN_EFFECTIVE_ROWS
+from nvflare_plugins.site.policy_values import MIN_EFFECTIVE_ROWS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 

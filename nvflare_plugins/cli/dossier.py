@@ -34,7 +34,8 @@ from nvflare_plugins.pages.report import build_report, own_evidence
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.pages.summary import build_summary
 from nvflare_plugins.site.certificates import Identity, load_identity
-from nvflare_plugins.site.policy import POLICY_FILE, SitePolicy, is_private, own_workspace
+from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from nvflare_plugins.data.declaration import ANSWERS, ENCODINGS
-from nvflare_plugins.site.policy import PROFILES, Consents
+from nvflare_plugins.site.policy_values import PROFILES, Consents
 
 # What subcommands say of themselves under ``--help``, where a line is not enough.
 
@@ -574,7 +574,7 @@ def _private_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(subparsers: Subparsers) -> None:
-    parser = _command(subparsers, "verify", "check the evidence of a job", module="verify_command")
+    parser = _command(subparsers, "verify", "check the evidence of a job")
     parser.description = (
         "Check the evidence of a job: chains, signatures, agreement of sites and server, protection of "
         "every private message. Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone "

@@ -10,7 +10,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.recipes.examples import prepare
 from nvflare_plugins.site.flare_boundary import Role
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import (
     SetupOptions,
     added,

@@ -41,7 +41,7 @@ from nvflare_plugins.evidence.threat_model import protection_text
 from nvflare_plugins.site.certificates import UNREADABLE
 from nvflare_plugins.wire.envelope import Kind
 
-# Checking the evidence of a job: what ``veilboost verify`` says (verify_command.py) is decided here.
+# Checking the evidence of a job: what ``veilboost verify`` says is decided here.
 #
 # Input is a folder (or files) with the logs that sites and server exported; the server's job result holds them all.
 

@@ -18,7 +18,7 @@ from nvflare_plugins.evidence.threat_model import protection_text
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.report import is_readable, own_evidence, sealed_words
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.site.policy import Consents, is_private
+from nvflare_plugins.site.policy_values import Consents, is_private
 
 
 def build_summary(run: RunRecord, folder: Path, verification: Sequence[str] = ()) -> str:

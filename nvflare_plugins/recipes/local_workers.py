@@ -12,7 +12,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 
 OPTION: dict[str, Any] = {
     "type": int,

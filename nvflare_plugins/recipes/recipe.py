@@ -28,7 +28,7 @@ from nvflare_plugins.kinds.vertical.job import Preset
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.job_files import check_references
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
 
 _LONGEST_NAME = 128

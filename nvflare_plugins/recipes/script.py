@@ -15,7 +15,7 @@ from nvflare.recipe import SimEnv
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.recipes.recipe import JobRecipe
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import set_up
 
 

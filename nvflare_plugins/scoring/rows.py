@@ -23,7 +23,7 @@ from nvflare_plugins.pages.run_record import DataFacts, RunRecord
 from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, Remedies, check_names, matrix_of
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import Feature
-from nvflare_plugins.site.policy import is_private
+from nvflare_plugins.site.policy_values import is_private
 
 # Rows to score, read from a file by the reader of the training files.
 

@@ -33,7 +33,8 @@ from he_processors.errors import CapacityExceeded, ConfigurationError, VeilBoost
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows, machine_failure
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import SitePolicy, is_private
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import is_private
 
 MONTH_S = 31 * 24 * 3600
 _log = logging.getLogger(__name__)

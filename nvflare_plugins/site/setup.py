@@ -46,7 +46,8 @@ from nvflare_plugins.site.flare_boundary import (
     without_denied,
 )
 from nvflare_plugins.site.job_files import leftovers
-from nvflare_plugins.site.policy import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents, SitePolicy, template
+from nvflare_plugins.site.policy import SitePolicy, template
+from nvflare_plugins.site.policy_values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
 
 # Merging what a site needs to run VeilBoost jobs into its FLARE workspace: ``veilboost site-setup DIR``.

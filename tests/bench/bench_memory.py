@@ -15,7 +15,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.registry import Registry, Reservation
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import Consents
+from nvflare_plugins.site.policy_values import Consents
 
 N_ROWS = 1000
 REPEATS = 9

@@ -12,7 +12,7 @@ import pandas as pd
 from cryptography.hazmat.primitives import serialization
 from numpy.typing import NDArray
 
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.xgb.cuts import Cuts, SortedValues, search_quantiles
 from tests.support.sessions import Authority, key_number
 

@@ -18,7 +18,7 @@ from nvflare_plugins.data.table import load_table
 from nvflare_plugins.flare.kinds import KINDS, JobKind
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
-from nvflare_plugins.site.policy import JobTerms
+from nvflare_plugins.site.policy_values import JobTerms
 from tests.golden.jobs import breast, rows_over_sites
 from tests.support.flare_job import Finished, run_flare_job
 

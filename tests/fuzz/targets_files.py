@@ -231,7 +231,7 @@ def _parquet_contents() -> list[bytes]:
 def _registry() -> Target:
     from nvflare_plugins.site.memory.registry import Registry
     from nvflare_plugins.site.memory.store import Memory
-    from nvflare_plugins.site.policy import Consents
+    from nvflare_plugins.site.policy_values import Consents
 
     source, folder = _folder(), _folder()
     Memory(source, "site-2")

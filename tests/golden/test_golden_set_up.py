@@ -20,7 +20,8 @@ from he_processors.errors import ConfigurationError
 from jobs import bagging
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED, check_set_up
-from nvflare_plugins.site.policy import REMOVED_PROFILES, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import REMOVED_PROFILES
 from nvflare_plugins.site.setup import set_up
 from tests.golden.write_history import policy_values
 

@@ -45,7 +45,7 @@ def test_all_sites_end_with_one_model_and_evidence_of_sealed_trees(tmp_path: Pat
         record = RunRecord.read(parties.run_folder(site))
         assert record.profile == "own_trees" and len(record.rounds) == 4 and record.registry
         report = (parties.run_folder(site) / "report.html").read_text()
-        assert "EVERY OTHER SITE&#x27;S OWN TREES" in report
+        assert "EVERY OTHER SITE&#39;S OWN TREES" in report
         assert "the model carries no gains" in report and "0.0 %" not in report and "mean gain" not in report
     (found,) = verify([parties.run_folder(site) / "evidence" for site in parties.sites]).attempts
     assert found.failures == ("the log of server is missing",)

@@ -20,7 +20,8 @@ from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.policy import Floors, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
 from nvflare_plugins.xgb.recalibration import with_last_round_weighed

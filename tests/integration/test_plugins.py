@@ -68,7 +68,7 @@ def test_a_plugin_trains_the_model_of_masks(tmp_path: Path, monkeypatch: pytest.
     report = (one.workspace("site-1") / "runs" / "job" / "report.html").read_text()
     assert "acme_masks acme-veil 1.2.0" in report and "has not checked it" in report
     assert "Pairwise masks from ChaCha20" in report and "Nobody has reviewed it." in report
-    assert "a plugin&#x27;s processor" in report
+    assert "a plugin&#39;s processor" in report
 
 
 class ServerWithEvidence(Aggregator):

@@ -17,6 +17,7 @@ from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.local_cluster import LocalDask, local_cluster
 from tests.support.parties import Parties, succeed
@@ -39,7 +40,7 @@ def sites(folder: Path, cluster: LocalDask | None = None, **of_cluster: Any) -> 
         parties.give(site, "train", frame)
         registry = parties.workspace(site) / "veilboost_registry" / site
         registry.mkdir(mode=0o700, parents=True)
-        (registry / "key").write_bytes(bytes([number]) * 32)
+        Memory(registry, site, None).secret("registry", bytes([number]) * 32)
     parts = parties.workspace("site-2") / "parts"
     parts.mkdir()
     frame = pd.read_parquet(parties.workspace("site-2") / "train.parquet")

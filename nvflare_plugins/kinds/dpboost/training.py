@@ -34,7 +34,7 @@ from nvflare_plugins.kinds.dpboost.server import START, KeptAnswers, TreeStep, p
 from nvflare_plugins.pages.run_record import TRAINING, DataFacts, PointCurve, ReportSection, RoundRow, missing_of, texts
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.policy import JobTerms
+from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.workers.workers import OnCluster

@@ -41,7 +41,7 @@ from nvflare_plugins.kinds.vertical.model.routing import PrivateTable
 from nvflare_plugins.pages.run_record import TRAINING, DataFacts, ReportSection, RoundRow, missing_of
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.policy import JobTerms
+from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE
 from nvflare_plugins.xgb.parameters import TrainingParameters

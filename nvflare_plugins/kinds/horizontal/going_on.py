@@ -54,7 +54,8 @@ from nvflare_plugins.base.files import write_private
 from nvflare_plugins.kinds.horizontal.gradient_moves import States
 from nvflare_plugins.kinds.horizontal.row_floors import counts_leaves, rows_needed
 from nvflare_plugins.site.memory.registry import Reservation, Verdict
-from nvflare_plugins.site.policy import Consents, Floors, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Consents, Floors
 from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.recalibration import MOST_STEPS, state_of, with_last_round_weighed

@@ -29,7 +29,8 @@ from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORE
 from nvflare_plugins.kinds.horizontal.shard_rows import why_in_one_process
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.policy import JobTerms, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.shards import check_one_cluster, reads_in_passes, shards_of
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts

@@ -21,7 +21,7 @@ from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows
 from nvflare_plugins.data.identity import row_tags
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.registry import ADDED_ROWS, ADDED_SITES, Verdict
-from nvflare_plugins.site.policy import Consents, Floors
+from nvflare_plugins.site.policy_values import Consents, Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.parameters import TrainingParameters, obeys_child_weight

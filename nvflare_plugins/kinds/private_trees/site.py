@@ -37,7 +37,7 @@ from nvflare_plugins.kinds.private_trees.training import OwnRows
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.policy import JobTerms
+from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import reads_in_passes, workers_of

@@ -54,7 +54,8 @@ from nvflare_plugins.pages.profile_page import LOCAL_PAGE, PAGE, build_local_pag
 from nvflare_plugins.pages.run_record import DataFacts
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.policy import Floors, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import OnCluster

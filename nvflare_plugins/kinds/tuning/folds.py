@@ -27,7 +27,7 @@ from nvflare_plugins.kinds.horizontal.matrices import evaluation_matrix, trainin
 from nvflare_plugins.kinds.horizontal.mediated.grammar import TrainingShape
 from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, train
 from nvflare_plugins.kinds.horizontal.row_floors import RowDraws, SampledWeights, check_leaves, leaf_counts
-from nvflare_plugins.site.policy import Floors
+from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind
 from nvflare_plugins.wire.sums import ProtectedSums

@@ -157,9 +157,9 @@ class TuningJob(JobDocument):
             self.training_of(trial)
 
     @property
-    def best_recipe(self) -> tuple[str, str]:
-        """Return module and class of the recipe that trains the best parameters."""
-        return "horizontal", "HorizontalXGBRecipe"
+    def best_recipe(self) -> str:
+        """Return the name of the recipe that trains the best parameters."""
+        return "HorizontalXGBRecipe"
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
         """Return that recipe's arguments, but for its name."""

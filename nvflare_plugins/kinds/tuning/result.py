@@ -36,7 +36,7 @@ class Tuned(Protocol):
     @property
     def folds(self) -> int: ...
     @property
-    def best_recipe(self) -> tuple[str, str]: ...
+    def best_recipe(self) -> str: ...
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]: ...
 
 
@@ -156,14 +156,14 @@ class TuningResult:
         Args:
             features: the columns of this job; a file has the column of groups besides.
         """
-        module, recipe = job.best_recipe
+        recipe = job.best_recipe
         settings = job.best_settings(self.best_params(job), self.best.rounds, features)
         arguments = "".join(f"    {name}={_python(value)},\n" for name, value in settings.items())
         return (
             f'"""Train on all rows what tuning {job_id} found best (trial {self.best.number}).\n\n'
             "    python train_best.py      writes the job folder jobs/best\n"
             '"""\n\n'
-            f"from nvflare_plugins.recipes.{module} import {recipe}\n\n"
+            f"from nvflare_plugins.recipes import {recipe}\n\n"
             f'recipe = {recipe}(\n    "best",\n{arguments})\n'
             'recipe.export("jobs")\n'
         )

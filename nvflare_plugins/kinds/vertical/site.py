@@ -54,7 +54,7 @@ from nvflare_plugins.kinds.vertical.protocol.requests import ContentRecorder
 from nvflare_plugins.kinds.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
-from nvflare_plugins.site.policy import JobTerms
+from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.dask_workers import open_workers
 from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.xgb.model_json import marked_as_part

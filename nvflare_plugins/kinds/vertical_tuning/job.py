@@ -170,9 +170,9 @@ class VerticalTuningJob(JobDocument):
         )
 
     @property
-    def best_recipe(self) -> tuple[str, str]:
-        """Return module and class of the recipe that trains the best parameters."""
-        return "vertical", "VerticalXGBRecipe"
+    def best_recipe(self) -> str:
+        """Return the name of the recipe that trains the best parameters."""
+        return "VerticalXGBRecipe"
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
         """Return that recipe's arguments, but for its name. Args: features: of the active party."""

@@ -39,7 +39,8 @@ from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.identity import overlap_of
 from nvflare_plugins.site.memory.schema import drop_array, insert, keyed_hashes, load_array, store_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
-from nvflare_plugins.site.policy import Consents, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Consents
 
 
 class State(IntEnum):

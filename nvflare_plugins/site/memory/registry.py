@@ -37,7 +37,8 @@ from nvflare_plugins.site.memory.released import added_since, forget_unchecked, 
 from nvflare_plugins.site.memory.runs import Terms
 from nvflare_plugins.site.memory.schema import load_array
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
-from nvflare_plugins.site.policy import Consents, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Consents
 
 _ROWS = "rows or columns"
 ADDED_SITES, ADDED_ROWS = 3, 1000

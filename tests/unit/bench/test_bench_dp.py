@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, (method, trust) in bench_dp.ARMS.items()
     }
     monkeypatch.setattr(bench_dp, "ARMS", arms)
-    monkeypatch.setattr(bench_dp, "DEFAULT", arms["trusted"][0])
+    monkeypatch.setattr(bench_dp, "DEFAULT_2026_12", arms["trusted"][0])
     monkeypatch.setattr(bench_dp, "EPSILONS", (1.0,))
     monkeypatch.setattr(bench_dp, "published_methods", lambda n_features: iter([dp_rf(4), dp_tr_newton(4)]))
     monkeypatch.setattr(bench_dp, "speed", lambda: {"ratio": 1.0})

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_components import ledger as ledger_records
+from dp_components import ledger as ledger_module
 from dp_components.accounting import compose, count_events
 from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import (
@@ -274,11 +274,11 @@ def test_opening_costs_next_to_nothing_for_jobs_that_have_ended(folder: Path, mo
         records = summarise_closed(ledger._journal.read_all(), state)
         ledger._journal.rewrite(records, lambda after: ledger._write_head(position, after))
     priced = []
-    monkeypatch.setattr(ledger_records, "compose", lambda events: priced.append(events) or compose(events))
+    monkeypatch.setattr(ledger_module, "compose", lambda events: priced.append(events) or compose(events))
     again = Ledger.open(folder, IDENTITY, BUDGET)
     assert again.spent().pure_epsilon == pytest.approx(0.1) and len(again._state.closed.jobs) == 10_000
     assert len(ledger_files(folder)[0].read_bytes().splitlines()) == 4
-    assert again.quote(EVENT).fits and len(priced) == 1
+    assert again.quote(EVENT).fits and len(priced) == 2  # the spendings of all jobs once, and what is asked for
 
 
 def test_a_ledger_removed_while_open_is_noticed(ledger: Ledger, folder: Path) -> None:

@@ -24,7 +24,7 @@ from nvflare_plugins.kinds.alignment.align import _Offer, _reserve_together, ali
 from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import Consents
+from nvflare_plugins.site.policy_values import Consents
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.alignment import encode, party_names, run_parties

@@ -22,7 +22,7 @@ from nvflare_plugins.evidence.threat_model import (
     notes_for,
     protection_text,
 )
-from nvflare_plugins.site.policy import PROFILES, REMOVED_PROFILES
+from nvflare_plugins.site.policy_values import PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
 

@@ -13,7 +13,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.recipes.local_workers import put_on_cluster
-from nvflare_plugins.site.policy import POLICY_FILE
+from nvflare_plugins.site.policy_values import POLICY_FILE
 
 
 @pytest.fixture

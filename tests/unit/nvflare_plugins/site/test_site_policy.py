@@ -13,16 +13,8 @@ from he_processors.bignum.registry import AUTO, BACKEND_NAMES
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
-from nvflare_plugins.site.policy import (
-    ARITHMETIC,
-    PROFILES,
-    Consents,
-    Floors,
-    JobTerms,
-    SitePolicy,
-    noting_consents,
-    template,
-)
+from nvflare_plugins.site.policy import SitePolicy, template
+from nvflare_plugins.site.policy_values import ARITHMETIC, PROFILES, Consents, Floors, JobTerms, noting_consents
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")

@@ -11,7 +11,8 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
-from nvflare_plugins.site.policy import DEFAULT_PROFILES, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import DEFAULT_PROFILES
 from nvflare_plugins.site.setup import SetupOptions, set_up, warnings_of, workspaces
 
 AT_SERVER = [*CONTROLLERS, TRACKING_RECEIVER]

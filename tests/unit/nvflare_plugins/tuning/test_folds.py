@@ -13,7 +13,7 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
 from nvflare_plugins.kinds.tuning.folds import FoldDraws, fold_of_rows, rows_needed
-from nvflare_plugins.site.policy import Floors
+from nvflare_plugins.site.policy_values import Floors
 
 SECRET, OTHER = bytes(range(32)), bytes(32)
 

@@ -21,6 +21,7 @@ from nvflare_plugins.kinds.tuning.job import TuningJob, in_trial
 from nvflare_plugins.kinds.tuning.sharded import runs_of_chosen
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.worker_connection import Desk
 from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers_here
@@ -60,7 +61,7 @@ def sites(folder: Path, memory: str | None = None) -> Parties:
         parties.give(name, "train", rows(number), id="id")
         registry = parties.workspace(name) / "veilboost_registry" / name
         registry.mkdir(mode=0o700, parents=True)
-        (registry / "key").write_bytes(bytes([number]) * 32)
+        Memory(registry, name, None).secret("registry", bytes([number]) * 32)
     if memory is not None:
         frame, parts = rows(0), parties.workspace("site-1") / "parts"
         parts.mkdir()

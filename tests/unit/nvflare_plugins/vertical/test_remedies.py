@@ -22,11 +22,14 @@ from nvflare_plugins.kinds.vertical.job import Preset, VerticalJob, VerticalProf
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.site.memory.budgets import PredictionBudget
-from nvflare_plugins.site.policy import Consents, JobTerms, SitePolicy
+from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import Consents, JobTerms
 from nvflare_plugins.xgb.parameters import ALIASES, check_parameters
 
 ROOT = Path(nvflare_plugins.__file__).parent
-SOURCES = sorted([*ROOT.glob("vertical/**/*.py"), *ROOT.glob("federboost_vertical/*.py"), *ROOT.glob("recipes/*.py")])
+SOURCES = sorted(
+    path for part in ("kinds/vertical", "kinds/federboost_vertical", "recipes") for path in ROOT.glob(f"{part}/**/*.py")
+)
 JOBS = (VerticalJob, InferenceJob, AlignmentJob, BucketJob)
 
 

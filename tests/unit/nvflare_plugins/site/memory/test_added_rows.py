@@ -16,7 +16,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict
 from nvflare_plugins.site.memory.released import count_added
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import Consents
+from nvflare_plugins.site.policy_values import Consents
 
 SITES = ("a", "b", "c")
 SPEC = DataSet("train", Path("train.csv"), "csv")

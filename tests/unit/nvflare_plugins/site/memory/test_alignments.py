@@ -17,7 +17,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.site.memory.alignments import MOST_FAILURES, AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import Consents
+from nvflare_plugins.site.policy_values import Consents
 from tests.support.memories import changed, told
 
 IDS = [f"person-{number}".encode() for number in range(20)]

@@ -20,7 +20,8 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
 from nvflare_plugins.site.memory.store import Memory
-from nvflare_plugins.site.policy import Consents, SitePolicy, template
+from nvflare_plugins.site.policy import SitePolicy, template
+from nvflare_plugins.site.policy_values import Consents
 from tests.support.memories import changed, told
 from tests.support.refusals import refused, refused_for
 

@@ -1,0 +1,1 @@
+"""What every part stands on: errors, declared documents, checks, files, texts."""

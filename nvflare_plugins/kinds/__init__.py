@@ -1,0 +1,1 @@
+"""Kinds of jobs: a folder each, and a row of ``flare/kinds.py``."""
