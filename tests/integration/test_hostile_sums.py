@@ -137,7 +137,8 @@ def with_first_residue(change: Callable[[int], int]) -> Lie:
 
     def lie(meeting: Meeting) -> bytes:
         body, tail = meeting.body_and_tail(meeting.honest)
-        return body + hostile_server._with_word(tail, 0, change(int.from_bytes(tail[:8], "little")))
+        first = int.from_bytes(tail[:8], "little")
+        return body + change(first).to_bytes(8, "little") + tail[8:]
 
     return lie
 
