@@ -20,7 +20,8 @@ JOBS ?= 2
 # pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+# setuptools calls its way to declare extension modules experimental, at length and three times over.
+PIP_INSTALL = PYTHONWARNINGS=ignore::UserWarning $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 BY_PACKAGE = | awk '/^Collecting/ {print "  " $$2; fflush()} /^Installing collected/ {print "installing them ..."; fflush()}'
 TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
