@@ -1,8 +1,8 @@
 """Jobs in FLARE's simulator: our profile masks, and NVFlare's own unprotected horizontal recipe.
 
-Each job runs in a process of its own, sites in further ones; timing_hook/ times both kinds from within in the same way.
-A round's time is from the beginning of one ``Booster.update`` to the beginning of the next, less evaluation, so that
-whatever either system does between rounds counts.
+Each job runs in a process of its own, sites in further ones; timing_hook/ times both from within. A round of NVFlare's
+is from the beginning of one ``Booster.update`` to the beginning of the next, less evaluation; ours is from one round's
+end to the next one's, evaluation included. Whatever either system does between rounds counts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,6 @@ class FlareFigures:
     s_per_round: float
     evaluation_s: float
     cpu_s_per_round: float
-    ms_per_collective: float
 
 
 @dataclass(slots=True)
@@ -76,7 +75,6 @@ class SiteTimings:
 
     update: list[tuple[float, float, float]]
     evaluate: list[tuple[float, float, float]]
-    sum: list[tuple[float, float, float]]
 
     def rounds(self) -> list[tuple[float, float, float]]:
         """Return (training, evaluation, CPU) seconds of each round but the last, whose end nothing marks."""
@@ -109,25 +107,22 @@ def run_side_by_side(
 def run_federboost(
     folder: Path, sites: Sequence[str], params: dict, num_rounds: int, say: Callable[[str], None]
 ) -> float:
-    """Return the seconds that training takes at the slowest site, from its first tree to the end of its last."""
+    """Return the seconds that all rounds take at the slowest site; the first one counts as the mean of the others."""
     say(f"{num_rounds} small trees through FLARE's simulator")
     simulation = Simulation(True, str(folder / "run"), str(folder / "data"), tuple(sites), params, num_rounds, False)
     timings = _run(simulation)
-    return max(site.update[-1][1] - site.update[0][0] for site in timings)
+    return max(site.update[-1][0] - site.update[0][0] for site in timings) * num_rounds / (num_rounds - 1)
 
 
 def _figures(runs: list[list[SiteTimings]]) -> FlareFigures:
     """Median over rounds 2..n of all runs; a round takes as long as at its slowest site."""
-    training, evaluation, cpu, latency = [], [], [], []
+    training, evaluation, cpu = [], [], []
     for sites in runs:
         for of_sites in list(zip(*(site.rounds() for site in sites), strict=True))[1:]:
             training.append(max(r[0] for r in of_sites))
             evaluation.append(max(r[1] for r in of_sites))
             cpu.append(sum(r[2] for r in of_sites))
-        # The site that comes last waits for nobody: what it waits is what the collective costs.
-        for of_sites in zip(*(site.sum for site in sites), strict=True):
-            latency.append(min(ended - began for began, ended, _ in of_sites))
-    return FlareFigures(median(training), median(evaluation), median(cpu), 1000 * median(latency))
+    return FlareFigures(median(training), median(evaluation), median(cpu))
 
 
 def _run(simulation: Simulation) -> list[SiteTimings]:
@@ -155,13 +150,10 @@ def _run(simulation: Simulation) -> list[SiteTimings]:
 
 
 def _read(path: Path) -> SiteTimings:
-    events: dict[str, list] = {"update": [], "evaluate": [], "sum": []}
+    events: dict[str, list] = {"update": [], "evaluate": []}
     for line in path.read_text().splitlines():
         event, *times = json.loads(line)
         events[event].append(tuple(times))
-    # In training, the root's gradient sum has the size of a metric; only sums during evaluation are the same in both.
-    during = [(began, ended) for began, ended, _ in events["evaluate"]]
-    events["sum"] = [s for s in events["sum"] if any(a <= s[0] <= b for a, b in during)]
     return SiteTimings(**events)
 
 
@@ -212,6 +204,4 @@ def _nvflare_recipe(simulation: Simulation, workspaces: Path):
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     # Components are written into the job by the name of their module, which must not be __main__.
-    # MERGED
-
     _simulate(Simulation(**{**given, "sites": tuple(given["sites"])}))

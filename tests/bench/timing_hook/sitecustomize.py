@@ -1,9 +1,8 @@
 """Times boosting rounds in every process of a simulator run; Python imports this module by itself from PYTHONPATH.
 
-FLARE's simulator starts its sites as processes of its own, so the only way to time NVFlare's training and ours with one
-and the same instrument is from within. With VEILBOOST_BENCH_TIMINGS set to a folder, each process appends to a file
-there: when every ``Booster.update`` and ``Booster.eval_set`` began and ended, and how long each 16-byte float64 sum
-took where XGBoost's call enters Python (our mediator, NVFlare's adaptor).
+FLARE's simulator starts its sites as processes of its own, so the only way to time NVFlare's training and ours is from
+within. With VEILBOOST_BENCH_TIMINGS set to a folder, each process appends to a file there: when every
+``Booster.update`` and ``Booster.eval_set`` of NVFlare's sites began and ended, and when our sites told a round.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 from pathlib import Path
 
 _FOLDER = os.environ.get("VEILBOOST_BENCH_TIMINGS")
-_FLOAT64, _SUM, _SUM_BYTES = 2, 2, 16
 
 
 def _note(event: str, started: float) -> None:
@@ -26,7 +24,7 @@ def _note(event: str, started: float) -> None:
         file.write(line + "\n")
 
 
-def _timed(cls: type, name: str, event: str, accepts=lambda *arguments: True) -> None:
+def _timed(cls: type, name: str, event: str) -> None:
     inner = getattr(cls, name)
 
     def call(self, *arguments, **named):
@@ -34,16 +32,9 @@ def _timed(cls: type, name: str, event: str, accepts=lambda *arguments: True) ->
         try:
             return inner(self, *arguments, **named)
         finally:
-            if accepts(*arguments):
-                _note(event, started)
+            _note(event, started)
 
     setattr(cls, name, call)
-
-
-def _is_metric(request) -> bool:
-    if getattr(request, "data_type", None) != _FLOAT64 or request.reduce_operation != _SUM:
-        return False
-    return len(request.send_buffer) == _SUM_BYTES
 
 
 def _time_xgboost(module) -> None:
@@ -51,19 +42,11 @@ def _time_xgboost(module) -> None:
     _timed(module.Booster, "eval_set", "evaluate")
 
 
-def _time_mediator(module) -> None:
-    _timed(module.Mediator, "_serve", "sum", lambda call, request: _is_metric(request))
+def _time_ours(module) -> None:
+    _timed(module.ProgressLog, "__call__", "update")
 
 
-def _time_nvflare(module) -> None:
-    _timed(module.GrpcClientAdaptor, "Allreduce", "sum", lambda request, context: _is_metric(request))
-
-
-_PATCHES = {
-    "xgboost.core": _time_xgboost,
-    "nvflare_plugins.kinds.horizontal.mediated.mediator": _time_mediator,
-    "nvflare.app_opt.xgboost.histogram_based_v2.adaptors.grpc_client_adaptor": _time_nvflare,
-}
+_PATCHES = {"xgboost.core": _time_xgboost, "nvflare_plugins.flare.executor": _time_ours}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
