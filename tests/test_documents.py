@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,11 +19,9 @@ from nvflare_plugins.kinds.vertical.protocol.conversation import Flag
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase
 from nvflare_plugins.xgb.versions import RELEASES, WHEELS
+from tests.generated_tables import DOCUMENTS, FOLDERS, RESULTS, ROOT, by_hand, filled, generated, table
 from tests.test_import_boundaries import LEVELS
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_workspace", "tests")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 HISTORY = ROOT / "CHANGELOG.md"  # names what earlier versions had
 POLICY = ROOT / "jobs" / "README.md"
 PROTOCOL = ROOT / "nvflare_plugins" / "wire" / "PROTOCOL.md"
@@ -125,6 +124,30 @@ def test_a_command_that_is_not_there_is_noticed(tmp_path: Path) -> None:
     document = tmp_path / "x.md"
     document.write_text("    make demo DATA=x   # comment\n\nand `veilboost plan --rows 3`.\n")
     assert list(commands(document)) == [["make", "demo", "DATA=x"], ["veilboost", "plan", "--rows", "3"]]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_tables_that_programs_write_are_up_to_date(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert filled(text) == text, "python -m tests.generated_tables"
+    assert text.count("<!-- table: ") == text.count("<!-- end of table -->")
+
+
+def test_every_measured_table_is_shown_once() -> None:
+    shown = [name for path in DOCUMENTS for name in re.findall(r"<!-- table: (\S+) -->", path.read_text("utf-8"))]
+    measured = [
+        f"{path.stem}/{name}" for path in RESULTS.glob("*.json") for name in json.loads(path.read_text("utf-8"))["tables"]
+    ]
+    assert len(shown) == len(set(shown))
+    assert sorted(name for name in shown if not name.startswith(("threats/", "wire/"))) == sorted(measured)
+
+
+def test_a_region_gets_its_table_and_nothing_else_changes() -> None:
+    text = "before\n\n<!-- table: a/b -->\n| stale |\n<!-- end of table -->\nafter\n"
+    expected = text.replace("| stale |\n", "| x | y |\n|---|---|\n| 1 | |\n")
+    assert filled(text, lambda name: table(("x", "y"), [("1", "")]) if name == "a/b" else "") == expected
+    assert by_hand(text).split() == ["before", "after"]
+    assert generated("serving/seconds").startswith("[`bench_serving.py`](bench_serving.py) (`python -m ")
 
 
 def test_the_protocol_lists_every_message() -> None:

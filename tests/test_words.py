@@ -30,21 +30,13 @@ DIALECT = {
 """Words of our own, and what to write instead. A word is here because a stranger would look for it in vain."""
 
 STILL = {
-    "CHANGELOG.md": (46, 13),
-    "jobs/BANK.md": (2, 1),
-    "jobs/CLUSTER.md": (14, 3),
-    "jobs/CONTAINERS.md": (5, 0),
-    "jobs/DOSSIER.md": (2, 2),
-    "jobs/HOSPITAL.md": (1, 0),
-    "jobs/NEXT_MONTH.md": (8, 4),
-    "jobs/OPERATOR.md": (1, 0),
-    "jobs/OWN_DATA.md": (1, 4),
-    "jobs/PRIVACY.md": (2, 0),
-    "jobs/README.md": (39, 10),
-    "jobs/RUNNING.md": (4, 2),
-    "jobs/SCORING.md": (5, 0),
-    "tests/bench/RESULTS.md": (62, 15),
-    "tests/bench/dp_explored.md": (8, 2),
+    "CHANGELOG.md": (0, 3),
+    "jobs/CLUSTER.md": (0, 2),
+    "jobs/DOSSIER.md": (0, 2),
+    "jobs/NEXT_MONTH.md": (0, 3),
+    "jobs/OWN_DATA.md": (0, 3),
+    "jobs/README.md": (0, 8),
+    "jobs/RUNNING.md": (0, 2),
 }
 """Documents that are not yet held: at most so many long sentences, and so many words of our own. Numbers only fall."""
 

@@ -1,0 +1,78 @@
+"""Tables that programs write into documents, between two comments: a table is kept in one place and shown in another.
+
+    python -m tests.generated_tables        writes them all again
+
+A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of table -->``. Sources:
+
+* ``threats``: who learns what under the profiles whose names follow, from the threat model;
+* ``wire/kinds``: kinds of messages;
+* all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "tests" / "bench" / "results"
+FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_workspace", "docs", "tests")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+"""All documents of the house."""
+
+_REGION = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of Markdown."""
+    columns = list(columns)
+    lines = [columns, *rows]
+    shown = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines]
+    return "\n".join([shown[0], "|" + "---|" * len(columns), *shown[1:]]) + "\n"
+
+
+def measured(name: str) -> str:
+    """Return a table of a benchmark; above the first one of its file stands where the figures are from."""
+    source, _, which = name.partition("/")
+    found = json.loads((RESULTS / f"{source}.json").read_text(encoding="utf-8"))
+    shown = table(found["tables"][which]["columns"], found["tables"][which]["rows"])
+    if which != next(iter(found["tables"])) or found["program"] is None:
+        return shown
+    return (
+        f"[`{found['program']}`]({found['program']}) (`{found['command']}`), {found['date']}; "
+        f"{found['machine']}.\n\n{shown}"
+    )
+
+
+def generated(name: str) -> str:
+    """Return what stands in the region of a name."""
+    from nvflare_plugins.evidence.threat_model import markdown_table
+    from nvflare_plugins.wire.envelope import Kind
+
+    source, _, which = name.partition("/")
+    if source == "threats":
+        return markdown_table(tuple(which.split(","))) + "\n"
+    if name == "wire/kinds":
+        kinds = sorted(Kind, key=lambda kind: kind.code)
+        rows = [(str(kind.code), f"`{kind.name}`", "yes" if kind.private else "no", kind.meaning) for kind in kinds]
+        return table(("code", "kind", "private", "what it is"), rows)
+    return measured(name)
+
+
+def filled(text: str, content: Callable[[str], str] = generated) -> str:
+    """Return a document with all its regions as their sources have them."""
+    return _REGION.sub(lambda found: found[1] + content(found[2]) + found[4], text)
+
+
+def by_hand(text: str) -> str:
+    """Return a document without what programs write into it."""
+    return _REGION.sub("", text)
+
+
+if __name__ == "__main__":
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        if filled(text) != text:
+            path.write_text(filled(text), encoding="utf-8")
