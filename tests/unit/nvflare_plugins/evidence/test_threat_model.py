@@ -26,7 +26,8 @@ from nvflare_plugins.site.policy_values import PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
 
-SECURITY = Path(__file__).parents[4] / "SECURITY.md"
+PAGES = (Path(__file__).parents[4] / "docs" / "security").glob("*.md")
+SECURITY = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
@@ -89,12 +90,11 @@ def test_markdown_holds_every_cell_once(profiles):
 
 
 @pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE, BAGGING])
-def test_security_md_holds_the_same_tables(profiles):
-    # Print one with: python -c "from nvflare_plugins.evidence.threat_model import *; print(markdown_table(HORIZONTAL))"
-    assert markdown_table(profiles) in SECURITY.read_text(encoding="utf-8")
+def test_pages_on_security_hold_the_same_tables(profiles):
+    assert markdown_table(profiles) in SECURITY
 
 
-def test_security_md_names_the_profiles_whose_sums_a_server_can_change_unnoticed():
-    text = SECURITY.read_text(encoding="utf-8").partition("\n* **No tags** under ")[2].partition("\n* ")[0]
+def test_a_page_names_the_profiles_whose_sums_a_server_can_change_unnoticed():
+    text = SECURITY.partition("\n* **No tags** under ")[2].partition("\n* ")[0]
     unnoticed = {profile for profile, model in THREAT_MODELS.items() if "unnoticed" in model.changed.lower()}
     assert set(re.findall(r"`(\w+)`", text)) == unnoticed == {"plain", "dp_trusted"}
