@@ -27,7 +27,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp clean
+.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp docs clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
@@ -82,6 +82,11 @@ fuzz: $(STAMP)
 # Planted defects, and how many seeds each survives: a quarter of an hour.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.simulation.mutants --jobs $(JOBS)
+
+# The documents as a site in build/docs; a warning, such as a link that leads nowhere, is an error.
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

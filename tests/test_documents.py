@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import html
 import importlib.util
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -136,7 +141,9 @@ def test_tables_that_programs_write_are_up_to_date(path: Path) -> None:
 def test_every_measured_table_is_shown_once() -> None:
     shown = [name for path in DOCUMENTS for name in re.findall(r"<!-- table: (\S+) -->", path.read_text("utf-8"))]
     measured = [
-        f"{path.stem}/{name}" for path in RESULTS.glob("*.json") for name in json.loads(path.read_text("utf-8"))["tables"]
+        f"{path.stem}/{name}"
+        for path in RESULTS.glob("*.json")
+        for name in json.loads(path.read_text("utf-8"))["tables"]
     ]
     assert len(shown) == len(set(shown))
     assert sorted(name for name in shown if not name.startswith(("threats/", "wire/"))) == sorted(measured)
@@ -148,6 +155,63 @@ def test_a_region_gets_its_table_and_nothing_else_changes() -> None:
     assert filled(text, lambda name: table(("x", "y"), [("1", "")]) if name == "a/b" else "") == expected
     assert by_hand(text).split() == ["before", "after"]
     assert generated("serving/seconds").startswith("[`bench_serving.py`](bench_serving.py) (`python -m ")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the documentation site, built strictly and without the network."""
+    if missing := [
+        name for name in ("mkdocs", "material", "mkdocstrings_handlers") if not importlib.util.find_spec(name)
+    ]:
+        pytest.skip(f"the extra docs is not installed: {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {
+        "NO_MKDOCS_2_WARNING": "1",
+        "http_proxy": "http://127.0.0.1:9",
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_has_every_document_and_its_links_lead_somewhere(site: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for path in DOCUMENTS:
+        page = path.with_name("index.html") if path.name == "README.md" else path.with_suffix(".html")
+        assert site / page.relative_to(ROOT) in pages
+    names = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    for path, text in pages.items():
+        for link in re.findall(
+            r'\b(?:href|src)="([^"]*)"', text.partition("</article>")[0] if path.stem != "404" else ""
+        ):
+            target, _, anchor = unquote(html.unescape(link)).partition("#")
+            if re.match(r"[a-z]+:", target) or target.startswith("/"):
+                continue
+            other = (path.parent / target).resolve() if target else path
+            other = other / "index.html" if other.is_dir() else other
+            assert other.exists(), f"{path.relative_to(site)} links to {link}"
+            assert not anchor or other not in names or anchor in names[other] or anchor == "__skip", (path, link)
+
+
+def test_the_site_shows_commands_errors_and_docstrings(site: Path) -> None:
+    commands_page = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    choices = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    assert all(f">veilboost {name}<" in commands_page for name in choices)
+    recipes_page = (site / "reference" / "nvflare_plugins.html").read_text(encoding="utf-8")
+    assert "nvflare_plugins.recipes.HorizontalXGBRecipe" in recipes_page
+    assert 'id="dp_components.ledger"' in (site / "reference" / "dp_components.html").read_text(encoding="utf-8")
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = re.compile(
+        r"""<(?:script|img|iframe|source)[^>]*\bsrc="?(?:https?:)?//|<link[^>]*\bhref="?(?:https?:)?//"""
+    )
+    for path in site.rglob("*.html"):
+        assert not loads.search(path.read_text(encoding="utf-8")), path
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import\s*)[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), path
 
 
 def test_the_protocol_lists_every_message() -> None:
