@@ -6,11 +6,13 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 
 * ``threats``: who learns what under the profiles whose names follow, from the threat model;
 * ``wire/kinds``: kinds of messages;
+* ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
 * all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -46,6 +48,28 @@ def measured(name: str) -> str:
     )
 
 
+def first_words(path: Path) -> str:
+    """Return the first paragraph of a module's docstring as Markdown, in one line."""
+    words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return " ".join(words.split("\n\n")[0].replace("``", "`").replace("|", "\\|").split())
+
+
+def modules(package: str) -> str:
+    """Return the table of a package: folders, then modules; those of ``nvflare_plugins`` from top to bottom."""
+    from tests.test_import_boundaries import LEVELS
+
+    parts = [path for path in sorted((ROOT / package).iterdir()) if (path / "__init__.py").is_file()]
+    parts += [path for path in sorted((ROOT / package).glob("*.py")) if path.name != "__init__.py"]
+    if package == "nvflare_plugins":
+        parts.sort(key=lambda path: -next((number for number, level in enumerate(LEVELS) if path.stem in level), 0))
+    rows = []
+    for path in parts:
+        target = f"{path.name}/README.md" if (path / "README.md").is_file() else path.name
+        words = first_words(path / "__init__.py" if path.is_dir() else path)
+        rows.append((f"[`{path.name if path.suffix and path.stem != '__main__' else path.stem}`]({target})", words))
+    return table(("part", "what is in it"), rows)
+
+
 def generated(name: str) -> str:
     """Return what stands in the region of a name."""
     from nvflare_plugins.evidence.threat_model import markdown_table
@@ -54,6 +78,8 @@ def generated(name: str) -> str:
     source, _, which = name.partition("/")
     if source == "threats":
         return markdown_table(tuple(which.split(","))) + "\n"
+    if source == "modules":
+        return modules(which)
     if name == "wire/kinds":
         kinds = sorted(Kind, key=lambda kind: kind.code)
         rows = [(str(kind.code), f"`{kind.name}`", "yes" if kind.private else "no", kind.meaning) for kind in kinds]
