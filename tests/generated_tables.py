@@ -6,6 +6,7 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 
 * ``threats``: who learns what under the profiles whose names follow, from the threat model;
 * ``wire/kinds``: kinds of messages;
+* ``metrics/site``, ``metrics/server``: numbers for monitoring;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
 * all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
 """
@@ -70,6 +71,16 @@ def modules(package: str) -> str:
     return table(("part", "what is in it"), rows)
 
 
+def metrics(party: str) -> str:
+    """Return the table of the numbers that a kind of party has for monitoring."""
+    source = (ROOT / "nvflare_plugins" / "flare" / "metrics.py").read_text(encoding="utf-8")
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    families = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Family"]
+    rows = [(str(name.value), str(words.value)) for name, words, *_ in families if isinstance(name, ast.Constant)]
+    shown = [(f"`{name}`", words) for name, words in rows if name.startswith(f"veilboost_{party}_")]
+    return table(("metric", "what it is"), shown)
+
+
 def generated(name: str) -> str:
     """Return what stands in the region of a name."""
     from nvflare_plugins.evidence.threat_model import markdown_table
@@ -80,6 +91,8 @@ def generated(name: str) -> str:
         return markdown_table(tuple(which.split(","))) + "\n"
     if source == "modules":
         return modules(which)
+    if source == "metrics":
+        return metrics(which)
     if name == "wire/kinds":
         kinds = sorted(Kind, key=lambda kind: kind.code)
         rows = [(str(kind.code), f"`{kind.name}`", "yes" if kind.private else "no", kind.meaning) for kind in kinds]
