@@ -96,7 +96,8 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_names_of_files_and_modules_exist(path: Path) -> None:
     for name in re.findall(r"`([^`\s]+)`", prose(path)):
         if _SOURCE_NAME.fullmatch(name) or (name.split("/")[0] in FOLDERS and "/" in name):
-            assert any(any(start.glob(name)) for start in (ROOT, path.parent)), f"{named(path)} names {name}: no file"
+            found = any(any(start.glob(name)) for start in (ROOT, path.parent)) or any(path.parent.rglob(name))
+            assert found, f"{named(path)} names {name}: no file"
         elif re.fullmatch(r"(?:nvflare_plugins|he_processors|dp_components|tests)(?:\.[a-z_]+)+", name):
             assert importlib.util.find_spec(name) is not None, f"{named(path)} names {name}, which is no module"
 

@@ -89,7 +89,7 @@ def test_markdown_holds_every_cell_once(profiles):
         assert len(set(own)) == len(own)
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE, BAGGING])
+@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT, INFERENCE, BAGGING])
 def test_pages_on_security_hold_the_same_tables(profiles):
     assert markdown_table(profiles) in SECURITY
 
