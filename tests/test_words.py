@@ -30,15 +30,7 @@ DIALECT = {
 }
 """Words of our own, and what to write instead. A word is here because a stranger would look for it in vain."""
 
-STILL = {
-    "CHANGELOG.md": (0, 3),
-    "jobs/CLUSTER.md": (0, 2),
-    "jobs/DOSSIER.md": (0, 2),
-    "jobs/NEXT_MONTH.md": (0, 3),
-    "jobs/OWN_DATA.md": (0, 3),
-    "jobs/README.md": (0, 8),
-    "jobs/RUNNING.md": (0, 2),
-}
+STILL = {"CHANGELOG.md": (0, 3)}
 """Documents that are not yet held: at most so many long sentences, and so many words of our own. Numbers only fall."""
 
 _NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
