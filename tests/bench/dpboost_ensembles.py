@@ -14,8 +14,7 @@ import json
 
 import numpy as np
 
-from dp_components.dpboost.plan import DpBoostPlan
-from dp_components.dpboost.single_tree import SquaredLoss
+from dp_components.dpboost import DpBoostPlan, SquaredLoss
 from tests.bench.bench_dpboost import fit, load, split
 
 EPSILONS = (1.0, 4.0, 10.0, 40.0, 100.0)

@@ -11,9 +11,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights import TWO_CLASSES, UNIT
-from dp_components.split_candidates.candidates import Candidates
-from dp_components.split_methods.totally_random import grow_totally_random
-from dp_components.split_methods.tree import Tree
+from dp_components.split_candidates import Candidates
+from dp_components.split_methods import Tree, grow_totally_random
 from nvflare_plugins.kinds.private_trees.columns import public_candidates, tree_features
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import compose
-from dp_components.dpboost.plan import DpBoostPlan
-from dp_components.dpboost.single_tree import MAX_ROWS, SplitTable, TreeAggregator, release_start
+from dp_components.dpboost import MAX_ROWS, DpBoostPlan, SplitTable, TreeAggregator, release_start
 from dp_components.events import ComposedEvent, Event, Release
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS

@@ -11,16 +11,19 @@ from numpy.typing import NDArray
 
 from dp_components.feature_interactions import alternating_features, cyclical_features, random_features
 from dp_components.leaf_weights import UNIT, LeafQuery, Number, SeveralClasses, Target
-from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import (
+from dp_components.split_candidates import (
     Candidates,
     Columns,
     FeatureBounds,
     as_candidates,
     by_rule,
+    count_cells,
+    cut_at_quantiles,
     logarithmic_candidates,
     non_private_quantile_candidates,
+    public_grid,
     uniform_candidates,
+    union,
 )
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.table import Table
@@ -43,13 +46,13 @@ def agree_candidates(plan: PrivateTreesPlan, columns: Columns, sums: SumsOverSit
     public = public_candidates(method, plan.bounds)
     if not method.candidates.is_paid:
         return public
-    grids = [dp_quantiles.public_grid(b) for b in plan.bounds]
-    noisy = sums.release(Kind.CELL_COUNTS, -1, dp_quantiles.count_cells(columns, grids))
+    grids = [public_grid(b) for b in plan.bounds]
+    noisy = sums.release(Kind.CELL_COUNTS, -1, count_cells(columns, grids))
     [noise_std] = plan.releases.cell_noise.scaled(plan.trust.noise_factor).std
     mixed = method.candidates is CandidateSource.MIXED
     n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
-    paid = dp_quantiles.cut_at_quantiles(noisy / UNIT, grids, noise_std, n_quantiles)
-    return dp_quantiles.union(public, paid) if mixed else paid
+    paid = cut_at_quantiles(noisy / UNIT, grids, noise_std, n_quantiles)
+    return union(public, paid) if mixed else paid
 
 
 def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candidates:

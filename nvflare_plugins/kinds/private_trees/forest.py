@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains
 from dp_components.leaf_weights import UNIT, Number, SeveralClasses, leaf_outputs
-from dp_components.split_candidates.candidates import Candidates, bin_column
-from dp_components.split_candidates.iterative_hessian import refine
-from dp_components.split_methods.greedy import grow
-from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
-from dp_components.split_methods.partially_random import PartiallyRandomQuery
-from dp_components.split_methods.totally_random import grow_totally_random
-from dp_components.split_methods.tree import LEAF, Tree, gain
+from dp_components.split_candidates import Candidates, bin_column, refine
+from dp_components.split_methods import (
+    LEAF,
+    HistogramQuery,
+    OneFeatureHistogramQuery,
+    PartiallyRandomQuery,
+    Tree,
+    gain,
+    grow,
+    grow_totally_random,
+)
 from nvflare_plugins.kinds.private_trees.columns import agree_candidates, tree_features
 from nvflare_plugins.kinds.private_trees.methods import Interactions, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms

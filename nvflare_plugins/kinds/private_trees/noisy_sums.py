@@ -12,7 +12,7 @@ from dp_components.distributed_noise import add_noise_share
 from dp_components.events import Release
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.randomness import OS_RANDOMNESS, RandomSource
-from dp_components.split_methods.greedy import Histograms, in_numpy
+from dp_components.split_methods import Histograms, in_numpy
 from nvflare_plugins.growth._native import growth
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable
 from nvflare_plugins.growth.rows import BinnedRows

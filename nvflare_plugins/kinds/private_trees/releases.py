@@ -20,8 +20,7 @@ from dp_components.events import ComposedEvent, Event
 from dp_components.leaf_weights import TWO_CLASSES, LeafQuery, LeafWeights, Target, real_noise_std
 from dp_components.mechanisms import gaussian_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
-from dp_components.split_candidates import dp_quantiles
-from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_candidates import FeatureBounds, public_grid
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Method, SplitMethod
 from nvflare_plugins.wire.envelope import Kind
@@ -213,7 +212,7 @@ def _sums(method: Method, bounds: Sequence[FeatureBounds], n_coordinates: int) -
     k, n_refined = method.features_per_tree(n_features), n_refining_trees(method, n_features)
     pays_for_hessians = method.split_method is not SplitMethod.HISTOGRAM  # its own histograms hold them
     if method.candidates.is_paid:
-        yield _Sums(Kind.CELL_COUNTS, -1, (sum(dp_quantiles.public_grid(b).size + 1 for b in bounds),))
+        yield _Sums(Kind.CELL_COUNTS, -1, (sum(public_grid(b).size + 1 for b in bounds),))
     first = 0
     for number, n_trees in enumerate(batch_sizes(method.n_trees, method.batch_size)):
         for tree in range(first, first + n_trees):

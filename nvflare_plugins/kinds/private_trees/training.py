@@ -20,7 +20,7 @@ from dp_components.leaf_weights import (
     noise_proportional_ridge,
     residual_unit,
 )
-from dp_components.split_candidates.candidates import Columns, FeatureBounds
+from dp_components.split_candidates import Columns, FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.releases import ReleasePlan

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dp_components.split_candidates.candidates import Columns
+from dp_components.split_candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.failures import DataRefusal

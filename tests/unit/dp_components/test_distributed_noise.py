@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from dp_components.accounting import compose
-from dp_components.distributed_noise import NoiseShares, add_noise_share
+from dp_components.distributed_noise import NoiseShares, TrustModel, add_noise_share
 from dp_components.errors import PrivacyRefusal
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import clip_logistic_rows
-from dp_components.trust import TrustModel
 from tests.support.seeded_randomness import SeededRandomness
 
 SENSITIVITY = clip_logistic_rows([0.5], [0.25]).sensitivity

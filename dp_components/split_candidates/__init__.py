@@ -1,1 +1,0 @@
-"""C3: where trees may split. One method of the paper per file."""
