@@ -18,8 +18,7 @@ from dp_components.sensitivity import Norm, Sensitivity, clip_class_rows, clip_r
 from dp_components.split_candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
-from nvflare_plugins.kinds.private_trees.training import PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
 from tests.audit.test_private_trees import (
     BOUNDS,
     CANARY_SITE,

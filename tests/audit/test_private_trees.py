@@ -31,12 +31,18 @@ from dp_components.split_candidates import FeatureBounds
 from dp_components.split_methods import HistogramQuery, OneFeatureHistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.kinds.private_trees import forest, noisy_sums, presets
+from nvflare_plugins.kinds.private_trees import forest, noisy_sums
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower, node_sums
-from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Method, SplitMethod, dp_tr_newton, feverless
+from nvflare_plugins.kinds.private_trees.methods import (
+    DEFAULT_2026_12,
+    CandidateSource,
+    Method,
+    SplitMethod,
+    dp_tr_newton,
+    feverless,
+)
 from nvflare_plugins.kinds.private_trees.noisy_sums import without_ledger
-from nvflare_plugins.kinds.private_trees.releases import PlannedRelease, ReleaseSchedule
-from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.plan import OwnRows, PlannedRelease, PrivateTreesPlan, ReleaseSchedule, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, unpack
 from tests.support.audit import Errors, gaussian_power, noise_p_value
@@ -67,7 +73,7 @@ N_RUNS_FOR_ROOT_2 = 700
 RANDOM_TREES = replace(dp_tr_newton(20), depth=2, batch_size=5, query=LeafQuery.JOINT)
 REFINED: dict[str, Any] = {"candidates": CandidateSource.ITERATIVE_HESSIAN}
 HISTOGRAMS = replace(feverless(6), depth=2, n_candidates=7, query=LeafQuery.JOINT)
-CLIPPED = replace(presets.DEFAULT_2026_12, n_trees=20, depth=2, batch_size=5)
+CLIPPED = replace(DEFAULT_2026_12, n_trees=20, depth=2, batch_size=5)
 ONE_FEATURE = replace(HISTOGRAMS, name="one feature", n_features_per_tree=1, n_trees=12, batch_size=4, **REFINED)
 PARTIALLY = replace(HISTOGRAMS, name="partially random", split_method=SplitMethod.PARTIALLY_RANDOM)
 BOUNDS = (FeatureBounds(0, 1),) * 3

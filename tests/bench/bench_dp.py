@@ -27,10 +27,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dp_components.distributed_noise import NoiseShares
-from nvflare_plugins.kinds.private_trees import presets
-from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12, FEW_ROUNDS
-from nvflare_plugins.kinds.private_trees.training import Trust
+from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_11, DEFAULT_2026_12, FEW_ROUNDS, Method
+from nvflare_plugins.kinds.private_trees.plan import Trust
 from tests.bench.dp_data import SEEDS, load, preparation, set_name
 from tests.bench.dp_published import authors_best, published_methods
 from tests.bench.dp_runs import N_SITES, Draws, Lane, Runner
@@ -43,7 +41,7 @@ TRUSTED, DISTRIBUTED, OLDER, FEW = "trusted", "distributed", "distributed_2026_1
 ARMS: dict[str, tuple[Method, Trust]] = {
     TRUSTED: (DEFAULT_2026_12, Trust()),
     DISTRIBUTED: (DEFAULT_2026_12, Trust(NoiseShares(N_SITES, 1))),
-    OLDER: (presets.DEFAULT_2026_11, Trust(NoiseShares(N_SITES, 1))),
+    OLDER: (DEFAULT_2026_11, Trust(NoiseShares(N_SITES, 1))),
     FEW: (FEW_ROUNDS, Trust()),
 }
 TUNED_ON = "credit2"

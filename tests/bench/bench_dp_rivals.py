@@ -34,8 +34,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 
-from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
-from nvflare_plugins.kinds.private_trees.training import Trust
+from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.plan import Trust
 from tests.bench.dp_data import SEEDS, Split, load, preparation, set_name, split
 from tests.bench.dp_runs import in_twin
 from tests.bench.dp_statistics import Scored, Series, mean_and_sd, verdict

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xgboost as xgb
+from dp_components.randomness import OS_RANDOMNESS
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification, make_friedman1, make_hastie_10_2
@@ -35,13 +36,12 @@ from sklearn.metrics import roc_auc_score
 from dp_components.bucket_ldp import public_edges, release_buckets, wrong_bucket_rate
 from dp_components.distributed_noise import NoiseShares
 from dp_components.dpboost import DpBoostPlan, LogisticLoss, SiteData, train
-from dp_components.randomness import OS_RANDOMNESS
 from dp_components.split_candidates import by_rule, uniform_candidates
 from nvflare_plugins.cli.plan.choosing import buckets_over_signal, lost
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.kinds.private_trees.presets import PRESETS
-from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, Trust
+from nvflare_plugins.kinds.private_trees.methods import PRESETS
+from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, Trust
 from tests.bench.bench_federboost_vertical import public_description
 from tests.bench.dp_data import DEVELOPMENT_SETS, SHARED, Arrays, Split, load, split
 from tests.bench.dp_runs import in_twin

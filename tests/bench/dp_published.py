@@ -28,8 +28,8 @@ from nvflare_plugins.kinds.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
-from nvflare_plugins.kinds.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
+from nvflare_plugins.kinds.private_trees.plan import ReleasePlan
 from tests.bench.dp_data import Split
 from tests.support.private_simulation import Simulation
 from tests.support.private_trees import plan_with

@@ -20,7 +20,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from dp_components.accounting import compose
 from dp_components.leaf_weights import CLIPPED_AT, LeafQuery
 from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, Trust
+from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, Trust
 from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published

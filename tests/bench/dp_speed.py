@@ -15,7 +15,7 @@ from dp_components.mechanisms import add_gaussian_noise
 from dp_components.split_candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower
 from nvflare_plugins.kinds.private_trees.methods import dp_tr_newton
-from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan
 from tests.bench.dp_runs import N_SITES
 from tests.support.private_simulation import MechanismSums
 from tests.support.private_trees import Part, mu_of, plan_with, split_rows, train_in_process

@@ -39,8 +39,8 @@ from dp_components.events import ComposedEvent, Release
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates import FeatureBounds
-from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
-from nvflare_plugins.kinds.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
 from tests.bench.dp_data import load
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with

@@ -39,8 +39,8 @@ from dp_components.leaf_weights import UNIT
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates import FeatureBounds
-from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_12
-from nvflare_plugins.kinds.private_trees.server import Mechanism
+from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_12
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
 from tests.bench.dp_data import load
 from tests.bench.membership_inference import no_noise
 from tests.support.private_simulation import Simulation, Table

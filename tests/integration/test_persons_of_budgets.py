@@ -10,7 +10,7 @@ import pytest
 
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.private_trees import site as site_module
-from nvflare_plugins.kinds.private_trees.training import OwnRows
+from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED

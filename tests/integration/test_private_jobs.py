@@ -17,8 +17,8 @@ from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees import site as private_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan
-from nvflare_plugins.kinds.private_trees.server import TrustedServer
-from nvflare_plugins.kinds.private_trees.training import OwnRows
+from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
+from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import unpack
 from nvflare_plugins.xgb.model_json import with_positive_covers

@@ -30,8 +30,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
-from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, ReleasePlan, Trust
 from tests.oracle.test_private_trees import OURS, PARTIALLY, REFINED, bounds, drawn, no_noise, table
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import split_rows, train_in_process

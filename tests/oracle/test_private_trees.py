@@ -19,7 +19,7 @@ from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates import FeatureBounds
-from nvflare_plugins.kinds.private_trees.columns import public_candidates
+from nvflare_plugins.kinds.private_trees.forest import public_candidates
 from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Grower,
@@ -34,7 +34,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
     dp_tr_newton,
     feverless,
 )
-from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with, split_rows, train_in_process
 from tests.support.refreshed import bounded_objective, refreshed

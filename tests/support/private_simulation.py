@@ -11,9 +11,8 @@ from dp_components.mechanisms import add_gaussian_noise
 from dp_components.split_candidates import Candidates
 from dp_components.split_methods import Tree
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower, GrownTree
-from nvflare_plugins.kinds.private_trees.releases import ReleaseSchedule
-from nvflare_plugins.kinds.private_trees.server import Mechanism
-from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
+from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan, ReleaseSchedule
 from nvflare_plugins.wire.envelope import Kind
 
 

@@ -12,21 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.accounting import gaussian_limit
 from dp_components.mechanisms import add_gaussian_noise
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.kinds.private_trees.forest import train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
-from nvflare_plugins.kinds.private_trees.server import Mechanism, TrustedServer
-from nvflare_plugins.kinds.private_trees.training import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, NoisySums, TrustedServer
+from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, ReleasePlan, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.profiles import MaskedSums

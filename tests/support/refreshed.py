@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from dp_components.leaf_weights import TWO_CLASSES, UNIT
 from dp_components.split_candidates import Candidates
 from dp_components.split_methods import Tree, grow_totally_random
-from nvflare_plugins.kinds.private_trees.columns import public_candidates, tree_features
+from nvflare_plugins.kinds.private_trees.forest import public_candidates, tree_features
 from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.training import OwnRows, PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan
 from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document
 
 Objective = Callable[[NDArray[np.float32], xgb.DMatrix], tuple[NDArray[np.float32], NDArray[np.float32]]]

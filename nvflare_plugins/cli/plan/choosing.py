@@ -15,7 +15,7 @@ from dp_components.ledger import Budget, Ledger, ledger_files
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, human_number, printable
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
-from nvflare_plugins.kinds.private_trees.training import PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 # How much of a model's score the noise is expected to take, from public numbers alone, and how far off that is.

@@ -1,9 +1,9 @@
-"""Private trees as they are grown and added to a forest."""
+"""Private trees over all sites: candidates, features of a tree, growing, and the finished model."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,24 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.batched_updates import batch_sizes, tree_scale
-from dp_components.feature_interactions import FeatureGains
+from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
 from dp_components.leaf_weights import UNIT, Number, SeveralClasses, leaf_outputs
-from dp_components.split_candidates import Candidates, bin_column, refine
+from dp_components.split_candidates import (
+    Candidates,
+    Columns,
+    FeatureBounds,
+    as_candidates,
+    bin_column,
+    by_rule,
+    count_cells,
+    cut_at_quantiles,
+    logarithmic_candidates,
+    non_private_quantile_candidates,
+    public_grid,
+    refine,
+    uniform_candidates,
+    union,
+)
 from dp_components.split_methods import (
     LEAF,
     HistogramQuery,
@@ -25,20 +40,112 @@ from dp_components.split_methods import (
     grow,
     grow_totally_random,
 )
-from nvflare_plugins.kinds.private_trees.columns import agree_candidates, tree_features
-from nvflare_plugins.kinds.private_trees.methods import Interactions, SplitMethod, WeightUpdate
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
-from nvflare_plugins.kinds.private_trees.releases import ROOT_LEVEL, n_refining_trees
-from nvflare_plugins.kinds.private_trees.training import (
+from nvflare_plugins.kinds.private_trees.plan import (
+    ROOT_LEVEL,
     AfterRound,
     OwnRows,
     PrivateTreesPlan,
     SumsOverSites,
     ignore_round,
+    n_refining_trees,
 )
 from nvflare_plugins.wire.channel import Place
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document, shortest_decimals, written
+
+# Columns of private training: clipped values, candidates of splits, features of a tree, targets.
+
+
+# The candidates that a method starts from (C3): public ones, and those that a first release pays for.
+
+
+def agree_candidates(plan: PrivateTreesPlan, columns: Columns, sums: SumsOverSites) -> Candidates:
+    """Return the split candidates that training starts from; paid ones cost one release.
+
+    Shapes: columns: float32[n_features, n_rows].
+    """
+    method = plan.method
+    if method.candidates is CandidateSource.QUANTILE:  # of the own rows, for benchmarks: no job may choose them
+        lists = [non_private_quantile_candidates(c, method.n_candidates) for c in columns]
+        return Candidates(tuple(as_candidates(points) for points in lists))
+    public = public_candidates(method, plan.bounds)
+    if not method.candidates.is_paid:
+        return public
+    grids = [public_grid(b) for b in plan.bounds]
+    noisy = sums.release(Kind.CELL_COUNTS, -1, count_cells(columns, grids))
+    [noise_std] = plan.releases.cell_noise.scaled(plan.trust.noise_factor).std
+    mixed = method.candidates is CandidateSource.MIXED
+    n_quantiles = method.n_candidates // 2 if mixed else method.n_candidates
+    paid = cut_at_quantiles(noisy / UNIT, grids, noise_std, n_quantiles)
+    return union(public, paid) if mixed else paid
+
+
+def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candidates:
+    """Return public candidates; for mixed ones only the uniform half."""
+    if method.candidates is CandidateSource.LOGARITHMIC:
+        return by_rule(logarithmic_candidates, bounds, method.n_candidates)
+    n = method.n_candidates // 2 if method.candidates is CandidateSource.MIXED else method.n_candidates
+    return by_rule(uniform_candidates, bounds, n)
+
+
+# A site's values, clipped to their public bounds: held, or read whenever a feature is asked for.
+#
+# What is read again is clipped again, each value by itself, so that a training sees the same numbers either way. Bins,
+# of one byte a value, are held in both.
+
+
+def clipped(table: Table, bounds: Sequence[FeatureBounds]) -> Columns:
+    """Clip every value to its public bounds, by itself; a missing value stays missing."""
+    low, high = (np.array([getattr(b, end) for b in bounds], dtype=np.float32) for end in ("low", "high"))
+    if table.passes is not None:
+        return PassedColumns(table, low, high)
+    return np.clip(np.ascontiguousarray(table.features.T), low[:, None], high[:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassedColumns:
+    """Clipped features of a table that is read in passes; see ``Columns``. Shapes: low, high: float32[n_features].
+
+    Raises:
+        DataRefusal: whatever reads: a file has changed since the data set was loaded.
+    """
+
+    table: Table
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the numbers of features and rows."""
+        return self.low.size, self.table.n_rows
+
+    def __getitem__(self, feature: int, /) -> NDArray[np.float32]:
+        """Return one feature's values. Shapes: float32[n_rows]."""
+        return np.clip(self.table.by_feature[feature], self.low[feature], self.high[feature])
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        """Yield each feature's values."""
+        for column, low, high in zip(self.table.columns(), self.low, self.high, strict=True):
+            yield np.clip(column, low, high)
+
+
+# Which features each tree of a method may use (A1), from the method's public description.
+
+
+def tree_features(method: Method, tree: int, n_features: int, draws: random.Random) -> list[int]:
+    """Return the features that one tree may use. Privacy: touches no data; ``draws`` is public."""
+    k = method.features_per_tree(n_features)
+    if method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
+        return alternating_features(tree, n_features)
+    if k == n_features:
+        return list(range(n_features))
+    if method.interactions is Interactions.CYCLICAL:
+        return cyclical_features(tree, n_features, k)
+    return random_features(n_features, k, draws)
+
 
 # A finished forest as an XGBoost model: the same bytes at every site.
 

@@ -36,11 +36,8 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.data.declaration import Delta, Epsilon
-from nvflare_plugins.kinds.private_trees.columns import MOST_CLASSES, check_target
-from nvflare_plugins.kinds.private_trees.methods import Method
-from nvflare_plugins.kinds.private_trees.presets import resolve_method
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan
-from nvflare_plugins.kinds.private_trees.training import PrivateTreesPlan, Trust
+from nvflare_plugins.kinds.private_trees.methods import MOST_CLASSES, Method, check_target, resolve_method
+from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
 
 # What a job of differentially private trees says. Everything in it is public: nothing may be looked up in the rows.
 

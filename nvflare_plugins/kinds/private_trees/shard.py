@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from dp_components.split_candidates import FeatureBounds
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.shard_reader import plain_reading, reading_as_told, table_read_by, values_digest
-from nvflare_plugins.kinds.private_trees.columns import PassedColumns, clipped
-from nvflare_plugins.kinds.private_trees.forest import train
+from nvflare_plugins.kinds.private_trees.forest import PassedColumns, clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.training import AfterRound, OwnRows, SumsOverSites
+from nvflare_plugins.kinds.private_trees.plan import AfterRound, OwnRows, SumsOverSites
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, Kind, Phase, TrainingStep
 from nvflare_plugins.workers.shards import (

@@ -27,13 +27,12 @@ from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table, column_names, load_table, log_count, log_what_labels_lack
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.kinds.private_trees.columns import clipped
-from nvflare_plugins.kinds.private_trees.forest import train
+from nvflare_plugins.kinds.private_trees.forest import clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
+from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
 from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise
-from nvflare_plugins.kinds.private_trees.training import OwnRows
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dp_components.leaf_weights import Number, real_noise_std
+from dp_components.leaf_weights import Number, SeveralClasses, Target, real_noise_std
 from nvflare_plugins.base.formatting import human_bytes, human_number
-from nvflare_plugins.kinds.private_trees.columns import label_words
 from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 
@@ -64,6 +63,13 @@ def summarise(plan: JobPlan) -> PlanSummary:
         len(plan.releases.releases),
         plan.releases.n_bytes,
     )
+
+
+def label_words(target: Target) -> str:
+    """Say what the label is."""
+    if isinstance(target, Number):
+        return f"a number from {target.bounds.low:g} to {target.bounds.high:g}; what lies outside counts as the bound"
+    return f"one of {target.n_classes} classes" if isinstance(target, SeveralClasses) else "one of two classes"
 
 
 def trust_text(plan: JobPlan) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from dp_components.accounting import compose, count_events
 from nvflare_plugins.kinds.private_trees.job import JobPlan
-from nvflare_plugins.kinds.private_trees.presets import PRESETS
+from nvflare_plugins.kinds.private_trees.methods import PRESETS
 from tests.support.private_federation import job_of
 
 COSTS = {

@@ -7,8 +7,8 @@ import pytest
 
 from dp_components.split_methods import in_numpy
 from nvflare_plugins.kinds.private_trees import noisy_sums as module
+from nvflare_plugins.kinds.private_trees.methods import MAX_DEPTH
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
-from nvflare_plugins.kinds.private_trees.presets import MAX_DEPTH
 
 N_BINS = 255
 

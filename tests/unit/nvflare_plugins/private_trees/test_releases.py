@@ -15,8 +15,10 @@ from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
 from dp_components.split_candidates import FeatureBounds
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.private_trees import presets
 from nvflare_plugins.kinds.private_trees.methods import (
+    DEFAULT_2026_11,
+    DEFAULT_2026_12,
+    FEW_ROUNDS,
     CandidateSource,
     Method,
     SplitMethod,
@@ -29,9 +31,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
     feverless,
 )
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
-from nvflare_plugins.kinds.private_trees.presets import DEFAULT_2026_11, FEW_ROUNDS
-from nvflare_plugins.kinds.private_trees.releases import ReleasePlan, ReleaseSchedule
-from nvflare_plugins.kinds.private_trees.training import Trust
+from nvflare_plugins.kinds.private_trees.plan import ReleasePlan, ReleaseSchedule, Trust
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
 from tests.support.private_trees import mu_of, plan_with, trusted_server
 
@@ -67,7 +67,7 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
         (replace(feverless(25), n_features_per_tree=1, split_method=SplitMethod.PARTIALLY_RANDOM), 25 * 5),
         (replace(dp_tr_newton(200), batch_size=30), 200),  # six batches of 30 and one of 20
         (DEFAULT_2026_11, 200),
-        (presets.DEFAULT_2026_12, 300),
+        (DEFAULT_2026_12, 300),
         (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
     ],
     ids=lambda value: value if isinstance(value, int) else value.name,
@@ -79,7 +79,7 @@ def test_queries(method, queries: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize(
     "method",
-    [DEFAULT_2026_11, presets.DEFAULT_2026_12, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
+    [DEFAULT_2026_11, DEFAULT_2026_12, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])

@@ -12,7 +12,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.check import _use_of
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.presets import PRESETS
+from nvflare_plugins.kinds.private_trees.methods import PRESETS
 from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.private_federation import PUBLIC, job_of

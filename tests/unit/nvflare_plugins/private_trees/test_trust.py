@@ -9,7 +9,7 @@ import pytest
 from dp_components.distributed_noise import NoiseShares
 from dp_components.errors import PrivacyRefusal
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.private_trees.training import Trust
+from nvflare_plugins.kinds.private_trees.plan import Trust
 
 
 def test_shares_of_three_sites_and_one_colluder() -> None:
