@@ -1,4 +1,4 @@
-"""Differential-privacy components. Imports neither nvflare, xgboost nor he_processors.
+"""Differential-privacy components. Imports neither nvflare nor xgboost, and of he_processors its randomness only.
 
 How a private quantity comes to be, from the rows to the site's ledger:
 

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import Release
 from dp_components.mechanisms import draw_noise, gaussian_event, require_integers, share_scales
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Sensitivity
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from dp_components.events import (
     RepeatedEvent,
 )
 from dp_components.mechanisms import add_laplace_noise, choose_exponentially, grid_utilities, utility_sensitivity
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS, ClippedRows, Norm, Sensitivity, clip_rows, grid_bound
 from dp_components.split_candidates import Candidates, Columns, FeatureBounds
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 # Gradient-based data filtering (GDF): only rows with a gradient of at most g* take part in a tree.
 

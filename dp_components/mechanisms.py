@@ -20,8 +20,8 @@ from dp_components.events import (
     NeighbouringRelation,
     Release,
 )
-from dp_components.randomness import OS_RANDOMNESS, RandomSource, random_below, random_words
 from dp_components.sensitivity import Norm, Sensitivity
+from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_integers_below, random_uint64
 
 # Exact coin tosses with irrational probabilities, fast.
 #
@@ -50,7 +50,7 @@ def toss(probabilities: NDArray[np.float64], exact: ExactProbability, randomness
         exact: the exact ones, asked for only where the approximation does not decide.
         randomness: source of the bits.
     """
-    words = random_words(probabilities.size, randomness)
+    words = random_uint64(probabilities.size, randomness)
     uniform = np.ldexp(words.astype(np.float64), -64)
     # The absolute part covers the 64 bits of U, and probabilities so small that they round to nothing.
     margin = probabilities * (2 * RELATIVE_ERROR) + 2.0**-62
@@ -131,7 +131,7 @@ def sample_symmetric(target: SymmetricTarget, n: int, randomness: RandomSource) 
 
 def _keep(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[np.int64]:
     """Make ``n`` proposals and return those that are kept, in order."""
-    words = random_words(n, randomness)
+    words = random_uint64(n, randomness)
     j = _geometric(words >> np.uint64(_SIGN_BIT + 1), randomness)
     offset = (words & np.uint64((1 << target.block_bits) - 1)).astype(np.int64)
     magnitude = (j << target.block_bits) + offset
@@ -155,7 +155,7 @@ def _geometric(fields: NDArray[np.uint64], randomness: RandomSource) -> NDArray[
     fields = fields & field_mask
     while (empty := np.flatnonzero(fields == 0)).size:
         zeros[empty] += _J_BITS
-        fields[empty] = random_words(empty.size, randomness) & field_mask
+        fields[empty] = random_uint64(empty.size, randomness) & field_mask
     # f & -f keeps the lowest one; one less than that has as many ones as there were zeros below it.
     return zeros + np.bitwise_count((fields & (~fields + one)) - one).astype(np.int64)
 
@@ -290,7 +290,7 @@ def choose_exponentially(
     rate = epsilon / (2 * sensitivity.bound)
     block = min(2 * values.size + 8, _LARGEST_BLOCK)
     while True:
-        proposed = random_below(values.size, block, randomness)
+        proposed = random_integers_below(values.size, block, randomness)
 
         def exact(i: int, context: Context, proposed: np.ndarray = proposed) -> Decimal:
             product = context.multiply(Decimal(epsilon), Decimal(int(behind[proposed[i]])))
@@ -498,5 +498,5 @@ def _randomise(ids: np.ndarray, n_buckets: int, epsilon: float, randomness: Rand
 
     is_kept = toss(np.full(ids.size, keep), exact, randomness)
     # A step of 1 .. q - 1 around the circle reaches each other bucket equally often.
-    steps = 1 + random_below(n_buckets - 1, ids.size, randomness)
+    steps = 1 + random_integers_below(n_buckets - 1, ids.size, randomness)
     return np.where(is_kept, ids, (ids + steps) % n_buckets)

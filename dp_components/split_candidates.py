@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dp_components.events import DiscreteGaussianEvent, NeighbouringRelation
 from dp_components.mechanisms import draw_noise, gaussian_event, share_scales
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Norm, Sensitivity, grid_integers
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 # Split candidates of all features, the bins that lie between them, and the methods that ask no private question.
 

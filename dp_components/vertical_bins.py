@@ -51,8 +51,8 @@ from numpy.typing import NDArray
 
 from dp_components.events import DiscreteGaussianEvent, NeighbouringRelation
 from dp_components.mechanisms import draw_noise, gaussian_event, share_scales
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import Norm, Sensitivity
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 HESSIAN_WEIGHT = 0.5
 """Noise on sums of h is twice that on sums of g, in encoded integers: weights 1/4 to 1 made no difference to AUC."""

@@ -1,8 +1,9 @@
-"""The one source of secret randomness of this package's own code: the operating system. SEAL draws its own.
+"""The one source of secrets and of noise, for dp_components too: the operating system. SEAL draws its own.
 
 Every function that needs secret random bytes takes a ``RandomSource``. The default is ``OS_RANDOMNESS``, or
 ``BULK_RANDOMNESS`` where a million randomisers need hundreds of megabytes. Tests inject a deterministic source for
-known answers; no production signature takes a seed.
+known answers; no production signature takes a seed. Noise never comes from a public seed: whoever knows it could
+subtract the noise.
 """
 
 from __future__ import annotations
@@ -72,3 +73,20 @@ def random_uint64(n: int, source: RandomSource = OS_RANDOMNESS) -> NDArray[np.ui
     Shapes: result: uint64[n], writable.
     """
     return np.frombuffer(bytearray(source.bytes(8 * n)), dtype="<u8")
+
+
+def random_integers_below(bound: int, n: int, source: RandomSource = OS_RANDOMNESS) -> NDArray[np.int64]:
+    """Draw ``n`` integers uniformly from [0, bound) by rejection.
+
+    Shapes: result: int64[n].
+
+    Raises:
+        ValueError: ``bound`` is not in [1, 2^62].
+    """
+    if not 1 <= bound <= 1 << 62:
+        raise ValueError("bound must be in [1, 2^62]")
+    mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+    drawn = random_uint64(n, source) & mask
+    while (outside := np.flatnonzero(drawn >= np.uint64(bound))).size:
+        drawn[outside] = random_uint64(outside.size, source) & mask
+    return drawn.astype(np.int64)

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN = {
-    "dp_components": {"nvflare", "xgboost", "he_processors", "nvflare_plugins", "jobs", "tests"},
+    "dp_components": {"nvflare", "xgboost", "nvflare_plugins", "jobs", "tests"},
     "he_processors": {"nvflare", "xgboost", "dp_components", "nvflare_plugins", "jobs", "tests"},
     "nvflare_plugins": {"jobs", "tests"},
 }
@@ -233,7 +233,7 @@ def test_every_way_of_importing_is_noticed() -> None:
 
 
 def test_private_components_load_nothing_from_above() -> None:
-    """What the statements cannot show: modules that come in through a third one."""
+    """What the statements cannot show: modules that come in through a third one. Randomness alone is shared."""
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sorted((ROOT / "dp_components").rglob("*.py"))
@@ -241,10 +241,10 @@ def test_private_components_load_nothing_from_above() -> None:
     ]
     code = (
         f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
-        "print({name.split('.')[0] for name in sys.modules} & {'nvflare', 'xgboost', 'he_processors'})"
+        "print(*sorted({n for n in sys.modules if n.split('.')[0] in ('nvflare', 'xgboost', 'he_processors')}))"
     )
     output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert output.strip() == "set()"
+    assert output.split() == ["he_processors", "he_processors.randomness"]
 
 
 def too_long(source: str) -> list[str]:

@@ -32,8 +32,8 @@ from sklearn.metrics import roc_auc_score
 
 from dp_components.dpboost import DpBoostPlan, LogisticLoss, Loss, SiteData, SquaredLoss, train
 from dp_components.events import Release
-from dp_components.randomness import OS_RANDOMNESS
 from dp_components.split_candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
+from he_processors.randomness import OS_RANDOMNESS
 from tests.bench.dp_data import SHARED
 from tests.support.dpboost_baselines import para, seq
 

@@ -17,7 +17,6 @@ from unittest import mock
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-import dp_components.randomness
 import he_processors.randomness
 from nvflare_plugins.attempt.session import Session
 
@@ -34,7 +33,6 @@ RENAMED: dict[str, str] = {
 _SOURCES = (
     he_processors.randomness.OS_RANDOMNESS,
     he_processors.randomness.BULK_RANDOMNESS,
-    dp_components.randomness.OS_RANDOMNESS,
 )
 # The key of the rows' assignment comes from the session's transcript, which names the product's version.
 _ASSIGNMENT = "assignment of rows to trees"

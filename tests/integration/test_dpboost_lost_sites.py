@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from dp_components.ledger import Ledger
-from dp_components.randomness import OS_RANDOMNESS
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.format import export_name

@@ -13,7 +13,6 @@ from unittest.mock import patch
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-import dp_components.randomness
 import he_processors.randomness
 from dp_components.events import Release
 from dp_components.ledger import Ledger
@@ -26,7 +25,7 @@ from nvflare_plugins.wire.envelope import Frame
 _LONG = 24
 """Bytes of a draw that never comes twice by chance."""
 
-_SOURCES = (type(he_processors.randomness.OS_RANDOMNESS), type(dp_components.randomness.OS_RANDOMNESS))
+_SOURCES = (type(he_processors.randomness.OS_RANDOMNESS),)
 
 
 @dataclass

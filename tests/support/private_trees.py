@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.accounting import gaussian_limit
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.split_candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.kinds.private_trees.forest import train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob

@@ -10,8 +10,8 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import quantile_cuts
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.active.training import (
     LabelledSet,

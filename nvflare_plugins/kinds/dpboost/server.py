@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dp_components.accounting import compose
 from dp_components.dpboost import MAX_ROWS, DpBoostPlan, SplitTable, TreeAggregator, release_start
 from dp_components.events import ComposedEvent, Event, Release
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import REPLAYED, event_text
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.files import write_private

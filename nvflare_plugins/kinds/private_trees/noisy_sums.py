@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.accounting import PrivacyCost, compose
@@ -16,6 +15,7 @@ from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_methods import Histograms, in_numpy
 from he_processors.errors import ProtocolError
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import event_text
 from nvflare_plugins.growth._native import growth
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable

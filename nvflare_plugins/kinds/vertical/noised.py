@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dp_components.accounting import compose, gaussian_limit
 from dp_components.events import ComposedEvent, DiscreteGaussianEvent, NeighbouringRelation, Release, RepeatedEvent
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from dp_components.split_candidates import Columns, descent_event, quantile_cuts
 from dp_components.vertical_bins import bin_scales, draw_bin_noise, tree_event, tree_sensitivity
 from he_processors.elgamal.encryption import SHORT_FRACTION_BITS
@@ -22,6 +21,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout
 from he_processors.histogram.sums import BinNoise
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import JobLedger
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
