@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,6 @@ def clip_pairs(query: LeafQuery, g: NDArray[np.float64], h: NDArray[np.float64],
     return clip_rows(np.stack([g, h], axis=1), (bounds.gradient, bounds.hessian), weights=weights)
 
 
-def pair_sensitivity(query: LeafQuery, bounds: PairBounds) -> Sensitivity:
-    """Return the sensitivity that ``clip_pairs`` guarantees, before there are rows."""
-    return clip_pairs(query, np.zeros(0), np.zeros(0), bounds).sensitivity
-
-
 def real_noise_std(sensitivity: Sensitivity, noise_multiplier: float) -> tuple[float, ...]:
     """Return the standard deviation of the noise on each coordinate. Units: of g and h themselves."""
     return tuple(noise_multiplier * sensitivity.bound / weight / UNIT for weight in sensitivity.weights)
@@ -86,22 +81,22 @@ def real_noise_std(sensitivity: Sensitivity, noise_multiplier: float) -> tuple[f
 Sums = NDArray[np.float64]
 
 
-class LeafWeights(Protocol):
-    """Row statistics, and the leaf sums as XGBoost's weight formula shall see them.
+class LeafWeights:
+    """Row statistics, and the leaf sums as XGBoost's weight formula shall see them; by default of pairs (g, h).
 
     Attributes:
         bounds: of one output's g and h.
         n_outputs: scores of a row.
         noise_kept: the part of the noise on a G that is left after ``repaired``.
+        largest_curvature: what ``curvature`` gives for a row at most, in real units.
+        score_unit: what leaf weights are multiplied with to become scores.
     """
 
     bounds: PairBounds
-    n_outputs: int
-    noise_kept: float
-
-    @property
-    def largest_curvature(self) -> float:
-        """What ``curvature`` gives for a row at most, in real units."""
+    n_outputs = 1
+    noise_kept = 1.0
+    largest_curvature = 1.0
+    score_unit = 1.0
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return what each row adds to its leaf.
@@ -109,15 +104,19 @@ class LeafWeights(Protocol):
         Shapes: margin: float32[n_rows], or float32[n_rows, n_outputs] for several; label: float32[n_rows]; values:
             int64[n_rows, 2], or one column for each coordinate of the sensitivity.
         """
+        raise NotImplementedError
 
     def sensitivity(self, query: LeafQuery) -> Sensitivity:
         """Return the sensitivity that ``row_statistics`` guarantees, before there are rows."""
+        margin = np.zeros((0, self.n_outputs) if self.n_outputs > 1 else 0, dtype=np.float32)
+        return self.row_statistics(margin, np.zeros(0, dtype=np.float32), query).sensitivity
 
     def repaired(self, sums: Sums) -> Sums:
         """Return noisy sums in which impossible values are mended: G of each output, then H of each. Post-processing.
 
         Shapes: float64[n_leaves, n_coordinates] -> float64[n_leaves, 2 n_outputs].
         """
+        return sums
 
     def expanded(self, sums: Sums) -> Sums:
         """Return noisy sums as gains of splits take them: G of each output, then H of each. Post-processing.
@@ -126,6 +125,7 @@ class LeafWeights(Protocol):
 
         Shapes: float64[..., n_coordinates] -> float64[..., 2 n_outputs].
         """
+        return sums
 
     def curvature(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what each row adds to the Hessian histograms by which candidates are refined (iterative Hessian).
@@ -134,26 +134,6 @@ class LeafWeights(Protocol):
 
         Shapes: values: as ``row_statistics`` gives them; result: int64[n_rows]. Units: grid steps.
         """
-
-
-class OneOutput:
-    """What all updates of one output share: rows are pairs (g, h)."""
-
-    n_outputs = 1
-    noise_kept = 1.0
-    bounds: PairBounds
-
-    @property
-    def largest_curvature(self) -> float:
-        """The bound of h."""
-        return self.bounds.hessian
-
-    def expanded(self, sums: Sums) -> Sums:
-        """Return the pairs as they are."""
-        return sums
-
-    def curvature(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return h."""
         return values[:, 1]
 
 
@@ -182,7 +162,7 @@ def leaf_outputs(sums: Sums, ridge: float, clip: float, scale: float) -> NDArray
 # Averaging weight updates (C2): each leaf answers with its share of positive rows, as in a random forest.
 
 
-class AveragingWeights(OneOutput):
+class AveragingWeights(LeafWeights):
     """Leaf weight: positive rows over rows, between 0 and 1.
 
     Written as a weight update: g = -y and h = 1 give -G / H without a ridge. All trees form one batch with learning
@@ -197,10 +177,6 @@ class AveragingWeights(OneOutput):
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return -y and 1; the margin has no part in it."""
         return clip_pairs(query, -label.astype(np.float64), np.ones(label.size), self.bounds)
-
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return pair_sensitivity(query, self.bounds)
 
     def repaired(self, sums: Sums) -> Sums:
         """Answer 1/2 where noise left no rows, 0 where it left no positive ones, at most 1 elsewhere."""
@@ -218,7 +194,7 @@ def probability(margin: NDArray[np.float32]) -> NDArray[np.float64]:
     return 1.0 / (1.0 + np.exp(-np.clip(margin.astype(np.float64), -80.0, 80.0)))
 
 
-class NewtonWeights(OneOutput):
+class NewtonWeights(LeafWeights):
     """Leaf weight -G / (H + lambda) with the Hessian of the logistic loss.
 
     Privacy: one row moves (G, H) by at most (1, 1/4), and (G, 3.330 H) by at most 1 in L2 norm.
@@ -226,25 +202,18 @@ class NewtonWeights(OneOutput):
     """
 
     bounds = PairBounds(gradient=1.0, hessian=0.25, is_logistic=True)
+    largest_curvature = 0.25
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return g = p - y and h = p (1 - p)."""
         p = probability(margin)
         return clip_pairs(query, p - label, p * (1.0 - p), self.bounds)
 
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return pair_sensitivity(query, self.bounds)
-
-    def repaired(self, sums: Sums) -> Sums:
-        """Return the sums as they are."""
-        return sums
-
 
 # Gradient weight updates (C2).
 
 
-class GradientWeights(OneOutput):
+class GradientWeights(LeafWeights):
     """Leaf weight -G / (n + lambda): the gradient step of a leaf with n rows.
 
     Privacy: one row moves (G, n) by at most (1, 1).
@@ -256,14 +225,6 @@ class GradientWeights(OneOutput):
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return g = p - y and 1."""
         return clip_pairs(query, probability(margin) - label, np.ones(margin.size), self.bounds)
-
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return pair_sensitivity(query, self.bounds)
-
-    def repaired(self, sums: Sums) -> Sums:
-        """Return the sums as they are."""
-        return sums
 
 
 # A ridge in proportion to the noise (ours).
@@ -290,7 +251,7 @@ UNCLIPPED = math.sqrt(2.0)
 """|p - y| is below this at every score: (1 - p_y)^2 + the squares of the others, which add up to 1 - p_y at most."""
 
 
-class SoftmaxWeights:
+class SoftmaxWeights(LeafWeights):
     """Leaf weights -G_k / (H_k + lambda), with g_k = p_k - y_k and h_k = p_k (1 - p_k) for each class k.
 
     All classes share one tree's structure, and a row lies in one of its leaves, so that its vector (g_1 .. g_K, c h_1
@@ -316,11 +277,6 @@ class SoftmaxWeights:
         grad = p.copy()
         grad[np.arange(label.size), label.astype(np.intp)] -= 1.0
         return clip_class_rows(grad, p * (1.0 - p), *_clipping(query))
-
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        nothing = np.zeros((0, self.n_outputs))
-        return clip_class_rows(nothing, nothing, *_clipping(query)).sensitivity
 
     def repaired(self, sums: Sums) -> Sums:
         """Take the mean over classes away from the gradients: it is noise. Sums on the grid add up exactly."""
@@ -353,10 +309,6 @@ class SoftmaxGradientWeights(SoftmaxWeights):
         p[np.arange(label.size), label.astype(np.intp)] -= 1.0
         return clip_class_rows(p, np.ones((label.size, 1)), math.sqrt(3.0), 1.0)
 
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return clip_class_rows(np.zeros((0, self.n_outputs)), np.zeros((0, 1)), math.sqrt(3.0), 1.0).sensitivity
-
     def __init__(self, n_classes: int) -> None:
         super().__init__(n_classes)
         self.largest_curvature = 1.0
@@ -367,7 +319,7 @@ class SoftmaxGradientWeights(SoftmaxWeights):
         return super().expanded(np.concatenate([sums[..., :n], np.repeat(sums[..., n:], n, axis=-1)], axis=-1))
 
 
-class ClassShares:
+class ClassShares(LeafWeights):
     """Leaf answers: the share of each class, as in a random forest.
 
     Maddock et al. average the share of one class, from (positive rows, rows). This is our extension to several: a row
@@ -384,26 +336,15 @@ class ClassShares:
     """
 
     bounds = PairBounds(gradient=1.0, hessian=1.0)
-    noise_kept = 1.0
-    largest_curvature = 1.0
 
     def __init__(self, n_classes: int) -> None:
-        self.n_outputs = n_classes
-
-    @property
-    def score_unit(self) -> float:
-        """What shares are multiplied with to become scores."""
-        return float(self.n_outputs)
+        self.n_outputs, self.score_unit = n_classes, float(n_classes)
 
     def row_statistics(self, margin: NDArray[np.float32], label: NDArray[np.float32], query: LeafQuery) -> ClippedRows:
         """Return -1 in the place of each row's class; the margin has no part. Shapes: values: int64[n_rows, K]."""
         counts = np.zeros((label.size, self.n_outputs))
         counts[np.arange(label.size), label.astype(np.intp)] = -1.0
         return clip_class_rows(counts, np.zeros((label.size, 0)), 1.0, 1.0)
-
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return clip_class_rows(np.zeros((0, self.n_outputs)), np.zeros((0, 0)), 1.0, 1.0).sensitivity
 
     def repaired(self, sums: Sums) -> Sums:
         """Leave out classes of which noise left no rows; answer the same for all where it left none of any."""
@@ -521,7 +462,7 @@ COUNT_WEIGHT = 0.5
 """The weight of a row's 1 beside its residual, in the queries that weigh them."""
 
 
-class SquaredWeights(OneOutput):
+class SquaredWeights(LeafWeights):
     """Leaf weight -G / (n + lambda), with the residuals' sum G and the rows' number n: Newton and gradient alike.
 
     The label is clipped to its public bounds, and the residual, score - label, to [-u, u]; g is the residual in units
@@ -543,14 +484,6 @@ class SquaredWeights(OneOutput):
         bounds = self._target.bounds
         labels = np.clip(label.astype(np.float64), bounds.low, bounds.high)
         return _clip(query, (margin.astype(np.float64) - labels) / residual_unit(self._target, query))
-
-    def sensitivity(self, query: LeafQuery) -> Sensitivity:
-        """Return what the clipping guarantees."""
-        return _clip(query, np.zeros(0)).sensitivity
-
-    def repaired(self, sums: Sums) -> Sums:
-        """Return the sums as they are."""
-        return sums
 
 
 class MeanLabels(SquaredWeights):

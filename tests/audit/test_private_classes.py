@@ -68,7 +68,8 @@ def plus_and_minus(self: ClassShares, margin: np.ndarray, label: np.ndarray, que
     """One against the rest: a row is 1 in its class and -1 in all others, of length root K and not 1."""
     counts = np.ones((label.size, self.n_outputs), dtype=np.int64)
     counts[np.arange(label.size), label.astype(int)] = -1
-    return ClippedRows(counts << GRID_BITS, self.sensitivity(query), GRID_BITS)
+    claimed = clip_class_rows(np.zeros((0, self.n_outputs)), np.zeros((0, 0)), 1.0, 1.0).sensitivity
+    return ClippedRows(counts << GRID_BITS, claimed, GRID_BITS)
 
 
 def uncut(self: SoftmaxWeights, values: np.ndarray) -> np.ndarray:

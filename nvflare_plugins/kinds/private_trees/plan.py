@@ -383,8 +383,7 @@ class PrivateTreesPlan:
         """What a leaf's weight is multiplied with besides the learning rate. Units: of a score."""
         if isinstance(self.target, Number):
             return residual_unit(self.target, self.method.query)
-        weights = self.weights
-        return weights.score_unit if isinstance(weights, ClassShares) else 1.0
+        return self.weights.score_unit
 
     @property
     def ridge(self) -> float:

@@ -17,7 +17,6 @@ from dp_components.leaf_weights import (
     clip_pairs,
     leaf_outputs,
     noise_proportional_ridge,
-    pair_sensitivity,
     probability,
     real_noise_std,
 )
@@ -35,7 +34,7 @@ def test_no_row_exceeds_the_sensitivity_that_comes_with_it(weights, query: LeafQ
     rows = weights.row_statistics(MARGINS, np.full(MARGINS.size, label, dtype=np.float32), query)
     scaled = rows.values * np.array(rows.sensitivity.weights)
     assert np.linalg.norm(scaled, axis=1).max() <= rows.sensitivity.bound
-    assert rows.sensitivity == pair_sensitivity(query, weights.bounds)
+    assert rows.sensitivity == weights.sensitivity(query)
 
 
 def test_newton_statistics_are_those_of_the_logistic_loss() -> None:
@@ -70,8 +69,7 @@ def test_queries_made_for_the_logistic_loss_are_refused_for_counts(query: LeafQu
 
 def test_noise_by_form_of_the_query() -> None:
     """Newton: vector 1.0308 on both; joint 1 and 1/3.330; clipped .6 and .3; scalar sqrt(2) and sqrt(2)/4."""
-    bounds = NewtonWeights.bounds
-    std = {query: real_noise_std(pair_sensitivity(query, bounds), 10.0) for query in LeafQuery}
+    std = {query: real_noise_std(NewtonWeights().sensitivity(query), 10.0) for query in LeafQuery}
     assert std[LeafQuery.VECTOR] == pytest.approx((10.308, 10.308), rel=1e-4)
     assert std[LeafQuery.JOINT] == pytest.approx((10.0, 10.0 / 3.3302), rel=1e-4)
     assert std[LeafQuery.CLIPPED] == pytest.approx((6.0, 3.0), rel=1e-5)
