@@ -21,7 +21,7 @@ from he_processors.bignum.interface import ModBatch, Residues, product
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import KeyMismatch, ProtocolError
 from he_processors.fixed_point import PackingLayout
-from he_processors.paillier.keys import PaillierPublicKey
+from he_processors.paillier import PaillierPublicKey
 
 _MAGIC = b"VBHE"
 _VERSION = 1

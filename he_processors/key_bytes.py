@@ -8,9 +8,9 @@ import struct
 import gmpy2
 
 from he_processors.additive_schemes import Scheme, check_key_bits
-from he_processors.elgamal.keys import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
+from he_processors.elgamal.encryption import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
 from he_processors.errors import ConfigurationError, ProtocolError
-from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
+from he_processors.paillier import PaillierPrivateKey, PaillierPublicKey
 
 # Public keys as bytes: what a key owner announces, and what a receiver checks of it.
 #

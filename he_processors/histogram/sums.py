@@ -14,9 +14,7 @@ from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import are_within, as_words, exact_sum, lower_words, segments_sum_to
 from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout, HistogramPlan
-from he_processors.paillier.encryption import PaillierEncryptor
-from he_processors.paillier.keys import PaillierPublicKey
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import PaillierEncryptor, PaillierPublicKey, Rerandomiser
 
 # Noise on encrypted sums per bin: added by the party that summed them, before they are packed and hidden.
 #

@@ -44,7 +44,7 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import NodeTotal
 from he_processors.key_bytes import secret_key_to_bytes
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import Cluster
 from nvflare_plugins.kinds.alignment.blinding import PART, BlindingKey, SpreadKey
 from nvflare_plugins.kinds.alignment.intersection import BLOCK

@@ -20,7 +20,7 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # read when a backend opens: on
 
 from he_processors.additive_schemes import security_bits
 from he_processors.bignum.registry import available_backends
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier import PaillierPrivateKey, generate_paillier_key
 from tests.bench.he_ours import Rates, measure_ours
 from tests.bench.he_peers import measure_peers
 from tests.bench.he_round import RoundResult, measure_round

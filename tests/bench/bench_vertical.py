@@ -42,7 +42,7 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # core-seconds are compared: on
 
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.registry import open_curve
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import VerticalRules
 from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generate
 from tests.bench.vertical_parties import VerticalRun, Workload, busy_s, run_central, run_native, run_vertical

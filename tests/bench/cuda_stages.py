@@ -15,7 +15,7 @@ from he_processors.bignum.cuda import CudaBatch, CudaResidues
 from he_processors.bignum.interface import add, constant, lift, scale
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.cuda.device import Device
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
+from he_processors.paillier import PaillierPrivateKey, generate_paillier_key
 
 SHIFT_BITS = 127
 VALUE_SHIFT = 63  # of the first of two numbers in a plaintext

@@ -11,9 +11,7 @@ import numpy as np
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import sum_bins
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier import PaillierDecryptor, PaillierEncryptor, PaillierPrivateKey, owner_encryptor
 
 Rates = dict[str, float]
 Clock = Callable[[], float]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import gmpy2
 import numpy as np
 
-from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier import PaillierPrivateKey
 from tests.bench.he_ours import FORMAT, N_BINS, Rates, cpu_seconds
 
 _N_ENCRYPT = 24

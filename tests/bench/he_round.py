@@ -23,10 +23,7 @@ from he_processors.ciphertext_wire import (
 from he_processors.fixed_point import PackingLayout
 from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, BinLayout, plan_level
 from he_processors.histogram.sums import BinSums, NodeTotal, decrypt_level, pack_and_hide, subtract_sibling, sum_bins
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import PaillierDecryptor, PaillierPrivateKey, Rerandomiser, owner_encryptor
 from tests.bench.he_ours import FORMAT, N_BINS, Clock, cpu_seconds
 
 N_FEATURES = 18

@@ -20,7 +20,7 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")
 
 import numpy as np
 
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
 from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker

@@ -25,9 +25,9 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
+from he_processors.elgamal.decryption import SmallLogarithms
 from he_processors.elgamal.encryption import DigitFormat
-from he_processors.elgamal.small_logarithms import SmallLogarithms
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from he_processors.bignum.cuda import CudaBatch, load
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import PaillierDecryptor, generate_paillier_key, owner_encryptor
 from tests.support.he_toys import signed_rows
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,7 @@ import pytest
 
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.paillier.decryption import PaillierDecryptor, centred
-from he_processors.paillier.encryption import PaillierEncryptor
-from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier import PaillierDecryptor, PaillierEncryptor, PaillierPrivateKey, centred
 from tests.support.he_toys import signed_rows
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "paillier.json").read_text())

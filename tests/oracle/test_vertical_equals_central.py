@@ -17,7 +17,7 @@ from sklearn.datasets import load_breast_cancer
 
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
 from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker

@@ -12,8 +12,7 @@ import pytest
 from he_processors.bignum.rows import random_rows_below
 from he_processors.curve.interface import GROUP_ORDER
 from he_processors.elgamal.bin_sums import Hider
-from he_processors.elgamal.encryption import PointColumns
-from he_processors.elgamal.keys import ElGamalPublicKey, base_point, rows_of
+from he_processors.elgamal.encryption import ElGamalPublicKey, PointColumns, base_point, rows_of
 from tests.support.elgamal_toys import ToyLevel, hide, point_of_order_8
 from tests.support.he_toys import SeededRandomness
 

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor, public_encryptor
-from he_processors.paillier.keys import generate_paillier_key
-from he_processors.paillier.randomisers import ArithmeticFault, Rerandomiser
+from he_processors.paillier import (
+    ArithmeticFault,
+    PaillierEncryptor,
+    Rerandomiser,
+    generate_paillier_key,
+    owner_encryptor,
+    public_encryptor,
+)
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
 KEY = toy_paillier()

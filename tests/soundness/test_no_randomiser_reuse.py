@@ -13,8 +13,7 @@ import pytest
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.bin_sums import Hider
-from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import PaillierEncryptor, Rerandomiser, owner_encryptor
 from tests.support.elgamal_toys import ToyLevel
 from tests.support.he_toys import signed_rows, toy_paillier
 

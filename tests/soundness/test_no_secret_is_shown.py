@@ -18,10 +18,13 @@ from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciph
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey, generate_paillier_key
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import (
+    PaillierDecryptor,
+    PaillierPrivateKey,
+    Rerandomiser,
+    generate_paillier_key,
+    owner_encryptor,
+)
 from tests.support.he_toys import signed_rows, toy_paillier
 
 SECRET_PLAINTEXT = 31415926535897932384

@@ -12,17 +12,17 @@ import gmpy2
 import numpy as np
 import pytest
 
+from he_processors import paillier
 from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import ints_from_rows, random_rows_below
-from he_processors.paillier import randomisers
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import PaillierPublicKey
-from he_processors.paillier.randomisers import (
+from he_processors.paillier import (
     GeneratorPowers,
     OwnerRandomisers,
+    PaillierPublicKey,
     PrimePowers,
     PublicRandomisers,
     Rerandomiser,
+    owner_encryptor,
 )
 from tests.support.he_toys import SeededRandomness, toy_paillier
 
@@ -104,7 +104,7 @@ def test_exponents_by_modulo_instead_of_rejection_are_rejected(monkeypatch: pyte
         return random_rows_below(n, 64, source) % bound
 
     source, arithmetic = _owner(SeededRandomness(5), structured=True)
-    monkeypatch.setattr(randomisers, "random_rows_below", biased)
+    monkeypatch.setattr(paillier, "random_rows_below", biased)
     assert chi_squared(draw(source, arithmetic), RESIDUES) > LIMIT
 
 

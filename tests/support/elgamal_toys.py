@@ -12,8 +12,14 @@ from he_processors.curve.interface import FIELD_PRIME, Curve, Points
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.bin_sums import Hider, bin_summer
 from he_processors.elgamal.decryption import ElGamalDecryptor
-from he_processors.elgamal.encryption import DigitFormat, ElGamalEncryptor, PointColumns
-from he_processors.elgamal.keys import ElGamalPrivateKey, generate_elgamal_key, rows_of
+from he_processors.elgamal.encryption import (
+    DigitFormat,
+    ElGamalEncryptor,
+    ElGamalPrivateKey,
+    PointColumns,
+    generate_elgamal_key,
+    rows_of,
+)
 from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import NodeTotal
 from tests.support.he_toys import SeededRandomness

@@ -11,7 +11,7 @@ import numpy as np
 from he_processors.bignum.rows import byte_width
 from he_processors.curve.interface import BASE_POINT, FIELD_PRIME
 from he_processors.curve.registry import open_curve
-from he_processors.elgamal.keys import generate_elgamal_key
+from he_processors.elgamal.encryption import generate_elgamal_key
 from he_processors.key_bytes import public_key_to_bytes
 from he_processors.ring_ciphertexts import KeyFacts, RingScheme
 from tests.support.he_toys import SeededRandomness, toy_paillier

@@ -16,8 +16,7 @@ from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_for_
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.bin_sums import Content as PointContent
 from he_processors.elgamal.bin_sums import PointHeader, decode_points
-from he_processors.elgamal.encryption import DigitFormat
-from he_processors.elgamal.keys import ElGamalPublicKey
+from he_processors.elgamal.encryption import DigitFormat, ElGamalPublicKey
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.key_bytes import public_key_from_bytes

@@ -24,10 +24,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout
 from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import generate_paillier_key
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import PaillierDecryptor, Rerandomiser, generate_paillier_key, owner_encryptor
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
 from nvflare_plugins.cli.plan.choosing import (
     BETWEEN_ROWS,

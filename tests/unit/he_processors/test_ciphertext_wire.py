@@ -17,8 +17,7 @@ from he_processors.ciphertext_wire import (
 )
 from he_processors.errors import KeyMismatch, ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
+from he_processors.paillier import PaillierDecryptor, owner_encryptor
 from tests.support.he_toys import signed_rows, toy_paillier
 
 KEY = toy_paillier()

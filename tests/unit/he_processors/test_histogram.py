@@ -19,9 +19,7 @@ from he_processors.histogram.sums import (
     subtract_sibling,
     sum_bins,
 )
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import PaillierDecryptor, Rerandomiser, owner_encryptor
 from tests.support.he_toys import toy_paillier
 
 N_ROWS = 900

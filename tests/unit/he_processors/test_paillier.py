@@ -8,18 +8,20 @@ import numpy as np
 import phe
 import pytest
 
+from he_processors import paillier
 from he_processors.bignum.registry import available_backends
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
-from he_processors.paillier import randomisers
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor, public_encryptor
-from he_processors.paillier.keys import (
+from he_processors.paillier import (
+    PaillierDecryptor,
+    PaillierEncryptor,
     PaillierPrivateKey,
     _prime_factors,
     generate_paillier_key,
     generate_structured_prime,
     is_generator,
+    owner_encryptor,
+    public_encryptor,
 )
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
@@ -52,7 +54,7 @@ def test_every_way_to_encrypt_decrypts(backend: str) -> None:
 
 
 def test_no_plaintexts_and_more_than_one_block(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomisers, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(paillier, "BLOCK_ROWS", 4)
     encryptor = owner_encryptor(KEY, backend)
     for values in ([], VALUES):
         rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows(values)))

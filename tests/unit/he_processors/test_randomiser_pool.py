@@ -10,7 +10,7 @@ import pytest
 
 from he_processors.bignum.reference import ReferenceBatch
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.paillier.randomisers import ArithmeticFault, RandomiserPool
+from he_processors.paillier import ArithmeticFault, RandomiserPool
 
 ARITHMETIC = ReferenceBatch(2**61 - 1)
 

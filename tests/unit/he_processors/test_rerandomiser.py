@@ -6,9 +6,7 @@ import pytest
 
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.randomisers import EXPONENT_SLACK_BITS, N_SUBSET_BASES, Rerandomiser
+from he_processors.paillier import EXPONENT_SLACK_BITS, N_SUBSET_BASES, PaillierDecryptor, Rerandomiser, owner_encryptor
 from tests.support.he_toys import signed_rows, toy_paillier
 
 KEY = toy_paillier()

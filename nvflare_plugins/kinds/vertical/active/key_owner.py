@@ -16,7 +16,7 @@ from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinSums, NodeTotal
 from he_processors.key_bytes import secret_key_to_bytes
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.noised import NoisePlan

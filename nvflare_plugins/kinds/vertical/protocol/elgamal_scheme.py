@@ -37,9 +37,11 @@ from he_processors.elgamal.encryption import (
     SHORT_FRACTION_BITS,
     DigitFormat,
     ElGamalEncryptor,
+    ElGamalPrivateKey,
+    ElGamalPublicKey,
     PointColumns,
+    generate_elgamal_key,
 )
-from he_processors.elgamal.keys import ElGamalPrivateKey, ElGamalPublicKey, generate_elgamal_key
 from he_processors.errors import BackendUnavailable, ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level

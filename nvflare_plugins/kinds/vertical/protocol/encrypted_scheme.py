@@ -38,10 +38,14 @@ from he_processors.histogram.sums import (
     sum_bins,
 )
 from he_processors.key_bytes import public_key_from_bytes, public_key_to_bytes
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import PaillierEncryptor, owner_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey, PaillierPublicKey
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import (
+    PaillierDecryptor,
+    PaillierEncryptor,
+    PaillierPrivateKey,
+    PaillierPublicKey,
+    Rerandomiser,
+    owner_encryptor,
+)
 from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_maker
 from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import (
     ClearHistogramMaker,

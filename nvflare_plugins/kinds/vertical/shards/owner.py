@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 from he_processors.additive_schemes import Decryptor, Scheme
 from he_processors.elgamal.bin_sums import read_rows
 from he_processors.elgamal.decryption import ElGamalDecryptor
-from he_processors.elgamal.encryption import ElGamalEncryptor
-from he_processors.elgamal.keys import ElGamalPrivateKey
+from he_processors.elgamal.encryption import ElGamalEncryptor, ElGamalPrivateKey
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinSums, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes
-from he_processors.paillier.decryption import PaillierDecryptor
-from he_processors.paillier.encryption import owner_encryptor
-from he_processors.paillier.keys import PaillierPrivateKey
+from he_processors.paillier import PaillierDecryptor, PaillierPrivateKey, owner_encryptor
 from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, ElGamalTerms, OpenRows
 from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import EncryptedGradientOwner, announced_format
 from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS, StockedOwner

@@ -31,7 +31,7 @@ from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
 from he_processors.histogram.sums import BareEncryptions, BinNoise, pack_and_hide, sum_bins
-from he_processors.paillier.randomisers import Rerandomiser
+from he_processors.paillier import Rerandomiser
 from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalTerms
 from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
     CLEAR_CODE,

@@ -11,8 +11,15 @@ import pytest
 from he_processors.additive_schemes import Scheme
 from he_processors.curve.interface import GROUP_ORDER
 from he_processors.elgamal.decryption import draw_out, due
-from he_processors.elgamal.encryption import ElGamalEncryptor, PointColumns, concat_columns
-from he_processors.elgamal.keys import ElGamalPublicKey, base_point, generate_elgamal_key, rows_of
+from he_processors.elgamal.encryption import (
+    ElGamalEncryptor,
+    ElGamalPublicKey,
+    PointColumns,
+    base_point,
+    concat_columns,
+    generate_elgamal_key,
+    rows_of,
+)
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import join
 from he_processors.fixed_point import REFUSED

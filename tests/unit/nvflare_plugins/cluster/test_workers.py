@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from he_processors.paillier.keys import generate_paillier_key
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.workers.exchange import require_plain
 from nvflare_plugins.workers.worker_connection import REFUSED, Desk, error_of

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.curve.registry import available_backends, open_curve
-from he_processors.elgamal.encryption import DigitFormat
-from he_processors.elgamal.keys import generate_elgamal_key
+from he_processors.elgamal.encryption import DigitFormat, generate_elgamal_key
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import REFUSED, PairFormat
 from he_processors.histogram.planner import BinLayout
