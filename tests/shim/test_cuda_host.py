@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from he_processors import backends
 from he_processors.bignum import cuda, registry
 from he_processors.bignum.cuda import CudaBatch
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
@@ -174,17 +175,17 @@ class KernelFault(ShimDevice):
 @pytest.fixture
 def fresh_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Put these devices into the machine."""
-    caches = (cuda._checked_devices, cuda._check_length, registry._why_unavailable, registry._log_once)
+    forget = (cuda._checked_devices.cache_clear, cuda._check_length.cache_clear, registry.BACKENDS.forget)
     monkeypatch.delenv(registry.ENVIRONMENT_VARIABLE, raising=False)
 
     def insert(*devices: ShimDevice) -> None:
-        for cached in caches:
-            cached.cache_clear()
+        for cached in forget:
+            cached()
         monkeypatch.setattr(cuda, "open_devices", lambda: devices)
 
     yield insert
-    for cached in caches:
-        cached.cache_clear()
+    for cached in forget:
+        cached()
 
 
 LONG = (1 << 2047) + 9
@@ -207,7 +208,7 @@ def test_a_device_whose_long_numbers_are_wrong_is_left_for_the_cpu(
 ) -> None:
     """Its small numbers are right: the check of one small product lets it pass."""
     fresh_devices(KernelFault(kernel, lanes))
-    with caplog.at_level(logging.INFO, logger=registry.__name__):
+    with caplog.at_level(logging.INFO, logger=backends.__name__):
         batch = registry.open_backend("auto", LONG)
     assert batch.name != "cuda"
     assert f"cuda passed over: CUDA device 0 computes wrong {operation}" in caplog.text

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from he_processors import backends
 from he_processors.bignum import registry
 from he_processors.bignum.registry import available_backends, load_backend, open_backend
 from he_processors.errors import BackendUnavailable, ConfigurationError
@@ -14,11 +15,9 @@ MODULUS = 2**89 - 1
 @pytest.fixture(autouse=True)
 def _forget_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(registry.ENVIRONMENT_VARIABLE, raising=False)
-    registry._why_unavailable.cache_clear()
-    registry._log_once.cache_clear()
+    registry.BACKENDS.forget()
     yield
-    registry._why_unavailable.cache_clear()
-    registry._log_once.cache_clear()
+    registry.BACKENDS.forget()
 
 
 def _refuse() -> None:
@@ -35,7 +34,7 @@ def test_every_available_backend_opens_under_its_name() -> None:
 
 
 def test_auto_takes_the_fastest_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger=registry.__name__):
+    with caplog.at_level(logging.INFO, logger=backends.__name__):
         arithmetic = open_backend("auto", MODULUS)
     assert arithmetic.name == available_backends()[0]
     assert f"backend {arithmetic.name} runs" in caplog.text
@@ -46,7 +45,7 @@ def test_auto_passes_over_what_does_not_run_and_says_so(
 ) -> None:
     for name in ("cuda", "ifma", "avx2", "portable"):
         monkeypatch.setitem(registry._LOADERS, name, _refuse)
-    with caplog.at_level(logging.INFO, logger=registry.__name__):
+    with caplog.at_level(logging.INFO, logger=backends.__name__):
         assert open_backend("auto", MODULUS).name == "gmpy2"
     assert "ifma: no such instructions here" in caplog.text
 
