@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,11 +131,6 @@ def as_pairs(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return sums
 
 
-def may_be_split(expanded: NDArray[np.float64]) -> bool:
-    """Tell whether a node's noisy Hessian sum is not negative. Shapes: float64[2 K]."""
-    return bool(expanded[expanded.size // 2 :].sum() >= 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """The best split of a node, with the noisy sums of both sides."""
@@ -166,21 +160,68 @@ class OpenNode:
     totals: Totals | None
 
 
-class LevelQuery(Protocol):
+AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Adds this query's noise to sums, (G, H) or vectors of several classes along the last axis. Units: grid steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class GainRule:
+    """How good a split is by noisy sums: XGBoost's gain, with lambda ``ridge`` and leaf weights of at most ``clip``."""
+
+    ridge: float
+    clip: float
+    expand: Expand = as_pairs
+
+    def scores(
+        self, left: NDArray[np.float64], right: NDArray[np.float64], totals: Totals
+    ) -> NDArray[np.float64] | None:
+        """Return the gains of splits; None where the node's noisy Hessian sum, of all classes, is negative.
+
+        Shapes: left, right: float64[..., n_coordinates]; result: float64[...].
+        """
+        parent = self.expand(totals)
+        if not parent[parent.size // 2 :].sum() >= 0:
+            return None
+        return split_scores(self.expand(left), self.expand(right), parent, self.ridge, self.clip)
+
+
+class GreedyQuery:
     """Asks for the noisy sums of a level's nodes and chooses their splits."""
 
-    @property
-    def candidate_counts(self) -> Sequence[int]:
-        """Number of candidates of each feature."""
+    def __init__(
+        self,
+        pairs: NDArray[np.int64],
+        features: Sequence[int],
+        candidate_counts: Sequence[int],
+        rule: GainRule,
+        add_noise: AddNoise,
+        histograms: Histograms,
+    ) -> None:
+        """Take what a tree is grown on.
+
+        Shapes: pairs: int64[n_rows, n_coordinates], in grid steps.
+
+        Args:
+            pairs: what each row adds to sums.
+            features: those that the tree may use.
+            candidate_counts: of each feature, in use or not.
+            rule: by which splits are compared.
+            add_noise: makes a release of sums.
+            histograms: of the features in use, with a bin more than the most candidates of one (``in_numpy``).
+        """
+        self._pairs, self._features, self.candidate_counts = pairs, list(features), candidate_counts
+        self._rule, self._add_noise, self._histograms = rule, add_noise, histograms
 
     def root(self, rows: NDArray[np.intp]) -> Totals | None:
         """Return the root's sums, or None if they follow from the first histogram."""
+        raise NotImplementedError
 
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Ask once for all nodes of a level; return each one's sums and best split; None for a node that stays a leaf.
 
         A node whose noisy Hessian sum is negative, of several classes the sum of theirs, stays one.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +235,7 @@ class GrownTree:
     leaf_sums: NDArray[np.float64]
 
 
-def grow(bins: NDArray[np.uint8], query: LevelQuery, depth: int) -> GrownTree:
+def grow(bins: NDArray[np.uint8], query: GreedyQuery, depth: int) -> GrownTree:
     """Grow a tree on noisy sums.
 
     Nodes of one level hold disjoint rows, so a level costs as many queries as one node.
@@ -262,11 +303,7 @@ def histograms(
 # one query in all (``one_feature_histogram``).
 
 
-AddNoise = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Adds this query's noise to sums, (G, H) or vectors of several classes along the last axis. Units: grid steps."""
-
-
-class HistogramQuery:
+class HistogramQuery(GreedyQuery):
     """Noisy histograms of a level's nodes; see ``greedy.grow``.
 
     Privacy: every bin is noised, empty ones too; adding or removing a row changes one bin of each feature.
@@ -277,23 +314,7 @@ class HistogramQuery:
     Reference: Maddock et al., section 4.3.1.
     """
 
-    def __init__(
-        self,
-        bins: NDArray[np.uint8],
-        pairs: NDArray[np.int64],
-        features: Sequence[int],
-        candidate_counts: Sequence[int],
-        ridge: float,
-        clip: float,
-        add_noise: AddNoise,
-        expand: Expand = as_pairs,
-        histograms: Histograms | None = None,
-    ):
-        self._features, self.candidate_counts = list(features), candidate_counts
-        self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
-        self._width = max(candidate_counts[f] for f in features) + 1
-        self._histograms = histograms or in_numpy(bins, pairs, self._features, self._width)
-        self.root_histograms: NDArray[np.float64] | None = None
+    root_histograms: NDArray[np.float64] | None = None
 
     def root(self, rows: NDArray[np.intp]) -> Totals | None:
         """Return None: the root's sums are the mean over features of the first histogram's totals."""
@@ -312,26 +333,19 @@ class HistogramQuery:
 
     def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[Totals, Split | None]:
         low, high = node.ranges[self._features, 0, None], node.ranges[self._features, 1, None]
-        bins, totals = np.arange(self._width), node.totals
+        bins, totals = np.arange(noisy.shape[1]), node.totals
         inside = np.where(((low <= bins) & (bins <= high))[..., None], noisy, 0.0)
         reached = np.cumsum(inside, axis=1)
         if totals is None:
             totals = reached[:, -1].mean(axis=0)
         divides = (low <= bins[:-1]) & (bins[:-1] < high)
-        return totals, self._choose(reached[:, :-1], reached[:, -1:] - reached[:, :-1], divides, totals)
-
-    def _choose(
-        self, left: NDArray[np.float64], right: NDArray[np.float64], divides: NDArray[np.bool_], totals: Totals
-    ) -> Split | None:
-        parent = self._expand(totals)
-        if not divides.any() or not may_be_split(parent):
-            return None
-        gained = split_scores(self._expand(left), self._expand(right), parent, self._ridge, self._clip)
+        left, right = reached[:, :-1], reached[:, -1:] - reached[:, :-1]
+        gained = self._rule.scores(left, right, totals) if divides.any() else None
+        if gained is None:
+            return totals, None
         scores = np.where(divides, gained, -np.inf)
-        i, candidate = np.unravel_index(int(np.argmax(scores)), scores.shape)
-        return Split(
-            float(scores[i, candidate]), self._features[i], int(candidate), left[i, candidate], right[i, candidate]
-        )
+        i, cut = np.unravel_index(int(np.argmax(scores)), scores.shape)
+        return totals, Split(float(scores[i, cut]), self._features[i], int(cut), left[i, cut], right[i, cut])
 
 
 # Histogram trees of one feature (C1 with A1, k = 1): the root's histogram answers for the whole tree.
@@ -351,21 +365,10 @@ class OneFeatureHistogramQuery(HistogramQuery):
         ValueError: unless there is one feature.
     """
 
-    def __init__(
-        self,
-        bins: NDArray[np.uint8],
-        pairs: NDArray[np.int64],
-        features: Sequence[int],
-        candidate_counts: Sequence[int],
-        ridge: float,
-        clip: float,
-        add_noise: AddNoise,
-        expand: Expand = as_pairs,
-        histograms: Histograms | None = None,
-    ):
-        if len(features) != 1:
+    def root(self, rows: NDArray[np.intp]) -> None:
+        """Return None, as for any histogram."""
+        if len(self._features) != 1:
             raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
-        super().__init__(bins, pairs, features, candidate_counts, ridge, clip, add_noise, expand, histograms)
 
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""
@@ -379,7 +382,7 @@ class OneFeatureHistogramQuery(HistogramQuery):
 # sum and not a histogram, so the noise on what a split decides by is smaller.
 
 
-class PartiallyRandomQuery:
+class PartiallyRandomQuery(GreedyQuery):
     """Noisy left sums of a level's nodes; see ``greedy.grow``.
 
     Privacy: ``draws`` is public. Adding or removing a row changes the left sum of each feature in one node of a level.
@@ -388,22 +391,17 @@ class PartiallyRandomQuery:
 
     def __init__(
         self,
-        bins: NDArray[np.uint8],
         pairs: NDArray[np.int64],
         features: Sequence[int],
         candidate_counts: Sequence[int],
-        ridge: float,
-        clip: float,
+        rule: GainRule,
         add_noise: AddNoise,
+        histograms: Histograms,
         draws: random.Random,
-        expand: Expand = as_pairs,
-        histograms: Histograms | None = None,
-    ):
-        self._pairs, self._features = pairs, list(features)
-        self.candidate_counts, self._draws = candidate_counts, draws
-        self._ridge, self._clip, self._add_noise, self._expand = ridge, clip, add_noise, expand
-        width = max(candidate_counts[f] for f in features) + 1
-        self._histograms = histograms or in_numpy(bins, pairs, self._features, width)
+    ) -> None:
+        """Take what a tree is grown on; ``draws`` is the public source of candidates."""
+        super().__init__(pairs, features, candidate_counts, rule, add_noise, histograms)
+        self._draws = draws
 
     def root(self, rows: NDArray[np.intp]) -> Totals:
         """Release the sums over all rows."""
@@ -442,11 +440,10 @@ class PartiallyRandomQuery:
         totals = node.totals
         if totals is None:
             raise ValueError("partially random trees start from released root sums")
-        parent = self._expand(totals)
-        if not cuts or not may_be_split(parent):
-            return totals, None
         right = totals - left
-        scores = split_scores(self._expand(left), self._expand(right), parent, self._ridge, self._clip)
+        scores = self._rule.scores(left, right, totals) if cuts else None
+        if scores is None:
+            return totals, None
         i = int(np.argmax(scores))
         return totals, Split(float(scores[i]), *cuts[i], left[i], right[i])
 

@@ -32,6 +32,7 @@ from dp_components.split_candidates import (
 )
 from dp_components.split_methods import (
     LEAF,
+    GainRule,
     HistogramQuery,
     OneFeatureHistogramQuery,
     PartiallyRandomQuery,
@@ -354,14 +355,13 @@ class ForestGrower:
         method, counts = self._method, self._candidates.counts
         is_histogram = method.split_method is SplitMethod.HISTOGRAM
         noise = LevelNoise(self._sums, number, position, is_histogram)
-        common = (self._bins, pairs, features, counts, self._plan.ridge, method.clip, noise)
+        rule = GainRule(self._plan.ridge, method.clip, self._weights.expanded)
         sums = node_histograms(self._bins, pairs, features, max(counts[f] for f in features) + 1)
+        common = (pairs, features, counts, rule, noise, sums)
         if not is_histogram:
-            query = PartiallyRandomQuery(*common, self._draws, self._weights.expanded, sums)
-            grown = grow(self._bins, query, method.depth)
+            grown = grow(self._bins, PartiallyRandomQuery(*common, self._draws), method.depth)
             return grown.tree, grown.leaf_sums
-        kind = OneFeatureHistogramQuery if len(features) == 1 else HistogramQuery
-        histogram = kind(*common, self._weights.expanded, sums)
+        histogram = (OneFeatureHistogramQuery if len(features) == 1 else HistogramQuery)(*common)
         grown = grow(self._bins, histogram, method.depth)
         if position < self._n_refined and histogram.root_histograms is not None:
             expanded = self._weights.expanded(histogram.root_histograms)

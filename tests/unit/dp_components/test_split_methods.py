@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from dp_components.leaf_weights import UNIT
 from dp_components.split_methods import (
     LEAF,
+    GainRule,
+    GreedyQuery,
     HistogramQuery,
     OneFeatureHistogramQuery,
     OpenNode,
@@ -22,6 +24,7 @@ from dp_components.split_methods import (
     grow,
     grow_totally_random,
     histograms,
+    in_numpy,
     split_scores,
 )
 
@@ -93,6 +96,12 @@ def exact(sums: np.ndarray) -> np.ndarray:
     return sums.copy()
 
 
+def asking(kind, bins: np.ndarray, pairs: np.ndarray, features, counts: list[int], noise, *draws) -> GreedyQuery:
+    values = pairs.astype(np.int64)
+    of_nodes = in_numpy(bins, values, features, max(counts[f] for f in features) + 1)
+    return kind(values, features, counts, GainRule(1.0, 2.0), noise, of_nodes, *draws)
+
+
 def test_histogram_trees_find_the_planted_split_exactly_and_under_noise() -> None:
     bins, pairs = planted()
     rng = np.random.default_rng(0)
@@ -101,14 +110,14 @@ def test_histogram_trees_find_the_planted_split_exactly_and_under_noise() -> Non
         return sums + np.rint(rng.normal(0, 5 * UNIT, sums.shape)).astype(np.int64)
 
     for noise in (exact, noisy):
-        query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, noise)
+        query = asking(HistogramQuery, bins, pairs, range(4), [10] * 4, noise)
         grown = grow(bins, query, 1)
         assert (grown.tree.feature[0], grown.tree.candidate[0]) == (2, 5)
 
 
 def test_leaf_sums_of_exact_histogram_trees_are_those_of_their_rows() -> None:
     bins, pairs = planted(500)
-    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact)
+    query = asking(HistogramQuery, bins, pairs, range(4), [10] * 4, exact)
     grown = grow(bins, query, 3)
     leaf = grown.tree.leaf_of_rows(bins)
     for i, sums in enumerate(grown.leaf_sums):
@@ -126,7 +135,7 @@ def test_without_noise_the_roots_histogram_gives_the_tree_of_fresh_ones() -> Non
         return sums.copy()
 
     for kind in (HistogramQuery, OneFeatureHistogramQuery):
-        grown = grow(bins, kind(bins, pairs.astype(np.int64), [2], [10] * 4, 1.0, 2.0, counted), 4)
+        grown = grow(bins, asking(kind, bins, pairs, [2], [10] * 4, counted), 4)
         trees.append((grown.tree.feature.tolist(), grown.tree.candidate.tolist(), grown.leaf_sums.tolist()))
     assert trees[0] == trees[1] and len(trees[0][0]) >= 15
     assert asked[-1] == (1, 1, 11, 2) and len(asked) == 5, "four levels, then one"
@@ -139,12 +148,12 @@ def test_a_tree_of_one_feature_is_post_processing_of_its_roots_noisy_histogram()
     for seed in (1, 2):
         bins = np.random.default_rng(seed).integers(0, 11, size=(4, 300)).astype(np.uint8)
         pairs = np.random.default_rng(seed).integers(-UNIT, UNIT, size=(300, 2))
-        grown.append(grow(bins, OneFeatureHistogramQuery(bins, pairs, [3], [10] * 4, 1.0, 2.0, lambda _: answer), 4))
+        grown.append(grow(bins, asking(OneFeatureHistogramQuery, bins, pairs, [3], [10] * 4, lambda _: answer), 4))
     assert grown[0].leaf_sums.tolist() == grown[1].leaf_sums.tolist()
     assert grown[0].tree.candidate.tolist() == grown[1].tree.candidate.tolist()
     assert grown[0].leaf_sums.sum(axis=0) * UNIT == pytest.approx(answer[0, 0].sum(axis=0), abs=1)
     with pytest.raises(ValueError, match="only where the tree has one feature"):
-        OneFeatureHistogramQuery(bins, pairs, [1, 3], [10] * 4, 1.0, 2.0, exact)
+        grow(bins, asking(OneFeatureHistogramQuery, bins, pairs, [1, 3], [10] * 4, exact), 4)
 
 
 def test_features_with_fewer_candidates_are_never_split_beyond_them() -> None:
@@ -156,7 +165,7 @@ def test_features_with_fewer_candidates_are_never_split_beyond_them() -> None:
         return sums + np.rint(rng.normal(0, 100 * UNIT, sums.shape)).astype(np.int64)
 
     for _ in range(30):
-        query = HistogramQuery(bins, pairs.astype(np.int64), [1], [10, 2, 10, 10], 1.0, 2.0, loud)
+        query = asking(HistogramQuery, bins, pairs, [1], [10, 2, 10, 10], loud)
         tree = grow(bins, query, 3).tree
         assert (tree.candidate[tree.feature != LEAF] < 2).all()
 
@@ -166,16 +175,14 @@ def test_partially_random_trees_choose_the_best_of_the_drawn_candidates() -> Non
     for seed in range(10):
         drawn = random.Random(seed)
         candidates = [drawn.randrange(10) for _ in range(4)]
-        query = PartiallyRandomQuery(
-            bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(seed)
-        )
+        query = asking(PartiallyRandomQuery, bins, pairs, range(4), [10] * 4, exact, random.Random(seed))
         tree = grow(bins, query, 1).tree
         assert (tree.feature[0], tree.candidate[0]) == (2, candidates[2])
 
 
 def test_partially_random_left_sums_are_exact_without_noise() -> None:
     bins, pairs = planted(500)
-    query = PartiallyRandomQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, exact, random.Random(1))
+    query = asking(PartiallyRandomQuery, bins, pairs, range(4), [10] * 4, exact, random.Random(1))
     grown = grow(bins, query, 3)
     leaf = grown.tree.leaf_of_rows(bins)
     for i, sums in enumerate(grown.leaf_sums):
@@ -190,7 +197,7 @@ def test_every_bin_is_noised_empty_ones_too() -> None:
         seen.append(sums.shape)
         return sums
 
-    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, record)
+    query = asking(HistogramQuery, bins, pairs, range(4), [10] * 4, record)
     query.best([OpenNode(np.arange(0), np.tile([0, 10], (4, 1)), None)] * 2)
     assert seen == [(2, 4, 11, 2)]  # one query for the level
 
@@ -207,7 +214,7 @@ def test_noise_of_bins_that_earlier_splits_made_empty_is_left_out() -> None:
 
     ranges = np.tile([0, 10], (4, 1))
     ranges[2] = 0, 5
-    query = HistogramQuery(bins, pairs.astype(np.int64), range(4), [10] * 4, 1.0, 2.0, loud_outside)
+    query = asking(HistogramQuery, bins, pairs, range(4), [10] * 4, loud_outside)
     [(totals, split)] = query.best([OpenNode(rows, ranges, None)])
     assert totals * UNIT == pytest.approx(pairs[rows].sum(axis=0))
     assert split is not None
@@ -224,8 +231,12 @@ def test_no_node_is_split_where_earlier_splits_left_nothing_to_divide(is_histogr
         return sums + np.rint(rng.normal(0, 100 * UNIT, sums.shape)).astype(np.int64)
 
     for seed in range(20):
-        common = (np.minimum(bins, 3), pairs.astype(np.int64), range(4), [3] * 4, 1.0, 2.0, loud)
-        query = HistogramQuery(*common) if is_histogram else PartiallyRandomQuery(*common, random.Random(seed))
+        common = (np.minimum(bins, 3), pairs, range(4), [3] * 4, loud)
+        query = (
+            asking(HistogramQuery, *common)
+            if is_histogram
+            else asking(PartiallyRandomQuery, *common, random.Random(seed))
+        )
         tree = grow(bins, query, 5).tree
         open_nodes = [(0, dict.fromkeys(range(4), (0, 3)))]
         while open_nodes:
