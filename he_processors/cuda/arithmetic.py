@@ -10,7 +10,7 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.native import sliding_window
+from he_processors.bignum.native import cut_segments, sliding_window
 from he_processors.bignum.rows import byte_width, rows_from_ints
 from he_processors.cuda.device import WORD_BITS, Array, Device, ShapePair
 
@@ -51,18 +51,12 @@ def plan_chunks(starts: NDArray[np.int64], rows: int) -> Chunks:
 
     Shapes: starts: int64[n_segments + 1].
     """
-    lengths = np.diff(starts)
-    n_chunks = np.maximum(1, -(-lengths // rows))
-    chunk_starts = np.concatenate([[0], np.cumsum(n_chunks)]).astype(np.int64)
-    segment = np.repeat(np.arange(len(lengths)), n_chunks)
-    ordinal = np.arange(chunk_starts[-1]) - chunk_starts[segment]
-    begin = lengths[segment] * ordinal // n_chunks[segment]
-    end = lengths[segment] * (ordinal + 1) // n_chunks[segment]
+    tasks, chunk_starts = cut_segments(starts, rows)
     # 16-bit keys sort by radix, in linear time.
-    longest_first = np.argsort((rows - (end - begin)).astype(np.uint16), kind="stable")
+    longest_first = np.argsort((rows - tasks[:, 1]).astype(np.uint16), kind="stable")
     return Chunks(
-        begin=(starts[segment] + begin)[longest_first],
-        length=(end - begin)[longest_first].astype(np.int32),
+        begin=tasks[longest_first, 0],
+        length=tasks[longest_first, 1].astype(np.int32),
         target=longest_first.astype(np.int32),
         starts=chunk_starts,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from he_processors.backends import AUTO, Registry, imported
+from he_processors.backends import AUTO as AUTO
+from he_processors.backends import Registry, imported
 from he_processors.curve.interface import Curve
 
 ENVIRONMENT_VARIABLE = "VEILBOOST_CURVE"
