@@ -19,7 +19,7 @@
         Py_END_ALLOW_THREADS   \
     } while (0)
 
-static const struct vc_kernels *best_first[4];
+INSTRUCTION_SETS(vc_kernels)
 
 static void detect(void)
 {
@@ -106,18 +106,6 @@ static Py_ssize_t n_points(const Py_buffer *b)
 static Py_ssize_t n_affine(const Py_buffer *b)
 {
     return n_items(b, VC_AFFINE_WORDS * 8, 8);
-}
-
-static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
-{
-    PyObject *names = PyList_New(0);
-    for (size_t i = 0; names && i < 4 && best_first[i]; i++) {
-        PyObject *name = PyUnicode_FromString(best_first[i]->name);
-        if (!name || PyList_Append(names, name) < 0)
-            Py_CLEAR(names);
-        Py_XDECREF(name);
-    }
-    return names;
 }
 
 typedef int reader(const uint8_t *bytes, size_t n, uint64_t *out);

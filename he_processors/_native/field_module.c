@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-static const struct vf_kernel *best_first[4];
+INSTRUCTION_SETS(vf_kernel)
 
 static void detect(void)
 {
@@ -22,26 +22,6 @@ static void detect(void)
         best_first[n++] = &vf_avx2;
 #endif
     best_first[n++] = &vf_portable;
-}
-
-static const struct vf_kernel *find(const char *name)
-{
-    for (size_t i = 0; i < 4 && best_first[i]; i++)
-        if (!strcmp(best_first[i]->name, name))
-            return best_first[i];
-    return NULL;
-}
-
-static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
-{
-    PyObject *names = PyList_New(0);
-    for (size_t i = 0; names && i < 4 && best_first[i]; i++) {
-        PyObject *item = PyUnicode_FromString(best_first[i]->name);
-        if (!item || PyList_Append(names, item) < 0)
-            Py_CLEAR(names);
-        Py_XDECREF(item);
-    }
-    return names;
 }
 
 static int holds_words(const Py_buffer *b)

@@ -3,13 +3,13 @@
 #ifndef VEILBOOST_INTERFACE_H
 #define VEILBOOST_INTERFACE_H
 
-#define INTERFACE 4
+#include "extension.h"
+
+#define INTERFACE 5
 
 static PyObject *with_interface(PyObject *module)
 {
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
-        Py_CLEAR(module);
-    return module;
+    return with_number(module, INTERFACE);
 }
 
 #endif

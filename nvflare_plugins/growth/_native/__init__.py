@@ -9,8 +9,8 @@ from he_processors._native import extension
 
 _log = logging.getLogger(__name__)
 
-INTERFACE = 2
-"""What is asked of the extensions; raised together with growth.h's and interface.h's when a C source changes."""
+INTERFACE = 3
+"""What is asked of the extensions; raised together with growth.h's when a C source changes."""
 
 NUMPY = "numpy"
 

@@ -6,12 +6,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "../../../he_processors/_native/extension.h"
+#include "growth.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-/* What float32.py asks for: raise both with every change here. */
-#define INTERFACE 2
 
 static inline uint32_t bits_of(float x)
 {
@@ -291,8 +291,5 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__float32(void)
 {
-    PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
-        Py_CLEAR(module);
-    return module;
+    return with_number(PyModule_Create(&definition), INTERFACE);
 }

@@ -3,6 +3,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "../../../he_processors/_native/extension.h"
 #include "growth.h"
 
 #include <math.h>
@@ -11,7 +12,7 @@
 
 #define GROUP_SLOTS 8192 /* sums of some features that stay in the cache while a span's rows are added */
 
-static const struct vg_scan *best_first[4];
+INSTRUCTION_SETS(vg_scan)
 
 static void detect(void)
 {
@@ -25,26 +26,6 @@ static void detect(void)
         best_first[n++] = &vg_scan_avx2;
 #endif
     best_first[n++] = &vg_scan_portable;
-}
-
-static PyObject *py_instruction_sets(PyObject *self, PyObject *unused)
-{
-    PyObject *names = PyList_New(0);
-    for (size_t i = 0; names && i < 4 && best_first[i]; i++) {
-        PyObject *item = PyUnicode_FromString(best_first[i]->name);
-        if (!item || PyList_Append(names, item) < 0)
-            Py_CLEAR(names);
-        Py_XDECREF(item);
-    }
-    return names;
-}
-
-static const struct vg_scan *find(const char *name)
-{
-    for (size_t i = 0; i < 4 && best_first[i]; i++)
-        if (!strcmp(best_first[i]->name, name))
-            return best_first[i];
-    return NULL;
 }
 
 static const struct vg_codes *kernels_of(Py_ssize_t width)
@@ -427,8 +408,5 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__growth(void)
 {
     detect();
-    PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
-        Py_CLEAR(module);
-    return module;
+    return with_number(PyModule_Create(&definition), INTERFACE);
 }
