@@ -20,7 +20,7 @@ from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
-from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.site.certificates import Identity

@@ -14,7 +14,7 @@ from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_b
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob

@@ -18,7 +18,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.model.model_files import PassivePart, find_part
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.site import run_inference

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.kinds.private_trees import site as site_module
+from nvflare_plugins.kinds.private_trees import training as site_module
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets

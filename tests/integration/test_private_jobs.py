@@ -15,7 +15,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.private_trees import noisy_sums
-from nvflare_plugins.kinds.private_trees import site as private_site
+from nvflare_plugins.kinds.private_trees import training as private_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
 from nvflare_plugins.kinds.private_trees.plan import OwnRows

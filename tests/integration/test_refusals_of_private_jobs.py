@@ -19,7 +19,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.training import prepare as prepare_dpboost
-from nvflare_plugins.kinds.private_trees.site import prepare as prepare_trees
+from nvflare_plugins.kinds.private_trees.training import prepare as prepare_trees
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.released import SentRows

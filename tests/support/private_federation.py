@@ -16,7 +16,7 @@ from dp_components.mechanisms import add_gaussian_noise
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer
-from nvflare_plugins.kinds.private_trees.site import run_private_trees_site
+from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator

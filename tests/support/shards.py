@@ -12,7 +12,7 @@ from nvflare_plugins.workers.workers import Workers, workers_here
 
 SITES = (
     "nvflare_plugins.kinds.horizontal.site",
-    "nvflare_plugins.kinds.private_trees.site",
+    "nvflare_plugins.kinds.private_trees.training",
     "nvflare_plugins.kinds.tuning.site",
 )
 

@@ -15,7 +15,7 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.site import Payment
+from nvflare_plugins.kinds.private_trees.training import Payment
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.private_federation import BUDGET, DATA, job_of
