@@ -137,29 +137,28 @@ def clip_released(weights: NDArray[np.int64], bound: int) -> NDArray[np.int64]:
     return np.clip(weights, -bound, bound)
 
 
-def release_leaves(
-    grad_sums: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    gradients: Sensitivity,
-    ridge: int,
-    bound: int,
-    epsilon: float,
-    randomness: RandomSource = OS_RANDOMNESS,
-) -> Release:
+def release_leaves(settings: TreeSettings, sums: Sums, randomness: RandomSource = OS_RANDOMNESS) -> Release:
     """Compute, clip and noise the weights of all leaves of a tree, empty leaves too.
 
-    Shapes:  grad_sums, counts: int64[n_leaves]; value: int64[n_leaves].
-    Units:   grad_sums, ridge: 2^-GRID_BITS; bound, value: 2^-LEAF_BITS.
-    Privacy: exactly ``epsilon`` for all leaves together, because they are disjoint.
+    Shapes:  sums: int64[n_leaves] each, of gradients and of rows; value: int64[n_leaves].
+    Units:   gradients: 2^-GRID_BITS; value: 2^-LEAF_BITS.
+    Privacy: exactly ``leaf_epsilon`` for all leaves together, because they are disjoint.
 
     Reference: DPBoost, Algorithm 1, lines 12 to 16, where the noise's budget must be that of the leaves.
     """
+    ridge, bound = settings.ridge, settings.leaf_bound
     weights = [
-        (-int(total) << LEAF_BITS) // ((int(count) << GRID_BITS) + ridge)
-        for total, count in zip(grad_sums, counts, strict=True)
+        (-int(total) << LEAF_BITS) // ((int(count) << GRID_BITS) + ridge) for total, count in zip(*sums, strict=True)
     ]
     clipped = np.clip(np.array(weights, dtype=np.int64), -bound, bound)
-    return add_laplace_noise(clipped, leaf_sensitivity(gradients, ridge, bound), epsilon, randomness)
+    sensitivity = leaf_sensitivity(gradient_sensitivity(), ridge, bound)
+    return add_laplace_noise(clipped, sensitivity, settings.leaf_epsilon, randomness)
+
+
+def release_clipped_leaves(settings: TreeSettings, sums: Sums, randomness: RandomSource = OS_RANDOMNESS) -> Release:
+    """Release the leaf weights, clipped once more after the noise. Shapes: as ``release_leaves``."""
+    noised = release_leaves(settings, sums, randomness)
+    return Release(clip_released(noised.value, settings.leaf_bound), noised.event)
 
 
 # TrainSingleTree: one complete tree of noised choices and noised leaves.
@@ -238,29 +237,24 @@ def gains(
 
 
 def choose_splits(
-    table: SplitTable,
-    grad_sums: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    gradients: Sensitivity,
-    ridge: float,
-    epsilon: float,
-    randomness: RandomSource = OS_RANDOMNESS,
+    table: SplitTable, settings: TreeSettings, sums: Sums, randomness: RandomSource = OS_RANDOMNESS
 ) -> Release:
     """Choose one candidate for every node of a level, nodes without rows included.
 
-    Shapes:  as ``gains``; value: int64[n_nodes], numbers in the table.
-    Privacy: exactly ``epsilon`` for the level, because a row lies in one of its nodes. Utility sensitivity 3 g*^2.
+    Shapes:  sums: as ``gains``; value: int64[n_nodes], numbers in the table.
+    Privacy: exactly ``split_epsilon`` for the level: a row lies in one of its nodes. Utility sensitivity 3 g*^2.
 
     Raises:
         ValueError: more rows than ``MAX_ROWS``.
     Reference: DPBoost, Algorithm 1, lines 4 to 10.
     """
-    if int(table.totals(counts).sum()) > MAX_ROWS:
+    if int(table.totals(sums[1]).sum()) > MAX_ROWS:
         raise ValueError("too many rows for the grid of the gains")
+    gradients, epsilon = gradient_sensitivity(), settings.split_epsilon
     sensitivity = utility_sensitivity(gain_bound(gradients), GAIN_GRID, gradients)
     chosen = [
         int(choose_exponentially(grid_utilities(of_node, GAIN_GRID), sensitivity, epsilon, randomness).value[0])
-        for of_node in gains(table, grad_sums, counts, ridge)
+        for of_node in gains(table, *sums, math.ldexp(settings.ridge, -GRID_BITS))
     ]
     return Release(np.array(chosen, dtype=np.int64), ExponentialEvent(epsilon, gradients.relation))
 
@@ -319,35 +313,6 @@ class TreeRows:
         return of_grad.astype(np.int64), np.bincount(self._node, minlength=n_leaves)
 
 
-class TreeAggregator:
-    """The trusted side of one tree: turns exact sums into noised choices and noised leaves."""
-
-    def __init__(self, table: SplitTable, settings: TreeSettings, randomness: RandomSource = OS_RANDOMNESS) -> None:
-        self._table, self._settings, self._randomness = table, settings, randomness
-        self._gradients = gradient_sensitivity()
-
-    def choose(self, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> Release:
-        """Choose the splits of one level. Shapes: as ``choose_splits``."""
-        ridge = math.ldexp(self._settings.ridge, -GRID_BITS)
-        return choose_splits(
-            self._table, grad_sums, counts, self._gradients, ridge, self._settings.split_epsilon, self._randomness
-        )
-
-    def leaves(self, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> Release:
-        """Release the leaf weights, clipped once more after the noise. Shapes: int64[n_leaves]."""
-        settings = self._settings
-        noised = release_leaves(
-            grad_sums,
-            counts,
-            self._gradients,
-            settings.ridge,
-            settings.leaf_bound,
-            settings.leaf_epsilon,
-            self._randomness,
-        )
-        return Release(clip_released(noised.value, settings.leaf_bound), noised.event)
-
-
 def train_single_tree(
     sites: Sequence[TreeRows],
     table: SplitTable,
@@ -362,13 +327,14 @@ def train_single_tree(
 
     Reference: DPBoost, Algorithm 1 (the slides' TrainSingleTree).
     """
-    aggregator = TreeAggregator(table, settings, randomness)
     parts: list[Release] = []
     for level in range(settings.depth):
-        parts.append(aggregator.choose(*_add([site.bin_sums(1 << level) for site in sites])))
+        sums = _add([site.bin_sums(1 << level) for site in sites])
+        parts.append(choose_splits(table, settings, sums, randomness))
         for site in sites:
             site.move_down(parts[-1].value)
-    leaves = aggregator.leaves(*_add([site.leaf_sums(1 << settings.depth) for site in sites]))
+    leaf_sums = _add([site.leaf_sums(1 << settings.depth) for site in sites])
+    leaves = release_clipped_leaves(settings, leaf_sums, randomness)
     event = ComposedEvent((RepeatedEvent(parts[0].event, settings.depth), leaves.event))
     return Release(np.concatenate([part.value for part in parts] + [leaves.value]), event)
 

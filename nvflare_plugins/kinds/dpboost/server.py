@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import compose
-from dp_components.dpboost import MAX_ROWS, DpBoostPlan, SplitTable, TreeAggregator, release_start
+from dp_components.dpboost import (
+    MAX_ROWS,
+    DpBoostPlan,
+    SplitTable,
+    choose_splits,
+    release_clipped_leaves,
+    release_start,
+)
 from dp_components.events import ComposedEvent, Event, Release
 from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError
@@ -173,8 +180,10 @@ class DpBoostServer:
         if step.kind is Kind.STUMP_SUM:
             return release_start(sums.ravel(), self._plan.start_epsilon, self._randomness)
         settings = self._plan.tree_settings(step.ensemble, step.tree)
-        aggregator = TreeAggregator(self._table, settings, self._randomness)
-        return aggregator.choose(*sums) if step.kind is Kind.HISTOGRAM else aggregator.leaves(*sums)
+        of_step = sums[0], sums[1]
+        if step.kind is Kind.HISTOGRAM:
+            return choose_splits(self._table, settings, of_step, self._randomness)
+        return release_clipped_leaves(settings, of_step, self._randomness)
 
     def _note(self, number: int, spend: Spend) -> None:
         """Say in the evidence what the start, or a whole tree, has cost; once."""
@@ -260,7 +269,7 @@ class KeptAnswers:
         if len(keys) > 1:
             raise ProtocolError("the sites hold different keys of earlier attempts: submit the job anew")
         (self.key,) = keys
-        sizes = [_size(offer) for offer in offers]
+        sizes = [int.from_bytes(offer[KEY_BYTES : KEY_BYTES + 8], "little") for offer in offers]
         if len({offer[KEY_BYTES:] for offer in offers}) > 1 and max(sizes) > 0:
             holder = sizes.index(max(sizes))
             given = attempt.gather_sealed("kept answers", self._answers if holder == attempt.channel.rank else b"")
@@ -301,7 +310,3 @@ class KeptAnswers:
         if self._is_kept:
             kept = self.key + self._answers
             write_private(self._path, hashlib.sha256(kept).digest() + kept)
-
-
-def _size(offer: bytes) -> int:
-    return int.from_bytes(offer[KEY_BYTES : KEY_BYTES + 8], "little")

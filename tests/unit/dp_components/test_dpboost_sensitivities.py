@@ -14,6 +14,7 @@ from scipy import stats
 from dp_components.dpboost import (
     LEAF_BITS,
     SplitTable,
+    TreeSettings,
     choose_splits,
     clip_bound,
     filter_by_gradient,
@@ -104,7 +105,9 @@ def test_leaves_carry_exactly_the_noise_of_the_leaf_budget() -> None:
     """20,000 leaves; KS, false alarm below 1e-5 on either side; 2/3 and 3/2 of the noise must be rejected."""
     epsilon, n = 0.5, 20_000
     bound = clip_bound(GRADIENTS, 0.1, 0)
-    release = release_leaves(np.zeros(n, int), np.zeros(n, int), GRADIENTS, RIDGE, bound, epsilon, SeededRandomness(1))
+    release = release_leaves(
+        TreeSettings(1, RIDGE, bound, epsilon, epsilon), (np.zeros(n, int), np.zeros(n, int)), SeededRandomness(1)
+    )
     assert release.event == LaplaceEvent(epsilon, ROW)
     scale = 1 / (1 + RIDGE / ONE) / epsilon
     values = np.ldexp(release.value.astype(float), -LEAF_BITS)
@@ -115,7 +118,7 @@ def test_leaves_carry_exactly_the_noise_of_the_leaf_budget() -> None:
 def test_leaf_weights_are_the_papers() -> None:
     sums, counts = np.array([-3 * ONE, 5 * ONE, 0]), np.array([4, 9, 0])
     bound = clip_bound(GRADIENTS, 0.1, 0)
-    value = release_leaves(sums, counts, GRADIENTS, RIDGE, bound, 1e9).value
+    value = release_leaves(TreeSettings(1, RIDGE, bound, 1e9, 1e9), (sums, counts)).value
     np.testing.assert_allclose(np.ldexp(value.astype(float), -LEAF_BITS), [3 / 4.1, -5 / 9.1, 0], atol=1e-6)
 
 
@@ -132,6 +135,10 @@ def test_gains_against_a_naive_twin() -> None:
     np.testing.assert_allclose(gains(TABLE, grads, counts, 0.1), [expected, [0, 0, 0]])
 
 
+def splitting_at(epsilon: float) -> TreeSettings:
+    return TreeSettings(1, RIDGE, 1, epsilon, epsilon)
+
+
 def test_splits_are_drawn_with_the_corrected_sensitivity() -> None:
     """6,000 draws of each node; chi-square; the published sensitivity, and 2/3 and 3/2 of ours, must be rejected."""
     grads, counts = level()
@@ -139,7 +146,7 @@ def test_splits_are_drawn_with_the_corrected_sensitivity() -> None:
     many = np.tile(grads, (copies, 1)), np.tile(counts, (copies, 1))  # nodes of a level are drawn apart
     draws = np.concatenate(
         [
-            np.reshape(choose_splits(TABLE, *many, GRADIENTS, 0.1, epsilon, source).value, (copies, 2))
+            np.reshape(choose_splits(TABLE, splitting_at(epsilon), many, source).value, (copies, 2))
             for _ in range(6_000 // copies)
         ]
     )
@@ -155,8 +162,8 @@ def test_splits_are_drawn_with_the_corrected_sensitivity() -> None:
 
 def test_a_level_is_one_event_and_large_levels_are_refused() -> None:
     grads, counts = level()
-    assert choose_splits(TABLE, grads, counts, GRADIENTS, 0.1, 0.3).event == ExponentialEvent(0.3, ROW)
+    assert choose_splits(TABLE, splitting_at(0.3), (grads, counts)).event == ExponentialEvent(0.3, ROW)
     with pytest.raises(ValueError, match="too many rows"):
-        choose_splits(TABLE, grads, counts << 28, GRADIENTS, 0.1, 0.3)
+        choose_splits(TABLE, splitting_at(0.3), (grads, counts << 28))
     with pytest.raises(ValueError, match="candidate"):
         SplitTable.of(Candidates((np.zeros(0, np.float32),)))
