@@ -199,10 +199,9 @@ def test_long_segments_among_short_ones(backend: str) -> None:
 
 def test_segmented_products_refuse_bad_segments(arithmetic: ModBatch) -> None:
     residues = enter(arithmetic, [1, 2, 2])
-    with pytest.raises(ValueError):
-        arithmetic.segprod(residues, np.array([0, 1], np.int32), np.array([0, 2, 1], np.int64))
-    with pytest.raises(ValueError):
-        arithmetic.segprod(residues, np.array([0, 1], np.int32), np.array([0, 3], np.int64))
+    for starts in ([0, 2, 1], [0, 3], [-1, 2]):
+        with pytest.raises(ValueError):
+            arithmetic.segprod(residues, np.array([0, 1], np.int32), np.array(starts, np.int64))
     with pytest.raises(IndexError):
         arithmetic.segprod(residues, np.array([0, 3], np.int32), np.array([0, 2], np.int64))
     with pytest.raises(IndexError):
@@ -261,6 +260,8 @@ def test_horner_packing(raising: ModBatch, n: int, group: int, shift_bits: int) 
             total = total * power(value, 1 << (shift_bits * j), m) % m
         expected.append(total)
     assert leave(raising, raising.horner(enter(raising, values), group, shift_bits)) == expected
+    with pytest.raises(ValueError):
+        raising.horner(enter(raising, values), 0, shift_bits)
 
 
 def test_empty_batches(arithmetic: ModBatch) -> None:
@@ -304,6 +305,6 @@ def test_lift_to_a_larger_modulus(backend: str) -> None:
 
 
 def test_even_and_tiny_moduli_are_refused(backend: str) -> None:
-    for modulus in (0, 1, 2, 10, 2**64):
+    for modulus in (-3, 0, 1, 2, 10, 2**64):
         with pytest.raises(ValueError):
             registry.load_backend(backend)(modulus)

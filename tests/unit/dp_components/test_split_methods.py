@@ -115,9 +115,10 @@ def test_histogram_trees_find_the_planted_split_exactly_and_under_noise() -> Non
         assert (grown.tree.feature[0], grown.tree.candidate[0]) == (2, 5)
 
 
-def test_leaf_sums_of_exact_histogram_trees_are_those_of_their_rows() -> None:
+@pytest.mark.parametrize("kind", [[HistogramQuery], [PartiallyRandomQuery, random.Random(1)]], ids=["all", "drawn"])
+def test_leaf_sums_of_trees_without_noise_are_those_of_their_rows(kind: list) -> None:
     bins, pairs = planted(500)
-    query = asking(HistogramQuery, bins, pairs, range(4), [10] * 4, exact)
+    query = asking(kind[0], bins, pairs, range(4), [10] * 4, exact, *kind[1:])
     grown = grow(bins, query, 3)
     leaf = grown.tree.leaf_of_rows(bins)
     for i, sums in enumerate(grown.leaf_sums):
@@ -178,15 +179,6 @@ def test_partially_random_trees_choose_the_best_of_the_drawn_candidates() -> Non
         query = asking(PartiallyRandomQuery, bins, pairs, range(4), [10] * 4, exact, random.Random(seed))
         tree = grow(bins, query, 1).tree
         assert (tree.feature[0], tree.candidate[0]) == (2, candidates[2])
-
-
-def test_partially_random_left_sums_are_exact_without_noise() -> None:
-    bins, pairs = planted(500)
-    query = asking(PartiallyRandomQuery, bins, pairs, range(4), [10] * 4, exact, random.Random(1))
-    grown = grow(bins, query, 3)
-    leaf = grown.tree.leaf_of_rows(bins)
-    for i, sums in enumerate(grown.leaf_sums):
-        assert sums * UNIT == pytest.approx(pairs[leaf == i].sum(axis=0))
 
 
 def test_every_bin_is_noised_empty_ones_too() -> None:
