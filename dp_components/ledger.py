@@ -551,19 +551,13 @@ class LedgerState:
 
         Partitions of different jobs have nothing to do with each other.
         """
-        total = self.closed.cost() + self.lost
-        for job_id, job in self.jobs.items():
-            if job_id != without:
-                total = total + compose(event_list(job.spent))
-        return total
+        costs = (compose(event_list(job.spent)) for job_id, job in self.jobs.items() if job_id != without)
+        return sum(costs, self.closed.cost() + self.lost)
 
     def held(self, without: str | None = None) -> PrivacyCost:
         """What was released or is promised to open jobs, for one row; optionally without one open job."""
-        total = self.closed.cost() + self.lost
-        for job_id, job in self.jobs.items():
-            if job_id != without:
-                total = total + job.held()
-        return total
+        costs = (job.held() for job_id, job in self.jobs.items() if job_id != without)
+        return sum(costs, self.closed.cost() + self.lost)
 
     def begun(self) -> tuple[LedgerIdentity, Budget]:
         """Return whose ledger it is, and its budget. Raises: LedgerDamaged: it was created and holds nothing."""

@@ -171,7 +171,9 @@ class MessageSum:
         if self._n_added == self._facts.n_summands:
             n_due = self._facts.n_summands
             raise ProtocolError(f"{self._n_added + 1} {scheme.name} messages to add, between 1 and {n_due} are due")
-        message = _unpack_fresh(payload, scheme, self._facts)
+        message = RingMessage.unpack(payload, scheme, self._facts)
+        if message.n_summands != 1:
+            raise ProtocolError(f"{scheme.name} message of a site is a sum already")
         if total is None:
             self._total = message
         elif message.n_values != total.n_values:
@@ -199,13 +201,6 @@ def add_messages(public_parameters: bytes, payloads: Sequence[bytes], scheme: Ri
     for payload in payloads:
         total.add(payload)
     return total.pack()
-
-
-def _unpack_fresh(payload: bytes, scheme: RingScheme, facts: KeyFacts) -> RingMessage:
-    message = RingMessage.unpack(payload, scheme, facts)
-    if message.n_summands != 1:
-        raise ProtocolError(f"{scheme.name} message of a site is a sum already")
-    return message
 
 
 def _add_modulo(sums: NDArray[np.uint64], values: NDArray[np.uint64], prime: np.uint64) -> None:

@@ -134,9 +134,9 @@ class BaggedModel:
     def __init__(self, params: Mapping[str, object], feature_names: Sequence[str], n_sites: int) -> None:
         self._params, self._names, self._n_sites = dict(params), list(feature_names), n_sites
         self._rounds: list[list[dict[str, Any]]] = []
-        nothing = np.zeros((1, len(self._names)), dtype=np.float32)
+        nothing = own_matrix(np.zeros((1, len(self._names)), np.float32), np.zeros(1, np.float32), self._names, 1)
         # Nothing of a row is in it: the model of all sites begins as the same bytes.
-        self._empty = bytes(xgb.train(self._params, self._matrix(nothing, [0.0]), 0).save_raw("json"))
+        self._empty = bytes(xgb.train(self._params, nothing, 0).save_raw("json"))
 
     def add(self, trees: Sequence[SharedTree]) -> None:
         """Add the trees of one round, in the order of the sites."""
@@ -161,9 +161,6 @@ class BaggedModel:
         model["iteration_indptr"] = np.cumsum([0, *map(len, rounds)]).tolist()
         model["gbtree_model_param"] = {"num_parallel_tree": str(self._n_sites), "num_trees": str(len(trees))}
         return model_bytes(document)
-
-    def _matrix(self, values: NDArray[np.float32], label: Sequence[float]) -> xgb.DMatrix:
-        return own_matrix(values, np.asarray(label, dtype=np.float32), self._names, 1)
 
 
 def own_matrix(

@@ -95,7 +95,7 @@ _PROTECTION = {"trees": "sealed between the sites", "hessian_sums": "not shared"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Prepared:
+class LoadedRows:
     """What a site knows before it talks to anyone."""
 
     data_set: DataSet
@@ -103,7 +103,7 @@ class Prepared:
     parameters: TrainingParameters
 
 
-def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
+def prepare(job: BaggingJob, context: SiteContext) -> LoadedRows:
     """Check the job against the policy and the data, at this site alone.
 
     Raises:
@@ -127,7 +127,7 @@ def prepare(job: BaggingJob, context: SiteContext) -> Prepared:
     check_names_survive(names, {})
     table = _load(job, data_set, policy, names)
     parameters.objective.check_labels(table.label)
-    return Prepared(data_set, table, parameters)
+    return LoadedRows(data_set, table, parameters)
 
 
 def _load(job: BaggingJob, data_set: DataSet, policy: SitePolicy, names: tuple[str, ...]) -> Table:
@@ -155,10 +155,10 @@ def _load(job: BaggingJob, data_set: DataSet, policy: SitePolicy, names: tuple[s
     return table
 
 
-class _Run:
+class _BaggingTraining:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+    def __init__(self, attempt: SiteAttempt, prepared: LoadedRows) -> None:
         self._attempt, self._prepared = attempt, prepared
         self._job: BaggingJob = attempt.job
         self._depth = int(prepared.parameters.effective["max_depth"])
@@ -174,12 +174,14 @@ class _Run:
 
     def run(self) -> JobResult:
         """Agree, reserve, train, compare models, write results."""
-        attempt, job = self._attempt, self._job
-        agree(attempt.channel, attempt.session, self._terms())
+        attempt, job, prepared = self._attempt, self._job, self._prepared
+        document = prepared.parameters.document()
+        terms = Terms(versions(), job.to_dict(), document, Schema.of(prepared.table), {}, {})
+        agree(attempt.channel, attempt.session, terms)
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # until the first tree is sent, nothing of rows has left
             nthread = int(str(self._params["nthread"]))
-            rows = OwnRows(self._prepared.table, self._prepared.parameters.max_bin, nthread)
+            rows = OwnRows(prepared.table, prepared.parameters.max_bin, nthread)
             rows.add(self._model.last_round())
             own = self._grow(0, rows.matrix)
         for number in range(job.num_rounds):
@@ -188,10 +190,6 @@ class _Run:
             self._share(own, rows)
             reservations.trees_complete(number + 1)
         return self._finish(reservations)
-
-    def _terms(self) -> Terms:
-        document = self._prepared.parameters.document()
-        return Terms(versions(), self._job.to_dict(), document, Schema.of(self._prepared.table), {}, {})
 
     def _reserve(self) -> Reservations:
         """Have all sites' registries allow this run and remember it, before the first tree leaves."""
@@ -300,7 +298,7 @@ class _OwnTree:
 
 run_bagging_site = SitePart(
     prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    lambda attempt, prepared: _BaggingTraining(attempt, prepared).run(),
     protection=lambda job, prepared: _PROTECTION,
     on_cluster=OnCluster.NOT_NEEDED,
 )

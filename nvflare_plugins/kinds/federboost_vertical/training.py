@@ -160,7 +160,7 @@ _MAX_FEATURES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PartyInput:
     """What a site knows before it talks to anyone.
 
     Attributes:
@@ -176,13 +176,13 @@ class Prepared:
     edges: KeptEdges | None = None
 
 
-def _train(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+def _train(attempt: SiteAttempt, prepared: PartyInput) -> JobResult:
     if attempt.context.site == attempt.job.active:
         return ActiveParty(attempt, prepared).run()
     return (BucketSender if prepared.edges is None else SplitReceiver)(attempt, prepared).run()
 
 
-def _protection(job: BucketJob, prepared: Prepared) -> dict[str, str | int]:
+def _protection(job: BucketJob, prepared: PartyInput) -> dict[str, str | int]:
     if job.buckets_from is not None:
         return {"trust": "local", "unit": job.unit, "epsilon": "0", "edges_epsilon": "0", PAID_IN: job.buckets_from}
     return {
@@ -193,7 +193,7 @@ def _protection(job: BucketJob, prepared: Prepared) -> dict[str, str | int]:
     }
 
 
-def prepare(job: BucketJob, context: SiteContext) -> Prepared:
+def prepare(job: BucketJob, context: SiteContext) -> PartyInput:
     """Check the job against the policy and the data, at this site alone.
 
     Raises:
@@ -210,14 +210,14 @@ def prepare(job: BucketJob, context: SiteContext) -> Prepared:
         check_bucket_parameters(dict(job.params), job.n_buckets)
         names = job.features if job.features is not None else column_names(spec, job.label)
         rows = load_rows(spec, names, job.label, context, job.alignment)
-        return Prepared(rows, rows.names, buckets=None if job.buckets_from is None else _kept(job, context, rows))
+        return PartyInput(rows, rows.names, buckets=None if job.buckets_from is None else _kept(job, context, rows))
     if job.buckets_from is not None:
         edges = KeptEdges.read(job, context)
-        return Prepared(load_rows(spec, edges.names, None, context, job.alignment), edges.aliases, edges=edges)
+        return PartyInput(load_rows(spec, edges.names, None, context, job.alignment), edges.aliases, edges=edges)
     description = Description.read(context.policy.input_file(job.description))
     plan_of(job, description.features)  # refuses what would not be worth its price
     rows = load_rows(spec, description.names, None, context, job.alignment)
-    return Prepared(rows, _aliases(spec, description.names), description)
+    return PartyInput(rows, _aliases(spec, description.names), description)
 
 
 def _kept(job: BucketJob, context: SiteContext, rows: PartyRows) -> KeptBuckets:
@@ -243,7 +243,7 @@ def _required(value: Thing | None) -> Thing:
 class _Party:
     """The steps that both kinds of parties share; every exchange is one of all sites."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
+    def __init__(self, attempt: SiteAttempt, prepared: PartyInput) -> None:
         self._attempt, self._prepared, self._progress = attempt, prepared, attempt.progress
         self._job: BucketJob = attempt.job
         self._channel = attempt.channel

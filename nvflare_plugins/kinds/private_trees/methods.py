@@ -369,17 +369,13 @@ def _check(method: Method, n_features: int) -> None:
     k = method.n_features_per_tree
     if k is not None and k > n_features:
         raise ConfigurationError(f"n_features_per_tree is {k}, but there are {n_features} features")
-    if method.split_method is not SplitMethod.TOTALLY_RANDOM:
-        _check_greedy(method)
-    if method.grower is Grower.XGBOOST:
-        _check_xgboost(method)
-
-
-def _check_greedy(method: Method) -> None:
-    if method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
+    is_greedy = method.split_method is not SplitMethod.TOTALLY_RANDOM
+    if is_greedy and method.interactions in (Interactions.ALTERNATING, Interactions.INFORMED):
         raise ConfigurationError(
             f"{method.interactions.value} interactions are for totally random trees: others pay for each feature"
         )
+    if method.grower is Grower.XGBOOST:
+        _check_xgboost(method)
 
 
 def _check_xgboost(method: Method) -> None:

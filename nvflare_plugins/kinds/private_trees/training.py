@@ -19,7 +19,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import AttemptPayment, JobLedger, check_rows_per_person
-from nvflare_plugins.attempt.session import Session, Terms, agree, versions
+from nvflare_plugins.attempt.session import Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -105,7 +105,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PrivateInput:
     """What a site knows before it talks to anyone.
 
     Attributes:
@@ -132,7 +132,7 @@ class Prepared:
         return digest.digest()
 
 
-def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
+def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
     Privacy: a row that the job cannot use, whose randomised buckets were sent, or of a person for whom the budget of
@@ -192,7 +192,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> Prepared:
     log_what_labels_lack(table, job.data_set, is_classification=job.label_bounds is None)
     rows = OwnRows(clipped(table, plan.training.bounds), table.label, _weights(table, job))
     facts = DataFacts.of(table, job.data_set)
-    return Prepared(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
+    return PrivateInput(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
 
 
 def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
@@ -210,7 +210,7 @@ def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:
     return weights
 
 
-def _protection(job: PrivateTreesJob, prepared: Prepared) -> dict[str, str | int]:
+def _protection(job: PrivateTreesJob, prepared: PrivateInput) -> dict[str, str | int]:
     """Return what the evidence says about the protection."""
     plan = prepared.plan
     shares = plan.training.trust.shares
@@ -229,19 +229,16 @@ def _open_sums(plan: JobPlan, attempt: SiteAttempt) -> ProtectedSums:
     """Return the masked sums of a job; only a trusted aggregator may read the sum itself, and change it."""
     session = attempt.session
     if plan.training.trust.is_trusted_aggregator:
-        return ProtectedSums(attempt.channel, MaskedSums(_readable_masks(session)), None)
+        secrets = session.rank, session.pair_secrets, session.group_secret
+        readable = PairwiseMasks(session.session_id, *secrets, blinder=None)  # hide the sites' parts, not their sum
+        return ProtectedSums(attempt.channel, MaskedSums(readable), None)
     return ProtectedSums(attempt.channel, MaskedSums(session.masks), session.tags)
-
-
-def _readable_masks(session: Session) -> PairwiseMasks:
-    """Return masks that hide each site's part from the server but not the sum, in the place of the session's own."""
-    return PairwiseMasks(session.session_id, session.rank, session.pair_secrets, session.group_secret, blinder=None)
 
 
 class _Training:
     """The steps of one attempt after the session is open."""
 
-    def __init__(self, attempt: SiteAttempt, prepared: Prepared, workers: Workers | None) -> None:
+    def __init__(self, attempt: SiteAttempt, prepared: PrivateInput, workers: Workers | None) -> None:
         self._attempt, self._prepared, self._progress = attempt, prepared, attempt.progress
         self._workers = workers
         self._job: PrivateTreesJob = attempt.job
@@ -327,7 +324,7 @@ class _Training:
         self._progress(row, self._plan.releases.n_rounds)
 
 
-def _take_part(attempt: SiteAttempt, prepared: Prepared) -> JobResult:
+def _take_part(attempt: SiteAttempt, prepared: PrivateInput) -> JobResult:
     with (
         workers_of(attempt.context.policy, attempt.job.data_set) as workers,
         watched(workers, attempt.progress) as attempt.progress,
