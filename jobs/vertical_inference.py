@@ -19,7 +19,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID
-from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.recipes.recipe import VerticalInferenceRecipe, write_folder
 from nvflare_plugins.recipes.script import run_script
 from nvflare_plugins.site.setup import SetupOptions, set_up

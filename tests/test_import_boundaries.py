@@ -71,7 +71,7 @@ BETWEEN_KINDS = {
     # It runs many vertical trainings over the same rows; search, folds and results are those of a tuning.
     "vertical_tuning": ("tuning", "vertical"),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
-    "federboost_vertical": ("alignment", "vertical.model", "vertical.job"),
+    "federboost_vertical": ("alignment", "vertical.model", "vertical.model_files", "vertical.job"),
 }
 """What one kind of job may take from another; every other kind stands by itself."""
 

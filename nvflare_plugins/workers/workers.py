@@ -26,7 +26,7 @@ from nvflare_plugins.workers.worker_connection import DONE, FAILED, LOST, OVER, 
 #
 # with open_workers(policy.cluster_for("credit")) as workers:            # dask_workers.py; checked before it returns
 # rows = shard_rows(n_rows, len(workers))                            # one range for each worker, none empty
-# begin(workers, "nvflare_plugins.kinds.vertical.shards.sums:SumShard", [(codes[:, one],) for one in rows]) futures =
+# begin(workers, "nvflare_plugins.kinds.vertical.sharded_sums:SumShard", [(codes[:, one],) for one in rows]) futures =
 # [workers.call(number, "sum_bins", ...) for number in range(len(workers))] partial = collect(futures)
 # # in the order of the workers
 #

@@ -20,10 +20,10 @@ import pytest
 
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise
+from nvflare_plugins.kinds.vertical.messages import Bits, HistogramRequest, NodePartition, TreeGradients
 from nvflare_plugins.kinds.vertical.noised import CUTS_SHARE, NoisePlan, NoiseSource, as_cut_points
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import Bits, HistogramRequest, NodePartition, TreeGradients
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from tests.support.audit import Errors, gaussian_power
 from tests.support.calibration import mu_for
 from tests.support.seeded_randomness import SeededRandomness

@@ -48,13 +48,11 @@ from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import Cluster
 from nvflare_plugins.kinds.alignment.blinding import PART, BlindingKey, SpreadKey
 from nvflare_plugins.kinds.alignment.intersection import BLOCK
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol.conversation import feature_blocks, layout_of
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
-from nvflare_plugins.kinds.vertical.shards.owner import ShardedOwner
-from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
+from nvflare_plugins.kinds.vertical.messages import feature_blocks, layout_of
+from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, elgamal_owner, gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.workers.dask_workers import DaskWorkers, open_workers
 from nvflare_plugins.workers.workers import begin
 from tests.bench.cluster_horizontal import measure

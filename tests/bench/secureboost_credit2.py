@@ -34,7 +34,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sklearn.model_selection import train_test_split
 
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.active.training import purity_report
+from nvflare_plugins.kinds.vertical.active_party import purity_report
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.vertical_federation import Joined, central, federate, first_difference

@@ -21,11 +21,8 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")
 import numpy as np
 
 from he_processors.paillier import generate_paillier_key
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GRADIENT_BLOCK_ROWS
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     HistogramRequest,
     MoreGradients,
@@ -34,6 +31,8 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     TreeGradients,
     to_bytes,
 )
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, gradient_owner, histogram_maker
 
 
 def main() -> None:

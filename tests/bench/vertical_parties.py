@@ -30,20 +30,24 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.active.key_owner import PrecomputingKeyOwner
-from nvflare_plugins.kinds.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
+from nvflare_plugins.kinds.vertical import schemes as encrypted_scheme
+from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.model.model import merge
-from nvflare_plugins.kinds.vertical.model.routing import table_from_json, table_to_json
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme, encrypted_scheme
-from nvflare_plugins.kinds.vertical.protocol.conversation import place_parties
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner
+from nvflare_plugins.kinds.vertical.messages import from_bytes, place_parties, to_bytes
+from nvflare_plugins.kinds.vertical.model import merge, table_from_json, table_to_json
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import (
+    ClearGradientOwner,
+    ClearHistogramMaker,
+    ElGamalHistogramMaker,
+    elgamal_owner,
+    gradient_owner,
+    histogram_maker,
+)
 from nvflare_plugins.site.memory.store import Memory
 
 _SPAWN = multiprocessing.get_context("spawn")

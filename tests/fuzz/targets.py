@@ -104,7 +104,7 @@ def _terms() -> Parse:
 
 
 def _vertical_terms() -> Parse:
-    from nvflare_plugins.kinds.vertical.protocol.terms import VerticalTerms
+    from nvflare_plugins.kinds.vertical.terms import VerticalTerms
 
     return VerticalTerms.from_bytes
 
@@ -116,13 +116,13 @@ def _schemas() -> Parse:
 
 
 def _steps() -> Parse:
-    from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep
+    from nvflare_plugins.kinds.vertical.conversation import ConversationStep
 
     return ConversationStep.from_bytes
 
 
 def _messages() -> Parse:
-    from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
+    from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
 
     def parse(data: bytes) -> object:
         message = from_bytes(data)

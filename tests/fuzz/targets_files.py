@@ -96,7 +96,7 @@ def _model() -> Target:
 
 
 def _part() -> Target:
-    from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart, read_part
+    from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
 
     path = _folder() / "part.json"
 
@@ -153,7 +153,7 @@ def _checkpoint() -> Target:
 
 
 def _private_table() -> Target:
-    from nvflare_plugins.kinds.vertical.model.routing import table_from_json
+    from nvflare_plugins.kinds.vertical.model import table_from_json
 
     table = {"aliases": ["a", "b"], "splits": [[0, 1, 0, "0.5", True, None], [0, 3, 1, "inf", False, [1, "left"]]]}
     return Target(lambda data: table_from_json(data.decode("latin-1")), [json.dumps(table).encode()], (VeilBoostError,))

@@ -19,7 +19,7 @@ from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_b
 from nvflare_plugins.kinds.horizontal import preparation
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.model.model_files import ModelIdentity, PassivePart
+from nvflare_plugins.kinds.vertical.model_files import ModelIdentity, PassivePart
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob

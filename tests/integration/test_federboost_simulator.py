@@ -10,7 +10,7 @@ import pytest
 from dp_components.ledger import Ledger
 from jobs import federboost_vertical
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.simulator import SITES, run_script_job
 

@@ -13,9 +13,10 @@ from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.alignment import blinding
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.vertical import key_owner as owner
+from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import sharded_sums as passive
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
-from nvflare_plugins.kinds.vertical.shards import owner, passive
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
 from tests.support.federation import SiteDied
@@ -31,7 +32,7 @@ def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(owner, "LEAST_ROWS", 32)
 

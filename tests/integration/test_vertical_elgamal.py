@@ -14,9 +14,9 @@ from he_processors.errors import BackendUnavailable, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Protection
-from nvflare_plugins.kinds.vertical.active import site as active_site
-from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalHistogramMaker, elgamal_owner
+from nvflare_plugins.kinds.vertical import active_party as active_site
+from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
+from nvflare_plugins.kinds.vertical.schemes import ElGamalHistogramMaker, elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
 from tests.support.federation import SiteDied

@@ -14,12 +14,11 @@ from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.vertical import context
-from nvflare_plugins.kinds.vertical.active import site as active_site
-from nvflare_plugins.kinds.vertical.model import model_files
-from nvflare_plugins.kinds.vertical.passive import party as passive
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import DecisionRequest
+from nvflare_plugins.kinds.vertical import active_party as active_site
+from nvflare_plugins.kinds.vertical import context, model_files
+from nvflare_plugins.kinds.vertical import passive_party as passive
+from nvflare_plugins.kinds.vertical.messages import DecisionRequest
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry

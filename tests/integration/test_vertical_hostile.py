@@ -15,21 +15,16 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from he_processors.key_bytes import public_key_to_bytes
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical.active import key_owner
-from nvflare_plugins.kinds.vertical.active import site as active_site
-from nvflare_plugins.kinds.vertical.model.model_files import (
-    ACTIVE_FILE,
-    PASSIVE_FILE,
-    ActivePart,
-    PassivePart,
-    read_part,
-)
-from nvflare_plugins.kinds.vertical.passive import party as passive
-from nvflare_plugins.kinds.vertical.passive import site as passive_site
-from nvflare_plugins.kinds.vertical.protocol import encrypted_scheme, gradient_scheme
-from nvflare_plugins.kinds.vertical.protocol import requests as party_link
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.protocol.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
+from nvflare_plugins.kinds.vertical import active_party as active_site
+from nvflare_plugins.kinds.vertical import key_owner
+from nvflare_plugins.kinds.vertical import messages as party_link
+from nvflare_plugins.kinds.vertical import passive_party as passive
+from nvflare_plugins.kinds.vertical import passive_party as passive_site
+from nvflare_plugins.kinds.vertical import schemes as encrypted_scheme
+from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, unpack

@@ -12,14 +12,8 @@ import xgboost as xgb
 from jobs import vertical, vertical_inference
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL, breast_cancer
-from nvflare_plugins.kinds.vertical.model.model import merge
-from nvflare_plugins.kinds.vertical.model.model_files import (
-    ACTIVE_FILE,
-    PASSIVE_FILE,
-    ActivePart,
-    PassivePart,
-    read_part,
-)
+from nvflare_plugins.kinds.vertical.model import merge
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from tests.support.simulator import SITES, Run, run_simulator
 
 JOBS = Path(vertical.__file__).parent

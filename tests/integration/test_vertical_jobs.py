@@ -16,17 +16,11 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
+from nvflare_plugins.kinds.vertical import passive_party as passive_site
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.active.site import ActiveSite
-from nvflare_plugins.kinds.vertical.model.model_files import (
-    ACTIVE_FILE,
-    PASSIVE_FILE,
-    ActivePart,
-    PassivePart,
-    read_part,
-)
-from nvflare_plugins.kinds.vertical.passive import site as passive_site
-from nvflare_plugins.kinds.vertical.passive.site import PassiveSite
+from nvflare_plugins.kinds.vertical.active_party import ActiveSite
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.passive_party import PassiveSite
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.wire.envelope import Kind, unpack

@@ -14,11 +14,11 @@ from dp_components.events import NeighbouringRelation
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
+from nvflare_plugins.kinds.vertical import active_party as active_site
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.active import site as active_site
-from nvflare_plugins.kinds.vertical.active.key_owner import open_owner
-from nvflare_plugins.kinds.vertical.active.party_sums import PartySums
+from nvflare_plugins.kinds.vertical.key_owner import open_owner
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoiseSource
+from nvflare_plugins.kinds.vertical.party_sums import PartySums
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.workers import workers_here
 from tests.support.parties import Parties, succeed

@@ -11,7 +11,7 @@ import xgboost as xgb
 from nvflare_plugins.growth.arithmetic import arithmetic_here
 from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.model.model_files import ACTIVE_FILE, ActivePart, read_part
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, ActivePart, read_part
 from tests.support import vertical_jobs
 from tests.support.parties import succeed
 from tests.support.vertical_federation import first_difference

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 from he_processors.elgamal.encryption import DigitFormat
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.schemes import elgamal_owner, gradient_owner, histogram_maker
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference, trees

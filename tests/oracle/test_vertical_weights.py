@@ -12,12 +12,16 @@ import xgboost as xgb
 
 from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.kinds.vertical.active.gradient_scale import check_weights, pair_format
+from nvflare_plugins.kinds.vertical.gradient_scale import check_weights, pair_format
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.schemes import (
+    ClearGradientOwner,
+    ClearHistogramMaker,
+    elgamal_owner,
+    gradient_owner,
+    histogram_maker,
+)
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from he_processors.elgamal.decryption import STEP_S, draw_out
 from nvflare_plugins.kinds.horizontal.mediated import mediator
-from nvflare_plugins.kinds.vertical.protocol.requests import PendingAnswer
+from nvflare_plugins.kinds.vertical.conversation import PendingAnswer
 from tests.simulation.scheduler import Scheduler, Task
 
 

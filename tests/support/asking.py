@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.protocol.requests import Requester, Responder
+from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
 from tests.support.conversations import Site
 
 PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing

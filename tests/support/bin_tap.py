@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinSums, NodeTotal
-from nvflare_plugins.kinds.vertical.active.party_sums import ROOT
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     HistogramAnswer,
     HistogramRequest,
     SplitAnswer,
     SplitRequest,
     from_bytes,
 )
+from nvflare_plugins.kinds.vertical.party_sums import ROOT
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from tests.support.bin_attack import KnownSplit, TreeSums
 from tests.support.in_process_link import InProcessLink
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import MAX_SHARE, Exposure, Guard
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import Recovery, attack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.messages import Answer, Request, from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.messages import Answer, Request, from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 
 
 class InProcessLink:

@@ -8,27 +8,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xgboost as xgb
+from dp_components.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.split_candidates import quantile_cuts
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.active.training import (
+from nvflare_plugins.kinds.vertical.active_party import (
     LabelledSet,
     OwnColumns,
     VerticalResult,
     VerticalSettings,
     train_vertical,
 )
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.model.model import FederatedModel, merge
-from nvflare_plugins.kinds.vertical.model.model_files import PassivePart
+from nvflare_plugins.kinds.vertical.messages import Party, place_parties
+from nvflare_plugins.kinds.vertical.model import FederatedModel, merge
+from nvflare_plugins.kinds.vertical.model_files import PassivePart
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
-from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.conversation import Party, place_parties
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.party_data import CutPoints
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.in_process_link import InProcessLink
 

@@ -14,14 +14,8 @@ import xgboost as xgb
 from nvflare_plugins.attempt.job_context import JobResult, RoundFacts, Silent, SiteContext
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.model.model import merge
-from nvflare_plugins.kinds.vertical.model.model_files import (
-    ACTIVE_FILE,
-    PASSIVE_FILE,
-    ActivePart,
-    PassivePart,
-    read_part,
-)
+from nvflare_plugins.kinds.vertical.model import merge
+from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.kinds.vertical.model.model_files import (
+from nvflare_plugins.kinds.vertical.model_files import (
     ActivePart,
     ModelIdentity,
     Part,

@@ -13,8 +13,8 @@ from nvflare_plugins.kinds.alignment.intersection import Proofs, pack_block
 from nvflare_plugins.kinds.bagging.model import SharedTree, message_bytes
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class
-from nvflare_plugins.kinds.vertical.protocol.conversation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.conversation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionAnswer,
     DecisionRequest,

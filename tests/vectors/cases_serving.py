@@ -7,14 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nvflare_plugins.kinds.vertical.protocol.messages import (
-    Bits,
-    DecisionAnswer,
-    DecisionRequest,
-    MoreSums,
-    PathQuery,
-    to_bytes,
-)
+from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, MoreSums, PathQuery, to_bytes
 from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
     LIMITS,
     Question,

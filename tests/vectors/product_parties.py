@@ -28,8 +28,8 @@ from nvflare_plugins.kinds.alignment.intersection import Proofs, unpack_block
 from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class
-from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep
-from nvflare_plugins.kinds.vertical.protocol.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
+from nvflare_plugins.kinds.vertical.conversation import ConversationStep
+from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
 from nvflare_plugins.kinds.vertical_inference.serving import scorer
 from nvflare_plugins.kinds.vertical_inference.serving import scorer as serving

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.kinds.vertical.protocol import messages
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation
 from tests.vectors import make, reader
 from tests.vectors.form import FOLDER, Vector, files, read

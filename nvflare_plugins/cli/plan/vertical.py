@@ -40,11 +40,11 @@ from nvflare_plugins.cli.plan.messages import Network
 from nvflare_plugins.cli.plan.rates import process_memory_bytes
 from nvflare_plugins.cli.plan.spending import shown_lines
 from nvflare_plugins.data.declaration import MOST_WORKERS
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
+from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
-from nvflare_plugins.kinds.vertical.protocol.conversation import most_slots
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_maker, elgamal_owner
+from nvflare_plugins.kinds.vertical.schemes import elgamal_maker, elgamal_owner
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # What the preset noised adds to the sums of each passive party, from the job and public numbers alone.

@@ -18,8 +18,7 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.kinds.alignment.result import load_alignment
-from nvflare_plugins.kinds.vertical.model.model import structures
-from nvflare_plugins.kinds.vertical.model.routing import PrivateSplit, PrivateTable
+from nvflare_plugins.kinds.vertical.model import PrivateSplit, PrivateTable, structures
 
 # A party's rows in the order that all parties share: that of an alignment job, or ascending by identifier.
 #

@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints
+from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 from nvflare_plugins.site.memory.released import Released, ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.site.memory.store import Memory

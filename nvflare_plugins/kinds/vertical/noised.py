@@ -28,8 +28,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.kinds.vertical.guards import Guard, Step
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.kinds.vertical.party_data import PartySet
-from nvflare_plugins.kinds.vertical.passive.cut_points import CutPoints
+from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartySet
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import Released

@@ -27,9 +27,9 @@ from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.kinds.alignment.align import align, confirm
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.alignment.result import Alignment, load_alignment, save_alignments
-from nvflare_plugins.kinds.vertical.active.gradient_scale import FINEST, check_weights, pair_format
-from nvflare_plugins.kinds.vertical.active.site import ActiveSite
+from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.context import Checkpoint, TrainedPart, VerticalContext, read_checkpoints
+from nvflare_plugins.kinds.vertical.gradient_scale import FINEST, check_weights, pair_format
 from nvflare_plugins.kinds.vertical.job import (
     ALIGN_FIRST,
     Preset,
@@ -37,7 +37,8 @@ from nvflare_plugins.kinds.vertical.job import (
     VerticalProfile,
     check_vertical_parameters,
 )
-from nvflare_plugins.kinds.vertical.model.model_files import (
+from nvflare_plugins.kinds.vertical.messages import ContentRecorder
+from nvflare_plugins.kinds.vertical.model_files import (
     ActivePart,
     PassivePart,
     StoredPart,
@@ -48,10 +49,9 @@ from nvflare_plugins.kinds.vertical.model.model_files import (
 )
 from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
-from nvflare_plugins.kinds.vertical.passive.site import PassiveSite, open_guard
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import require_curve
-from nvflare_plugins.kinds.vertical.protocol.requests import ContentRecorder
-from nvflare_plugins.kinds.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
+from nvflare_plugins.kinds.vertical.schemes import require_curve
+from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy_values import JobTerms

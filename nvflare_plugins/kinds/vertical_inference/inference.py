@@ -21,20 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model.model import FederatedModel
-from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart
-from nvflare_plugins.kinds.vertical.model.routing import REFUSED, AnsweredPaths
-from nvflare_plugins.kinds.vertical.protocol.conversation import Party, PassiveLink, place_parties
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionAnswer,
     DecisionRequest,
     Message,
+    Party,
     PartySchema,
+    PassiveLink,
     PathQuery,
     from_bytes,
+    place_parties,
     to_bytes,
 )
+from nvflare_plugins.kinds.vertical.model import REFUSED, AnsweredPaths, FederatedModel
+from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart
 from nvflare_plugins.xgb.model_json import declared_classes
 
 BATCH_ROWS = 20_000

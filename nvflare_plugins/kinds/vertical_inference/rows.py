@@ -15,7 +15,7 @@ from nvflare_plugins.data.identity import canonical_ids, load_ids
 from nvflare_plugins.data.table import RowPasses, load_table
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.kinds.alignment.result import Alignment
-from nvflare_plugins.kinds.vertical.model.model_files import PassivePart
+from nvflare_plugins.kinds.vertical.model_files import PassivePart
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.site.memory.budgets import PredictionBudget, ScoringBudget
 from nvflare_plugins.site.policy import SitePolicy

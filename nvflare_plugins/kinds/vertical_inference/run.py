@@ -18,9 +18,9 @@ from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.files import write_atomically, write_results
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.kinds.vertical.model.model_files import ModelIdentity
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.protocol.messages import Message
+from nvflare_plugins.kinds.vertical.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.messages import Message
+from nvflare_plugins.kinds.vertical.model_files import ModelIdentity
 from nvflare_plugins.kinds.vertical_inference.inference import Predictions
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.kinds.vertical_inference.rows import Rows

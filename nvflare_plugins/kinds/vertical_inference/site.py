@@ -21,9 +21,11 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.align import align, confirm, workers_of
 from nvflare_plugins.kinds.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.kinds.vertical.conversation import Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
-from nvflare_plugins.kinds.vertical.model.model import merge, structures
-from nvflare_plugins.kinds.vertical.model.model_files import (
+from nvflare_plugins.kinds.vertical.messages import ConversationLink
+from nvflare_plugins.kinds.vertical.model import PrivateTable, merge, structures, table_from_json, table_to_json
+from nvflare_plugins.kinds.vertical.model_files import (
     ActivePart,
     ModelIdentity,
     Part,
@@ -33,9 +35,7 @@ from nvflare_plugins.kinds.vertical.model.model_files import (
     find_part,
     write_importance,
 )
-from nvflare_plugins.kinds.vertical.model.routing import PrivateTable, table_from_json, table_to_json
-from nvflare_plugins.kinds.vertical.protocol.requests import ConversationLink, Requester, Responder
-from nvflare_plugins.kinds.vertical.protocol.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions, check_covers
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob

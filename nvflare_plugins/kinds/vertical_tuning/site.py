@@ -45,13 +45,13 @@ from nvflare_plugins.kinds.tuning.result import (
 )
 from nvflare_plugins.kinds.tuning.space import Trial
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.active.site import ActiveSite
+from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
+from nvflare_plugins.kinds.vertical.messages import ContentRecorder
 from nvflare_plugins.kinds.vertical.party_data import PartyData, PartySet
-from nvflare_plugins.kinds.vertical.passive.site import PassiveSite, open_guard
-from nvflare_plugins.kinds.vertical.protocol.requests import ContentRecorder
+from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.tuning_page import PAGE, build_page

@@ -32,7 +32,7 @@ from nvflare_plugins.data.declaration import EXTERNAL
 from nvflare_plugins.evidence.format import Lines
 from nvflare_plugins.evidence.reader import put_aside
 from nvflare_plugins.kinds.horizontal.matrices import bins_below, page_files
-from nvflare_plugins.kinds.vertical.model.model_files import FeatureImportance, write_importance
+from nvflare_plugins.kinds.vertical.model_files import FeatureImportance, write_importance
 from nvflare_plugins.recipes.examples import write_patients
 from nvflare_plugins.site.memory.store import Memory
 

@@ -20,11 +20,9 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.data.identity import canonical
 from nvflare_plugins.evidence.format import Content
-from nvflare_plugins.kinds.vertical.model.model import structures
-from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PassivePart
-from nvflare_plugins.kinds.vertical.model.routing import REFUSED
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.protocol.requests import Requester, Responder
+from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.kinds.vertical.model import REFUSED, structures
+from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from nvflare_plugins.kinds.vertical_inference.rows import RowBudget, Rows, bits_of
 from nvflare_plugins.kinds.vertical_inference.run import ContentNotes, Run, pace_of

@@ -17,8 +17,8 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
-from nvflare_plugins.kinds.vertical.model.model_files import Part
-from nvflare_plugins.kinds.vertical.protocol.terms import rows_content
+from nvflare_plugins.kinds.vertical.model_files import Part
+from nvflare_plugins.kinds.vertical.terms import rows_content
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
 from nvflare_plugins.kinds.vertical_inference.rows import Rows, UnreadRows, load_rows
 from nvflare_plugins.kinds.vertical_inference.run import Run

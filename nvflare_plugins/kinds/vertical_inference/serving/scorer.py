@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Content
-from nvflare_plugins.kinds.vertical.model.model import FederatedModel
-from nvflare_plugins.kinds.vertical.model.model_files import ActivePart
-from nvflare_plugins.kinds.vertical.model.routing import REFUSED
-from nvflare_plugins.kinds.vertical.protocol.messages import Answer, DecisionAnswer, Request, from_bytes, to_bytes
-from nvflare_plugins.kinds.vertical.protocol.requests import Requester
+from nvflare_plugins.kinds.vertical.conversation import Requester
+from nvflare_plugins.kinds.vertical.messages import Answer, DecisionAnswer, Request, from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.model import REFUSED, FederatedModel
+from nvflare_plugins.kinds.vertical.model_files import ActivePart
 from nvflare_plugins.kinds.vertical_inference.inference import class_names, classes_of, parties_of, rounds_of
 from nvflare_plugins.kinds.vertical_inference.run import ContentNotes
 from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Score

@@ -22,11 +22,10 @@ from he_processors.errors import ConfigurationError
 from he_processors.histogram.planner import BinLayout
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import CLEAR_CODE, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.schemes import CLEAR_CODE, ClearGradientOwner, histogram_maker
+from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.workers.dask_connection import DaskDesk, _ended, _taken
 from nvflare_plugins.workers.dask_workers import _choose, open_workers
 from nvflare_plugins.workers.workers import TRIAL, begin, collect

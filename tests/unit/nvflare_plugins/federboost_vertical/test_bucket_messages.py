@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.federboost_vertical import tables as buckets
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock, OwnedSplits, blocks_of, divide_model, joined
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
-from nvflare_plugins.kinds.vertical.model.model import mask_columns, merge
+from nvflare_plugins.kinds.vertical.model import mask_columns, merge
 
 EDGES = (
     Candidates((np.array([0.2, 0.5, 0.8], np.float32), np.array([0.0], np.float32))),

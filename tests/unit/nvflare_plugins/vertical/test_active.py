@@ -15,12 +15,10 @@ from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolE
 from he_processors.fixed_point import REFUSED
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.kinds.vertical.active import training
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol import conversation
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical import active_party as training
+from nvflare_plugins.kinds.vertical import messages
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionAnswer,
     DecisionRequest,
@@ -29,6 +27,8 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     SplitAnswer,
     SplitRequest,
 )
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome, federate, first_difference
 
@@ -111,7 +111,7 @@ def streamed(n_rows: int):
 
 @pytest.mark.parametrize("widths", [(2, 11), (1, 7, 5), (0, 13)], ids=str)
 def test_sums_in_blocks_of_features_make_the_same_trees(monkeypatch, widths):
-    monkeypatch.setattr(conversation, "MOST_ADDITIONS", 900)
+    monkeypatch.setattr(messages, "MOST_ADDITIONS", 900)
     rng = np.random.default_rng(1)
     features = rng.normal(size=(400, 13)).astype(np.float32)
     features[rng.random(features.shape) < 0.1] = np.nan
@@ -131,7 +131,7 @@ def test_sums_in_blocks_of_features_make_the_same_trees(monkeypatch, widths):
 @pytest.mark.parametrize("change", [{"nodes": ()}, {"withheld": (0,)}, {"tree": 1}, {"nodes": (0, 0)}], ids=str)
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_later_block_of_other_nodes_is_refused(monkeypatch, change, guarded):
-    monkeypatch.setattr(conversation, "MOST_ADDITIONS", 1)
+    monkeypatch.setattr(messages, "MOST_ADDITIONS", 1)
     seen = []
 
     def second(answer):
@@ -148,7 +148,7 @@ def test_a_later_block_of_other_nodes_is_refused(monkeypatch, change, guarded):
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_time_is_hidden_once_a_level_and_when_a_block_is_refused(monkeypatch, refused):
-    monkeypatch.setattr(conversation, "MOST_ADDITIONS", 1)
+    monkeypatch.setattr(messages, "MOST_ADDITIONS", 1)
     joined, owners, answers = data(), [], []
 
     def scheme(n_rows: int):

@@ -10,8 +10,7 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.protocol.requests import Responder
+from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
 from tests.support.asking import PACE, PATIENCE_S, answering, asking, shout
 from tests.support.conversations import Site, converse
 

@@ -10,10 +10,7 @@ import pytest
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.noised import NoisedGuard
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionRequest,
     HistogramRequest,
@@ -24,6 +21,9 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     SplitRequest,
     TreeGradients,
 )
+from nvflare_plugins.kinds.vertical.noised import NoisedGuard
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.vertical_federation import Joined, federate

@@ -7,7 +7,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.kinds.vertical.party_data import find_cut_points
 
 
 def table(n_rows: int) -> np.ndarray:

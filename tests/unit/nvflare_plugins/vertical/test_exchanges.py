@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.active.training import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.conversation import FlowControl, place_parties
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.requests import ConversationLink, Requester, Responder, answer_bytes
+from nvflare_plugins.kinds.vertical.messages import ConversationLink, answer_bytes, place_parties
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
 from tests.support.conversations import Site, converse
 
 DEADLINE_S = 60.0

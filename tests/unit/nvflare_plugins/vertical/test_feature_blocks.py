@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.histogram.planner import BinLayout
-from nvflare_plugins.kinds.vertical.protocol.conversation import (
-    MOST_ADDITIONS,
-    MOST_SLOTS,
-    feature_blocks,
-    layout_of,
-    most_slots,
-)
+from nvflare_plugins.kinds.vertical.messages import MOST_ADDITIONS, MOST_SLOTS, feature_blocks, layout_of, most_slots
 
 BINS = st.lists(st.sampled_from([1, 32, 255, 4000, 60_000]), min_size=1, max_size=60)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep, Flag, Fragment, Inbox, Outbox
+from nvflare_plugins.kinds.vertical.conversation import ConversationStep, Flag, Fragment, Inbox, Outbox
 
 FRAGMENTS = st.builds(Fragment, st.integers(0, 1 << 40), st.booleans(), st.binary(max_size=40))
 STEPS = st.builds(

@@ -11,19 +11,22 @@ from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
-from nvflare_plugins.kinds.vertical.active import training as active
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol import elgamal_scheme, gradient_scheme
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
+from nvflare_plugins.kinds.vertical import active_party as active
+from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
+from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.schemes import (
     CLEAR_CODE,
+    ClearGradientOwner,
+    ClearHistogramMaker,
     EncryptedHistogramMaker,
+    MaskStock,
+    elgamal_owner,
     gradient_owner,
     histogram_maker,
 )
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner, ClearHistogramMaker, MaskStock
-from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.shards.passive import open_pairs
+from nvflare_plugins.kinds.vertical.sharded_sums import open_pairs
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 

@@ -11,12 +11,9 @@ import xgboost as xgb
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     HistogramAnswer,
     HistogramRequest,
@@ -25,6 +22,8 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     SplitRequest,
     TreeGradients,
 )
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker, gradient_owner, histogram_maker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_tap import Tap

@@ -9,7 +9,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard, SplitBits, merge_rare_bins
-from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points
+from nvflare_plugins.kinds.vertical.party_data import find_cut_points
 from nvflare_plugins.site.memory.released import ReleasedSums, differences, fingerprint_of
 from nvflare_plugins.site.memory.store import Memory
 

@@ -6,7 +6,7 @@ import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostError
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical.protocol.conversation import ConversationStep, Flag, Fragment
+from nvflare_plugins.kinds.vertical.conversation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
 from tests.support.asking import PATIENCE_S, answering, asking, shout
 from tests.support.conversations import Site, converse

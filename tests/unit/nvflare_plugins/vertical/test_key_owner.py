@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from nvflare_plugins.kinds.vertical.active import key_owner
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.active.key_owner import PrecomputingKeyOwner
+from nvflare_plugins.kinds.vertical import key_owner
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner
 
 
 class Recorder:

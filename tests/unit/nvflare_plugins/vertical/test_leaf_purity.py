@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.kinds.vertical.active.training import LeafPurity, purity_report
+from nvflare_plugins.kinds.vertical.active_party import LeafPurity, purity_report
 from tests.support.vertical_federation import Joined, central, federate
 
 

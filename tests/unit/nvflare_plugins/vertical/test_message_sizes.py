@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.growth.tree import MAX_BATCH
-from nvflare_plugins.kinds.vertical import message_sizes
+from nvflare_plugins.kinds.vertical import context as message_sizes
+from nvflare_plugins.kinds.vertical.context import MessageSizes
 from nvflare_plugins.kinds.vertical.guards import TreeLimits
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.message_sizes import MessageSizes
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol.messages import PartySchema, to_bytes
+from nvflare_plugins.kinds.vertical.messages import PartySchema, to_bytes
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from tests.support.vertical_federation import Joined, federate
 
 DEEP = TreeLimits(12, 0)

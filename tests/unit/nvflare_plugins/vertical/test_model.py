@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model.model import mask_columns, merge, structures
-from nvflare_plugins.kinds.vertical.model.routing import NOTHING_ABOVE, PrivateSplit, table_from_json, table_to_json
+from nvflare_plugins.kinds.vertical.model import (
+    NOTHING_ABOVE,
+    PrivateSplit,
+    mask_columns,
+    merge,
+    structures,
+    table_from_json,
+    table_to_json,
+)
 
 
 def model() -> bytes:

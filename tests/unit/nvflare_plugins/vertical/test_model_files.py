@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.vertical.model.model_files import (
+from nvflare_plugins.kinds.vertical.model import PrivateSplit
+from nvflare_plugins.kinds.vertical.model_files import (
     ACTIVE_FILE,
     PASSIVE_FILE,
     ActivePart,
@@ -22,7 +23,6 @@ from nvflare_plugins.kinds.vertical.model.model_files import (
     read_part,
     write_part,
 )
-from nvflare_plugins.kinds.vertical.model.routing import PrivateSplit
 from nvflare_plugins.xgb.model_json import model_bytes
 
 SITES = ("site-1", "site-2", "site-3")

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.guards import TreeLimits
-from nvflare_plugins.kinds.vertical.passive.party import PassiveParty
-from nvflare_plugins.kinds.vertical.protocol import conversation
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionRequest,
     HistogramRequest,
@@ -23,6 +21,8 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     TrainingSetup,
     TreeGradients,
 )
+from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 
 N_ROWS = 40
 ALL = Bits.of(np.ones(3, dtype=bool))
@@ -136,7 +136,7 @@ class StreamedMaker(ClearHistogramMaker):
 
 
 def test_sums_come_block_by_block_and_nothing_in_between(monkeypatch):
-    monkeypatch.setattr(conversation, "MOST_ADDITIONS", 1)
+    monkeypatch.setattr(messages, "MOST_ADDITIONS", 1)
     features = np.random.default_rng(0).normal(size=(N_ROWS, 5)).astype(np.float32)
     every = Bits.of(np.ones(5, dtype=bool))
 

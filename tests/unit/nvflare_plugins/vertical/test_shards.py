@@ -15,17 +15,21 @@ from he_processors.fixed_point import REFUSED, PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import CLEAR_CODE, gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearGradientOwner
-from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.shards import owner as sharded_owner
-from nvflare_plugins.kinds.vertical.shards import owner as spread_opening
-from nvflare_plugins.kinds.vertical.shards import passive
-from nvflare_plugins.kinds.vertical.shards.owner import ShardedOwner
-from nvflare_plugins.kinds.vertical.shards.passive import ShardedHistogramMaker
+from nvflare_plugins.kinds.vertical import key_owner as sharded_owner
+from nvflare_plugins.kinds.vertical import key_owner as spread_opening
+from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import sharded_sums as passive
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
+from nvflare_plugins.kinds.vertical.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.schemes import (
+    CLEAR_CODE,
+    ClearGradientOwner,
+    elgamal_owner,
+    gradient_owner,
+    histogram_maker,
+)
+from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.workers.workers import Workers, workers_here
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
@@ -50,7 +54,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows so small that shards begin and end within them."""
     monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active.training.GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
     monkeypatch.setattr(spread_opening, "LEAST_SLOTS", 5)

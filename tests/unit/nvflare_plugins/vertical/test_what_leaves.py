@@ -8,15 +8,16 @@ import pytest
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.kinds.vertical.active.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.protocol import gradient_scheme
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalGradientOwner, elgamal_owner
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
+from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.messages import Message, to_bytes
+from nvflare_plugins.kinds.vertical.schemes import (
+    ElGamalGradientOwner,
     EncryptedGradientOwner,
+    elgamal_owner,
     gradient_owner,
     histogram_maker,
 )
-from nvflare_plugins.kinds.vertical.protocol.messages import Message, to_bytes
 from tests.support import in_process_link
 from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model.model_files import ActivePart, PartyColumns, PassivePart
-from nvflare_plugins.kinds.vertical.model.routing import NOTHING_ABOVE, PrivateSplit
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionRequest,
     HistogramRequest,
@@ -21,6 +19,8 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     from_bytes,
     to_bytes,
 )
+from nvflare_plugins.kinds.vertical.model import NOTHING_ABOVE, PrivateSplit
+from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns, PassivePart
 from nvflare_plugins.kinds.vertical_inference.inference import REFUSED, PathOwner, batches, parties_of, rounds_of
 
 FEATURES = np.array([[0.0], [1.0], [2.0], [np.nan], [4.0]], dtype=np.float32)

@@ -112,7 +112,7 @@ def test_any_conversation_ends_in_one_text(questions):
 
 
 def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
-    from nvflare_plugins.kinds.vertical.protocol.messages import Bits, DecisionRequest, PathQuery, to_bytes
+    from nvflare_plugins.kinds.vertical.messages import Bits, DecisionRequest, PathQuery, to_bytes
 
     def ask(tree: int, node: int, rows: list[bool]) -> bytes:
         request = DecisionRequest(0, (PathQuery(tree, node, Bits.of(np.array(rows))),))

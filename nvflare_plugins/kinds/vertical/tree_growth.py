@@ -20,10 +20,10 @@ from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit
 from nvflare_plugins.growth.splits import NodeConstraints
 from nvflare_plugins.growth.tree import NO_THRESHOLD, AppliedSplit, Tree, TreeDriver, finished_tree
-from nvflare_plugins.kinds.vertical.active.gradient_scale import EncodedGradients
-from nvflare_plugins.kinds.vertical.active.party_sums import Candidate, PartyEvaluator, PartySums
-from nvflare_plugins.kinds.vertical.passive.cut_points import find_cut_points
-from nvflare_plugins.kinds.vertical.protocol.messages import Bits, NodePartition, OwnDivision, OwnedSplit
+from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients
+from nvflare_plugins.kinds.vertical.messages import Bits, NodePartition, OwnDivision, OwnedSplit
+from nvflare_plugins.kinds.vertical.party_data import find_cut_points
+from nvflare_plugins.kinds.vertical.party_sums import Candidate, PartyEvaluator, PartySums
 
 # The active party's columns in its trees: one more party, whose sums are in the clear and need no asking.
 #

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.vertical.job import MAX_BINS
+from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.evidence.format import Content, Protection
+from nvflare_plugins.kinds.vertical.conversation import Requester
+from nvflare_plugins.kinds.vertical.job import MAX_BINS, VerticalProfile
 
 _HEADER = struct.Struct("<4sBB")
 _MAGIC, _VERSION = b"VLBV", 2
@@ -492,3 +498,241 @@ def from_bytes(data: bytes) -> Message:
     message = _TYPES[code]._read(reader)
     reader.finish()
     return message
+
+
+# A lock-step conversation over routed exchanges: one site asks, the others answer.
+
+
+# The blocks of features in which sums travel: each is sent as soon as it is done.
+#
+# Both sides derive them from what both know, so that none is named on the way. A passive party holds the sums of one or
+# two blocks and not those of a level, and the active party opens one block while the next is added up.
+
+
+MOST_SLOTS = (
+    1 << 15
+)  # of all nodes in a block: some 30 MB of ciphertexts of Paillier-3072, and thrice that while packed
+MOST_ADDITIONS = 1 << 20  # to a block: about a second of Paillier, a tenth of one of elgamal
+_STEP = 2  # features that can share cells (histogram/planner.py)
+
+
+def feature_blocks(layout: BinLayout, n_nodes: int, n_rows: int, is_streamed: bool = True) -> tuple[slice, ...]:
+    """Divide the features of a tree.
+
+    Args:
+        layout: of the features that the tree uses.
+        n_nodes: whose sums are asked for.
+        n_rows: most rows that these nodes hold together.
+        is_streamed: False for a scheme whose sums cost less than dividing them.
+
+    Returns:
+        Features by position in the layout, in order; each block holds two, more where they fit, or the last one.
+    """
+    n_features, starts = layout.n_features, layout.starts
+    if not is_streamed:
+        return (slice(0, n_features),)
+    blocks, start = [], 0
+    while start < n_features:
+        end = start + _STEP
+        while end < n_features:
+            further = min(end + _STEP, n_features)
+            n_slots = n_nodes * int(starts[further] - starts[start])
+            if n_slots > MOST_SLOTS or n_rows * (further - start) > MOST_ADDITIONS:
+                break
+            end = further
+        blocks.append(slice(start, min(end, n_features)))
+        start = end
+    return tuple(blocks)
+
+
+def layout_of(layout: BinLayout, block: slice) -> BinLayout:
+    """Return the layout of a block's features."""
+    return BinLayout(layout.n_bins[block])
+
+
+def most_slots(n_bins: Sequence[int], n_nodes: int, is_streamed: bool = True) -> int:
+    """Return the most slots of one block, whichever of the features a tree uses.
+
+    Args:
+        n_bins: of each of the party's features.
+        n_nodes: whose sums are asked for at most.
+    """
+    slots = sorted((n + 1 for n in n_bins), reverse=True)  # one more for rows without a value
+    if not is_streamed:
+        return n_nodes * sum(slots)
+    return n_nodes * min(sum(slots), max(sum(slots[:_STEP]), MOST_SLOTS // n_nodes))
+
+
+# How the active party reaches the passive ones: a request goes out, its answer is collected later.
+
+
+A = TypeVar("A", bound=Answer | None)
+
+
+class PassiveLink(Protocol):
+    """Carries requests to one passive party in order; FLARE's transport seals them end to end."""
+
+    def ask(self, request: Request) -> Future[Answer | None]:
+        """Send a request; do not wait. The future fails with a VeilBoostError if the party or the way to it does."""
+
+    def flush(self) -> None:
+        """Let requests go that wait for further ones to travel with; waiting for an answer does as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """One passive party as the active party knows it.
+
+    Attributes:
+        first_column: where its columns start among those of all parties.
+    """
+
+    name: str
+    schema: PartySchema
+    first_column: int
+    link: PassiveLink
+
+    @property
+    def columns(self) -> slice:
+        """Return the party's place among the columns of all parties."""
+        return slice(self.first_column, self.first_column + len(self.schema.n_bins))
+
+
+def place_parties(
+    n_own_columns: int, introductions: Sequence[tuple[str, PartySchema, PassiveLink]]
+) -> tuple[Party, ...]:
+    """Order the columns of all parties: the active party's first, then each passive party's."""
+    parties, column = [], n_own_columns
+    for name, schema, link in introductions:
+        parties.append(Party(name, schema, column, link))
+        column += len(schema.n_bins)
+    return tuple(parties)
+
+
+def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: float) -> A:
+    """Wait for an answer of the expected type.
+
+    Raises:
+        JobAborted: none came in time.
+        ProtocolError: another type of answer came.
+    """
+    try:
+        answer = future.result(deadline_s)
+    except FutureTimeout:
+        raise JobAborted(f"{party.name} did not answer within {deadline_s:.0f} s") from None
+    if not isinstance(answer, expected):
+        raise ProtocolError(f"{party.name} answered with {type(answer).__name__} where {expected.__name__} is due")
+    return answer
+
+
+# Requests of the active party and answers of the passive ones.
+
+
+# The messages of training on their way through a conversation, each noted in the evidence by what it holds.
+
+
+_CONTENT: dict[type[Message], Content] = {
+    PartySchema: Content.SCHEMA,
+    TrainingSetup: Content.SETUP,
+    TreeGradients: Content.GRADIENTS,
+    MoreGradients: Content.GRADIENTS,
+    HistogramRequest: Content.HISTOGRAM_REQUEST,
+    MoreSums: Content.HISTOGRAM_REQUEST,
+    HistogramAnswer: Content.HISTOGRAMS,
+    SplitRequest: Content.SPLITS,
+    SplitAnswer: Content.PARTITIONS,
+    DecisionRequest: Content.DECISION_REQUEST,
+    DecisionAnswer: Content.DECISIONS,
+}
+_CIPHERTEXTS = {
+    VerticalProfile.PAILLIER.value: Protection.PAILLIER,
+    VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
+    VerticalProfile.PLAIN.value: Protection.CLEAR,
+}
+
+
+class ContentLog(Protocol):
+    """What the link needs of an evidence log."""
+
+    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
+
+
+class MessageNotes(Protocol):
+    """Takes note of the messages of a conversation."""
+
+    def sent(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that is about to leave."""
+
+    def received(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that came."""
+
+
+class ContentRecorder:
+    """Notes in the evidence what passes between this site and the others.
+
+    Attributes:
+        has_told: whether this site has told more than its public key.
+    """
+
+    def __init__(self, evidence: ContentLog, profile: str):
+        self._evidence = evidence
+        self._ciphertexts = _CIPHERTEXTS[profile]
+        self.has_told = False
+
+    def sent(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that is about to leave. Raises: ProtocolError, if its content must not."""
+        self.has_told = self.has_told or not isinstance(message, TrainingSetup)
+        self._note("sent", peer, message, size)
+
+    def received(self, peer: str, message: Message, size: int) -> None:
+        """Note a message that came."""
+        self._note("received", peer, message, size)
+
+    def _note(self, direction: str, peer: str, message: Message, size: int) -> None:
+        what = _CONTENT[type(message)]
+        protection = self._ciphertexts if what.encrypted else Protection.CLEAR
+        self._evidence.content(direction, peer, what, protection, size)
+
+
+class ConversationLink:
+    """The active party's link to one passive party (a ``PassiveLink``)."""
+
+    def __init__(self, asking: Requester, rank: int, name: str, notes: MessageNotes):
+        self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
+
+    def ask(self, request: Request) -> Future[Answer | None]:
+        """Queue a request."""
+        data = to_bytes(request)
+        self._notes.sent(self._name, request, len(data))
+        return self._asking.ask(self._rank, data, self._read)
+
+    def flush(self) -> None:
+        """Let requests go that wait for further ones."""
+        self._asking.flush()
+
+    def _read(self, data: bytes) -> Answer | None:
+        if not data:
+            return None
+        answer = from_bytes(data)
+        if not isinstance(answer, Answer):
+            raise ProtocolError(f"{self._name} answered with a request")
+        self._notes.received(self._name, answer, len(data))
+        return answer
+
+
+def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: MessageNotes) -> bytes:
+    """Answer a request in its byte form, at a passive party.
+
+    Raises:
+        ProtocolError: not a request, or one that has no place here.
+    """
+    request = from_bytes(data)
+    if not isinstance(request, Request):
+        raise ProtocolError("the active party sent an answer where a request is due")
+    notes.received(peer, request, len(data))
+    reply = answer(request)
+    if reply is None:
+        return b""
+    encoded = to_bytes(reply)
+    notes.sent(peer, reply, len(encoded))
+    return encoded

@@ -18,10 +18,7 @@ from he_processors.histogram.sums import BinSums, NodeTotal, subtract_sibling
 from nvflare_plugins.growth.arithmetic import GradientUnit, NodeToSplit, SplitFormula, loss_changes
 from nvflare_plugins.growth.bins import BinLayout as GrowthLayout
 from nvflare_plugins.growth.splits import CategoryBlock, CategoryEvaluator, CategorySplit, Question, Split, SplitFinder
-from nvflare_plugins.kinds.vertical.noised import PartyNoise
-from nvflare_plugins.kinds.vertical.protocol.conversation import Party, collect, feature_blocks, layout_of
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import GradientOwner
-from nvflare_plugins.kinds.vertical.protocol.messages import (
+from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     HistogramAnswer,
     HistogramRequest,
@@ -30,10 +27,16 @@ from nvflare_plugins.kinds.vertical.protocol.messages import (
     NodePartition,
     OwnDivision,
     OwnedSplit,
+    Party,
     SplitAnswer,
     SplitRequest,
     TreeGradients,
+    collect,
+    feature_blocks,
+    layout_of,
 )
+from nvflare_plugins.kinds.vertical.noised import PartyNoise
+from nvflare_plugins.kinds.vertical.schemes import GradientOwner
 
 # How the active party reads noised sums: in step with what it knows, and only as far as they stand out of the noise.
 #

@@ -18,8 +18,7 @@ from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.files import inert_csv, write_atomically, write_durably
-from nvflare_plugins.kinds.vertical.model.model import structures
-from nvflare_plugins.kinds.vertical.model.routing import PrivateTable, table_from_json, table_to_json
+from nvflare_plugins.kinds.vertical.model import PrivateTable, structures, table_from_json, table_to_json
 from nvflare_plugins.xgb.model_json import NO_LISTS, categories_of, model_bytes
 
 # The parts of a vertical model on disk: the active party's model, and each passive party's private table.

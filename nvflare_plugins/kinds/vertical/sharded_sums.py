@@ -32,24 +32,22 @@ from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
 from he_processors.histogram.sums import BareEncryptions, BinNoise, pack_and_hide, sum_bins
 from he_processors.paillier import Rerandomiser
-from nvflare_plugins.kinds.vertical.protocol.elgamal_scheme import ElGamalTerms
-from nvflare_plugins.kinds.vertical.protocol.encrypted_scheme import (
+from nvflare_plugins.kinds.vertical.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.schemes import (
     CLEAR_CODE,
-    announced_format,
-    check_setup,
-    unpack_public_key,
-)
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import (
     GRADIENT_BLOCK_ROWS,
     ClearHistogramMaker,
+    ElGamalTerms,
     MaskStock,
     Timer,
+    announced_format,
     check_clear_pairs,
+    check_setup,
     require_all_rows,
     rows_due,
+    unpack_public_key,
     untimed,
 )
-from nvflare_plugins.kinds.vertical.protocol.messages import TrainingSetup
 from nvflare_plugins.workers.exchange import reduce_scatter
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import Work, Workers, begin, collect, note_rows, shard_rows

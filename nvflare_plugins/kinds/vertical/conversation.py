@@ -1,48 +1,279 @@
-"""Requests of the active party and answers of the passive ones."""
+"""A lock-step conversation over routed exchanges: one site asks, the others answer."""
 
 from __future__ import annotations
 
+import logging
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import IntEnum
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.kinds.vertical.job import VerticalProfile
-from nvflare_plugins.kinds.vertical.protocol.conversation import (
-    Flag,
-    FlowControl,
-    Line,
-    PairSeal,
-    RoutingChannel,
-    aborted_by,
-    ended_by,
-)
-from nvflare_plugins.kinds.vertical.protocol.messages import (
-    Answer,
-    DecisionAnswer,
-    DecisionRequest,
-    HistogramAnswer,
-    HistogramRequest,
-    Message,
-    MoreGradients,
-    MoreSums,
-    PartySchema,
-    Request,
-    SplitAnswer,
-    SplitRequest,
-    TrainingSetup,
-    TreeGradients,
-    from_bytes,
-    to_bytes,
-)
+from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.wire.envelope import Kind
+
+# The parts that sites exchange in one step of a conversation, and messages cut into fragments that fit.
+#
+# Bytes from a peer are either exactly a step or a ``ProtocolError``.
+
+
+_HEADER = struct.Struct("<4sBBQII")
+_FRAGMENT = struct.Struct("<QBQ")
+_MAGIC, _VERSION = b"VLBC", 1
+MAX_FRAGMENTS = 1 << 16
+
+
+class Flag(IntEnum):
+    """Who sends a step, and how the asking site goes on."""
+
+    MORE = 1
+    COLLECT = 2
+    END = 3
+    ANSWERS = 4
+
+
+_FLAGS = frozenset(flag.value for flag in Flag)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Fragment:
+    """A piece of a message. Messages of one direction are numbered from 0."""
+
+    message: int
+    is_last: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConversationStep:
+    """What one site sends another in one exchange.
+
+    Attributes:
+        number: of the step in this conversation.
+        turn: of the asking site, for example the boosting round.
+    """
+
+    flag: Flag
+    number: int
+    turn: int
+    fragments: tuple[Fragment, ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that are sealed."""
+        parts = [_HEADER.pack(_MAGIC, _VERSION, self.flag, self.number, self.turn, len(self.fragments))]
+        for fragment in self.fragments:
+            parts += [_FRAGMENT.pack(fragment.message, fragment.is_last, len(fragment.data)), fragment.data]
+        return b"".join(parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a step strictly. Raises: ProtocolError."""
+        if len(data) < _HEADER.size:
+            raise ProtocolError("a step of a conversation is shorter than its header")
+        magic, version, flag, number, turn, n_fragments = _HEADER.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION or flag not in _FLAGS or n_fragments > MAX_FRAGMENTS:
+            raise ProtocolError("not a step of a conversation of this version")
+        fragments, position = [], _HEADER.size
+        for _ in range(n_fragments):
+            if position + _FRAGMENT.size > len(data):
+                raise ProtocolError("a step of a conversation is cut short")
+            message, is_last, size = _FRAGMENT.unpack_from(data, position)
+            start = position + _FRAGMENT.size
+            position = start + size
+            if is_last > 1 or position > len(data):
+                raise ProtocolError("a step of a conversation is cut short")
+            fragments.append(Fragment(message, bool(is_last), data[start:position]))
+        if position != len(data):
+            raise ProtocolError("a step of a conversation has trailing bytes")
+        return cls(Flag(flag), number, turn, tuple(fragments))
+
+
+class Outbox:
+    """Messages on their way out, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+        self._number = 0  # of the first waiting message
+        self._offset = 0  # how much of it has gone
+        self.n_bytes = 0
+
+    def put(self, message: bytes) -> None:
+        """Queue a message."""
+        self._waiting.append(message)
+        self.n_bytes += max(len(message), 1)  # an empty message waits too
+
+    def take(self, limit: int) -> tuple[Fragment, ...]:
+        """Return fragments of at most ``limit`` bytes of content, and forget them."""
+        taken: list[Fragment] = []
+        while self._waiting and limit > 0 and len(taken) < MAX_FRAGMENTS:
+            message = self._waiting[0]
+            end = min(self._offset + limit, len(message))
+            is_last = end == len(message)
+            taken.append(Fragment(self._number, is_last, message[self._offset : end]))
+            gone = end - self._offset
+            limit -= gone
+            self.n_bytes -= gone if message else 1
+            self._offset = end
+            if is_last:
+                self._waiting.popleft()
+                self._number, self._offset = self._number + 1, 0
+        return tuple(taken)
+
+
+class Inbox:
+    """Puts fragments of messages together."""
+
+    def __init__(self, message_bytes: int) -> None:
+        self.most = message_bytes
+        self._number = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rest of a message is still due."""
+        return bool(self._parts)
+
+    def put(self, fragments: tuple[Fragment, ...]) -> list[bytes]:
+        """Take fragments; return the messages that are whole now.
+
+        Raises:
+            ProtocolError: a fragment that is not the next one, or a message that is too long.
+        """
+        whole = []
+        for fragment in fragments:
+            self._size += len(fragment.data)
+            if fragment.message != self._number or not (fragment.data or fragment.is_last):
+                raise ProtocolError("a fragment of a message is not the one that is due")
+            if self._size > self.most:
+                raise ProtocolError("a message of a conversation is too long")
+            self._parts.append(fragment.data)
+            if fragment.is_last:
+                whole.append(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+                self._parts, self._size, self._number = [], 0, self._number + 1
+        return whole
+
+
+# A lock-step conversation over routed exchanges: one site asks, the others answer.
+#
+# All sites meet at every exchange of the channel, so questions and answers travel in steps. In each step the asking
+# site sends every other site a sealed part with the questions that are ready, and says how to go on:
+#
+# * MORE: take the next step at once, with whatever answers are ready. More questions follow. * COLLECT: take the next
+# step when all questions are answered, or after a moment with those that are. * END: the conversation is over.
+#
+# The answering sites work in a thread of their own, so that computing and transfer overlap: questions that are asked
+# together and answered in a moment take two steps, and while a site computes for longer, what it has done travels.
+# Messages longer than a step travel in fragments; queues are bounded, so memory is. Nobody is silent for long: a site
+# that still computes takes part in empty steps, so that the deadline of an exchange tells a dead site from a slow one.
+#
+# Messages are opaque bytes here. Training, alignment and inference use the same two sides: ``Requester`` asks,
+# ``Responder`` answers.
+#
+# Security: every part is sealed for its one receiver and numbered; a part that is missing, replayed, reordered or of
+# another conversation ends the job. The server sees sizes and times.
+
+
+_log = logging.getLogger(__name__)
+MIB = 1 << 20
+_OVERHEAD_BYTES = 2 * MIB  # of a part: its header, and those of as many fragments as a step may have
+
+
+class RoutingChannel(Protocol):
+    """What a conversation needs of ``nvflare_plugins.wire.channel.Channel``."""
+
+    sites: tuple[str, ...]
+    rank: int
+    world: int
+
+    def route(self, kind: Kind, parts: list[bytes]) -> list[bytes]: ...
+
+
+class PairSeal(Protocol):
+    """What a conversation needs of a session."""
+
+    def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes: ...
+
+    def open_of(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FlowControl:
+    """Sizes and times of a conversation; equal at all sites. Units: bytes, seconds.
+
+    Attributes:
+        frame_bytes: content that one site sends in one step, over all receivers.
+        flush_bytes: so much waits before it is sent without anyone waiting for answers.
+        queue_bytes: so much may wait at either side before the sender is made to wait.
+        message_bytes: longest message that may come.
+        patience_s: longest silence of a site that is alive; shorter than the deadline of an exchange.
+        linger_s: so long an answer waits for those that come after it.
+        idle_s: so long the asking site's work may ask nothing while nothing is unanswered; else it is taken to hang.
+    """
+
+    frame_bytes: int = 48 * MIB
+    flush_bytes: int = MIB
+    queue_bytes: int = 128 * MIB
+    message_bytes: int = 64 * MIB
+    patience_s: float = 20.0
+    linger_s: float = 0.25
+    idle_s: float = 3600.0
+
+    @classmethod
+    def within(cls, deadline_s: float) -> FlowControl:
+        """Return a pace that fits exchanges of this deadline."""
+        return cls(patience_s=min(cls().patience_s, deadline_s / 4))
+
+    def part_bytes(self, world: int) -> int:
+        """Return the content of one part of the asking site."""
+        return max(self.frame_bytes // max(world - 1, 1), MIB)
+
+
+def ended_by(error: Exception) -> JobAborted:
+    """Return what ends the job after an error that is none of ours; a defect goes into this site's own log."""
+    if machine_failure(error) is None:
+        _log.error("the conversation failed", exc_info=error)
+    return aborted_by(error)
+
+
+def aborted_by(error: Exception) -> JobAborted:
+    """Return an error that may be told to other parties."""
+    return JobAborted(machine_failure(error) or f"{reason_of(error)}; see the log of that site")
+
+
+class Line:
+    """One site's end of the sealed line to one other site."""
+
+    def __init__(self, session: PairSeal, rank: int, purpose: str, pace: FlowControl):
+        self.rank = rank
+        self.outbox, self.inbox = Outbox(), Inbox(pace.message_bytes)
+        self._session, self._purpose = session, purpose
+        self._most = max(pace.frame_bytes, MIB) + _OVERHEAD_BYTES
+        self._step = 0
+
+    def seal(self, flag: Flag, turn: int, limit: int) -> bytes:
+        step = ConversationStep(flag, self._step, turn, self.outbox.take(limit))
+        return self._session.seal_for(self.rank, step.to_bytes(), self._purpose)
+
+    def open(self, sealed: bytes) -> tuple[ConversationStep, list[bytes]]:
+        if len(sealed) > self._most:
+            raise ProtocolError("a part of a conversation is longer than any may be")
+        step = ConversationStep.from_bytes(self._session.open_of(self.rank, sealed, self._purpose))
+        if step.number != self._step:
+            raise ProtocolError("a part of a conversation is missing")
+        self._step += 1
+        return step, self.inbox.put(step.fragments)
+
+
+# Requests of the active party and answers of the passive ones.
 
 # The side of a conversation that asks.
 
@@ -294,116 +525,6 @@ class Requester:
             self._changed.notify_all()
         for asked in failed:
             asked.set_exception(self._error)
-
-
-# The messages of training on their way through a conversation, each noted in the evidence by what it holds.
-
-
-_CONTENT: dict[type[Message], Content] = {
-    PartySchema: Content.SCHEMA,
-    TrainingSetup: Content.SETUP,
-    TreeGradients: Content.GRADIENTS,
-    MoreGradients: Content.GRADIENTS,
-    HistogramRequest: Content.HISTOGRAM_REQUEST,
-    MoreSums: Content.HISTOGRAM_REQUEST,
-    HistogramAnswer: Content.HISTOGRAMS,
-    SplitRequest: Content.SPLITS,
-    SplitAnswer: Content.PARTITIONS,
-    DecisionRequest: Content.DECISION_REQUEST,
-    DecisionAnswer: Content.DECISIONS,
-}
-_CIPHERTEXTS = {
-    VerticalProfile.PAILLIER.value: Protection.PAILLIER,
-    VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
-    VerticalProfile.PLAIN.value: Protection.CLEAR,
-}
-
-
-class ContentLog(Protocol):
-    """What the link needs of an evidence log."""
-
-    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
-
-
-class MessageNotes(Protocol):
-    """Takes note of the messages of a conversation."""
-
-    def sent(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that is about to leave."""
-
-    def received(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that came."""
-
-
-class ContentRecorder:
-    """Notes in the evidence what passes between this site and the others.
-
-    Attributes:
-        has_told: whether this site has told more than its public key.
-    """
-
-    def __init__(self, evidence: ContentLog, profile: str):
-        self._evidence = evidence
-        self._ciphertexts = _CIPHERTEXTS[profile]
-        self.has_told = False
-
-    def sent(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that is about to leave. Raises: ProtocolError, if its content must not."""
-        self.has_told = self.has_told or not isinstance(message, TrainingSetup)
-        self._note("sent", peer, message, size)
-
-    def received(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that came."""
-        self._note("received", peer, message, size)
-
-    def _note(self, direction: str, peer: str, message: Message, size: int) -> None:
-        what = _CONTENT[type(message)]
-        protection = self._ciphertexts if what.encrypted else Protection.CLEAR
-        self._evidence.content(direction, peer, what, protection, size)
-
-
-class ConversationLink:
-    """The active party's link to one passive party (a ``PassiveLink``)."""
-
-    def __init__(self, asking: Requester, rank: int, name: str, notes: MessageNotes):
-        self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
-
-    def ask(self, request: Request) -> Future[Answer | None]:
-        """Queue a request."""
-        data = to_bytes(request)
-        self._notes.sent(self._name, request, len(data))
-        return self._asking.ask(self._rank, data, self._read)
-
-    def flush(self) -> None:
-        """Let requests go that wait for further ones."""
-        self._asking.flush()
-
-    def _read(self, data: bytes) -> Answer | None:
-        if not data:
-            return None
-        answer = from_bytes(data)
-        if not isinstance(answer, Answer):
-            raise ProtocolError(f"{self._name} answered with a request")
-        self._notes.received(self._name, answer, len(data))
-        return answer
-
-
-def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: MessageNotes) -> bytes:
-    """Answer a request in its byte form, at a passive party.
-
-    Raises:
-        ProtocolError: not a request, or one that has no place here.
-    """
-    request = from_bytes(data)
-    if not isinstance(request, Request):
-        raise ProtocolError("the active party sent an answer where a request is due")
-    notes.received(peer, request, len(data))
-    reply = answer(request)
-    if reply is None:
-        return b""
-    encoded = to_bytes(reply)
-    notes.sent(peer, reply, len(encoded))
-    return encoded
 
 
 # The side of a conversation that answers.

@@ -1,1 +1,0 @@
-"""The active party: it has the label, grows the trees and knows the sums."""

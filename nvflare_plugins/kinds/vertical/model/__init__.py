@@ -1,1 +1,0 @@
-"""A vertical model in several hands."""

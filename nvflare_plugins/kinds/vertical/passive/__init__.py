@@ -1,1 +1,0 @@
-"""A passive party: bins, node membership, and its own splits."""
