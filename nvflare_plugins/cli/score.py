@@ -13,7 +13,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import SOCKET, reachable
+from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET, reachable
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 _WAIT_S = 330.0  # longer than the job lets a caller wait, also for a refreshed alignment

@@ -26,10 +26,11 @@ from nvflare_plugins.workers.dask_connection import (
     DaskConnection,
     NoAnswer,
     have_stand_by,
+    load_certificates,
     lost,
     open_line,
+    why_not,
 )
-from nvflare_plugins.workers.reach import load_certificates, why_not
 from nvflare_plugins.workers.worker_connection import DONE, Line, check_worker
 from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, WorkerSilent, begin, collect
 

@@ -19,8 +19,18 @@ from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.base.formatting import counted, human_bytes
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.workers.exchange import ALL, Parcel, Peers, require_plain
-from nvflare_plugins.workers.worker_connection import DONE, FAILED, LOST, OVER, Desk, error_of
+from nvflare_plugins.workers.worker_connection import (
+    ALL,
+    DONE,
+    FAILED,
+    LOST,
+    OVER,
+    Desk,
+    Parcel,
+    Peers,
+    error_of,
+    require_plain,
+)
 
 # The one interface to a party's workers, and a twin of it in the party's own process.
 #

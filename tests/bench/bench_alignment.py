@@ -25,8 +25,14 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # a thread's CPU time is its pa
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.curve.registry import open_curve
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.kinds.alignment.blinding import BlindingKey
-from nvflare_plugins.kinds.alignment.intersection import Lists, Proofs, block_bytes, intersect, unpack_chain
+from nvflare_plugins.kinds.alignment.intersection import (
+    BlindingKey,
+    Lists,
+    Proofs,
+    block_bytes,
+    intersect,
+    unpack_chain,
+)
 from tests.support import alignment
 
 SIZES = (1_000, 10_000, 100_000)

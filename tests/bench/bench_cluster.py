@@ -46,8 +46,7 @@ from he_processors.histogram.sums import NodeTotal
 from he_processors.key_bytes import secret_key_to_bytes
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import Cluster
-from nvflare_plugins.kinds.alignment.blinding import PART, BlindingKey, SpreadKey
-from nvflare_plugins.kinds.alignment.intersection import BLOCK
+from nvflare_plugins.kinds.alignment.intersection import BLOCK, PART, BlindingKey, SpreadKey
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
 from nvflare_plugins.kinds.vertical.messages import feature_blocks, layout_of

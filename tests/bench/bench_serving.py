@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import reachable
+from nvflare_plugins.kinds.vertical_inference.score_socket import reachable
 from poc_workspace.run_poc import ADMIN, SITES, verify
 from tests.support.serving_poc import ServingPoc
 

@@ -326,7 +326,7 @@ def _json(value: Any) -> str:
 def _serving_questions() -> Target:
     import numpy as np
 
-    from nvflare_plugins.kinds.vertical_inference.serving import scorer
+    from nvflare_plugins.kinds.vertical_inference import scorer
 
     def parse(data: bytes) -> None:
         what, content = scorer.split_question(data)
@@ -339,7 +339,7 @@ def _serving_questions() -> Target:
 
 
 def _serving_answers() -> Target:
-    from nvflare_plugins.kinds.vertical_inference.serving import scorer
+    from nvflare_plugins.kinds.vertical_inference import scorer
 
     return Target(scorer.read_answer, [scorer.answered(b"bits"), scorer.refused("scoring_bits_per_row")])
 
@@ -349,8 +349,7 @@ def _requests_for_scores() -> Target:
     from pathlib import Path
     from types import SimpleNamespace
 
-    from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Desk
-    from nvflare_plugins.kinds.vertical_inference.serving.score_socket import Door
+    from nvflare_plugins.kinds.vertical_inference.score_socket import Desk, Door
 
     desk = Desk()
     desk.close("nobody is there")

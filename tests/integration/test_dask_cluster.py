@@ -13,7 +13,7 @@ import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerLost
-from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
 from tests.support.local_cluster import local_cluster, worker_of

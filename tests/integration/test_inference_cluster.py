@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nvflare_plugins.kinds.alignment import blinding
+from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.pages.run_record import RunRecord
 from tests.integration.test_vertical_inference import SITES, make_case
 from tests.support.local_cluster import local_cluster

@@ -114,7 +114,7 @@ def long_messages() -> Callable[[], object]:
 
 def blinding() -> Callable[[], object]:
     pytest.importorskip("he_processors._native._curve")
-    from nvflare_plugins.kinds.alignment.blinding import BlindingKey
+    from nvflare_plugins.kinds.alignment.intersection import BlindingKey
 
     items = [number.to_bytes(32, "big") for number in range(20_000)]
     return lambda: BlindingKey(b"test").blind_items(items)

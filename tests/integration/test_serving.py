@@ -24,13 +24,8 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.vertical_inference.serving import parties
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import (
-    MOST_CONNECTIONS,
-    MOST_LINE_BYTES,
-    SOCKET,
-    reachable,
-)
+from nvflare_plugins.kinds.vertical_inference import serving as parties
+from nvflare_plugins.kinds.vertical_inference.score_socket import MOST_CONNECTIONS, MOST_LINE_BYTES, SOCKET, reachable
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from tests.integration.test_vertical_inference import SITES, Case, make_case, only_error
 from tests.support.parties import Parties, succeed

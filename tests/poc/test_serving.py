@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import reachable
+from nvflare_plugins.kinds.vertical_inference.score_socket import reachable
 from nvflare_plugins.recipes.recipe import AlignmentRecipe, write_folder
 from poc_workspace.run_poc import ADMIN, SITES, verify
 from tests.poc.test_poc import job_processes, site_log, wait_until

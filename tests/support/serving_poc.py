@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import SOCKET
+from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET
 from nvflare_plugins.recipes.recipe import VerticalInferenceRecipe, VerticalXGBRecipe, write_folder
 from poc_workspace.run_poc import SITES, Poc
 from tests.support.vertical_federation import Joined, federate

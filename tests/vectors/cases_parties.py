@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from he_processors.curve.interface import GROUP_ORDER
-from nvflare_plugins.kinds.alignment.blinding import BlindingKey
-from nvflare_plugins.kinds.alignment.intersection import Proofs, pack_block
+from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Proofs, pack_block
 from nvflare_plugins.kinds.bagging.model import SharedTree, message_bytes
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class

@@ -21,8 +21,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.kinds.alignment.blinding import LEAST_IDS
-from nvflare_plugins.kinds.alignment.intersection import Lists, RoutingChannel, Seal, intersect, tell_all
+from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, RoutingChannel, Seal, intersect, tell_all
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.alignment.result import Alignment, save_alignments
 from nvflare_plugins.pages.run_record import ALIGNMENT, DataFacts, ReportSection

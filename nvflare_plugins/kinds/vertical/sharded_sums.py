@@ -48,8 +48,7 @@ from nvflare_plugins.kinds.vertical.schemes import (
     unpack_public_key,
     untimed,
 )
-from nvflare_plugins.workers.exchange import reduce_scatter
-from nvflare_plugins.workers.worker_connection import WorkerPart
+from nvflare_plugins.workers.worker_connection import WorkerPart, reduce_scatter
 from nvflare_plugins.workers.workers import Work, Workers, begin, collect, note_rows, shard_rows
 
 # The protected pairs of one shard's rows, and their sums per bin: what a worker of a passive party computes with.

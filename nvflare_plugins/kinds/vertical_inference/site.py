@@ -39,18 +39,19 @@ from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions, check_covers
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
-from nvflare_plugins.kinds.vertical_inference.rows import RowBudget, Rows, UnreadRows
 from nvflare_plugins.kinds.vertical_inference.run import (
     MERGED_FILE,
     ContentNotes,
+    RowBudget,
+    Rows,
     Run,
+    UnreadRows,
     pace_of,
     write_contributions,
     write_merged,
     write_predictions,
 )
-from nvflare_plugins.kinds.vertical_inference.serving.parties import check_cap, serve, stay
-from nvflare_plugins.kinds.vertical_inference.serving.rows import alignment_in_use, load_own
+from nvflare_plugins.kinds.vertical_inference.serving import alignment_in_use, check_cap, load_own, serve, stay
 from nvflare_plugins.pages.run_record import SCORING, DataFacts, ReportSection, missing_of
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.workers.workers import OnCluster, in_own_process

@@ -21,7 +21,7 @@ from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.kinds.alignment.align import _Offer, _reserve_together, align, confirm
-from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES
+from nvflare_plugins.kinds.alignment.intersection import POINT_BYTES
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy_values import Consents

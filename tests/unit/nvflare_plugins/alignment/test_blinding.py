@@ -15,8 +15,8 @@ from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER
 from he_processors.curve.reference import ReferenceCurve
 from he_processors.curve.registry import open_curve
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.alignment import blinding
-from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey
+from nvflare_plugins.kinds.alignment import intersection as blinding
+from nvflare_plugins.kinds.alignment.intersection import POINT_BYTES, BlindingKey
 from tests.support.seeded_randomness import SeededRandomness
 
 ITEMS = [b"a", b"b", b"c"]

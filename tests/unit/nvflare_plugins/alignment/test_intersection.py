@@ -13,9 +13,10 @@ import pytest
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import AuthenticationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES, BlindingKey
 from nvflare_plugins.kinds.alignment.intersection import (
+    POINT_BYTES,
     REFUSED,
+    BlindingKey,
     Lists,
     Proofs,
     _Party,

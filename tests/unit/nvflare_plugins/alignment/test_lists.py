@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.alignment import intersection as module
-from nvflare_plugins.kinds.alignment.blinding import POINT_BYTES
-from nvflare_plugins.kinds.alignment.intersection import Lists, pack_block, shuffled, unpack_block
+from nvflare_plugins.kinds.alignment.intersection import POINT_BYTES, Lists, pack_block, shuffled, unpack_block
 
 POINTS = st.lists(st.binary(min_size=POINT_BYTES, max_size=POINT_BYTES), max_size=8)
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.kinds.alignment import blinding
-from nvflare_plugins.kinds.alignment.blinding import BlindingKey, held_by
-from nvflare_plugins.kinds.alignment.intersection import REFUSED, Proofs, pack_block, unpack_chain
+from nvflare_plugins.kinds.alignment import intersection as blinding
+from nvflare_plugins.kinds.alignment.intersection import REFUSED, BlindingKey, Proofs, held_by, pack_block, unpack_chain
 from nvflare_plugins.workers.workers import workers_here
 
 SIZE = 8

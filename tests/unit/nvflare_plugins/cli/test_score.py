@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import reachable
+from nvflare_plugins.kinds.vertical_inference.score_socket import reachable
 
 
 @pytest.fixture

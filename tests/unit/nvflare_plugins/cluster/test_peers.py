@@ -12,8 +12,15 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.workers.exchange import ALL, ExchangeOver, Parcel, PeerLost, Peers, reduce_scatter
-from nvflare_plugins.workers.worker_connection import WorkerPart
+from nvflare_plugins.workers.worker_connection import (
+    ALL,
+    ExchangeOver,
+    Parcel,
+    PeerLost,
+    Peers,
+    WorkerPart,
+    reduce_scatter,
+)
 from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, collect, workers_here
 
 PATIENCE_S = 20.0

@@ -17,7 +17,8 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import WorkerLost
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
-from nvflare_plugins.workers import dask_workers, reach
+from nvflare_plugins.workers import dask_connection as reach
+from nvflare_plugins.workers import dask_workers
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.support.tls_files import make_tls_files
 

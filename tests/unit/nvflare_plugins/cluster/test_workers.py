@@ -10,8 +10,7 @@ import pytest
 from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.failures import WorkerFailure
-from nvflare_plugins.workers.exchange import require_plain
-from nvflare_plugins.workers.worker_connection import REFUSED, Desk, error_of
+from nvflare_plugins.workers.worker_connection import REFUSED, Desk, error_of, require_plain
 from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, begin, collect, shard_rows, workers_here
 
 

@@ -13,17 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.vertical_inference.rows import Rows
-from nvflare_plugins.kinds.vertical_inference.serving.parties import RowOwner, Served, _Shown
-from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Command, Desk, Refused
-from nvflare_plugins.kinds.vertical_inference.serving.rows import (
-    ASKED_FILE,
-    AskedRows,
-    alignment_in_use,
-    note_alignment,
-)
-from nvflare_plugins.kinds.vertical_inference.serving.score_socket import Door, reachable
-from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
+from nvflare_plugins.kinds.vertical_inference.run import Rows
+from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Desk, Door, Refused, reachable
+from nvflare_plugins.kinds.vertical_inference.scorer import (
     LIMITS,
     Question,
     answered,
@@ -34,6 +26,15 @@ from nvflare_plugins.kinds.vertical_inference.serving.scorer import (
     read_next_step,
     refused,
     split_question,
+)
+from nvflare_plugins.kinds.vertical_inference.serving import (
+    ASKED_FILE,
+    AskedRows,
+    RowOwner,
+    Served,
+    _Shown,
+    alignment_in_use,
+    note_alignment,
 )
 from nvflare_plugins.site.memory.budgets import ScoringRefusal
 from tests.unit.nvflare_plugins.vertical_inference.test_explanations import FEATURES, PART

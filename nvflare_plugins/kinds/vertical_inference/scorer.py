@@ -21,7 +21,9 @@ from nvflare_plugins.kinds.vertical.model import REFUSED, FederatedModel
 from nvflare_plugins.kinds.vertical.model_files import ActivePart
 from nvflare_plugins.kinds.vertical_inference.inference import class_names, classes_of, parties_of, rounds_of
 from nvflare_plugins.kinds.vertical_inference.run import ContentNotes
-from nvflare_plugins.kinds.vertical_inference.serving.request_queue import Score
+
+Score = dict[str, Any]
+"""What is told of one row: ``row``, and ``class`` with ``probability``, or ``prediction``."""
 
 # What the active party and the owners of splits say to each other in a job that stays.
 #
