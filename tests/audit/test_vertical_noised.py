@@ -23,9 +23,9 @@ from he_processors.histogram.sums import BinNoise
 from nvflare_plugins.kinds.vertical.messages import Bits, HistogramRequest, NodePartition, TreeGradients
 from nvflare_plugins.kinds.vertical.noised import CUTS_SHARE, NoisePlan, NoiseSource, as_cut_points
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from tests.support.audit import Errors, gaussian_power
 from tests.support.calibration import mu_for
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.seeded_randomness import SeededRandomness
 
 EPSILON, DELTA = 8.0, 1e-5

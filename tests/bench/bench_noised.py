@@ -25,9 +25,10 @@ from sklearn.metrics import roc_auc_score
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.noised import FRACTION_BITS, NoisePlan
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.vertical_federation import Joined, Outcome, federate
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

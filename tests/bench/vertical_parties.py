@@ -42,13 +42,13 @@ from nvflare_plugins.kinds.vertical.model import merge, table_from_json, table_t
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.schemes import (
     ClearGradientOwner,
-    ClearHistogramMaker,
-    ElGamalHistogramMaker,
+    PointPairs,
     elgamal_owner,
     gradient_owner,
     histogram_maker,
 )
 from nvflare_plugins.site.memory.store import Memory
+from tests.support.clear_maker import ClearHistogramMaker
 
 _SPAWN = multiprocessing.get_context("spawn")
 _DEADLINE_S = 3600.0
@@ -220,10 +220,9 @@ def _passive_process(
     encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
     encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
     encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
-    elgamal_scheme.sum_bins = clock.timed("histogram", elgamal_scheme.sum_bins)
-    ElGamalHistogramMaker.add_gradients = clock.timed("receive", ElGamalHistogramMaker.add_gradients)
+    PointPairs.take = clock.timed("receive", PointPairs.take)
     elgamal_scheme.plan_level = clock.timed("histogram", elgamal_scheme.plan_level)
-    ElGamalHistogramMaker._hidden = clock.timed("hide", ElGamalHistogramMaker._hidden)
+    PointPairs.finish = clock.timed("hide", PointPairs.finish)
 
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
     if scheme == "plain":

@@ -16,7 +16,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Protection
 from nvflare_plugins.kinds.vertical import active_party as active_site
 from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
-from nvflare_plugins.kinds.vertical.schemes import ElGamalHistogramMaker, elgamal_owner
+from nvflare_plugins.kinds.vertical.schemes import HistogramMaker, elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
 from tests.support.federation import SiteDied
@@ -160,7 +160,7 @@ def test_announcements_that_are_not_the_jobs_end_it(parties, monkeypatch, change
 
 @pytest.mark.parametrize("change", ["swapped", "off_curve", "small_order", "short", "other_count"])
 def test_sums_that_are_not_sums_end_the_job(parties, monkeypatch, change):
-    honest = ElGamalHistogramMaker.sum_bins
+    honest = HistogramMaker.sum_bins
 
     def lie(self, *of):
         sums = bytearray(honest(self, *of))
@@ -178,7 +178,7 @@ def test_sums_that_are_not_sums_end_the_job(parties, monkeypatch, change):
             sums[20] ^= 1
         return bytes(sums)
 
-    monkeypatch.setattr(ElGamalHistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(HistogramMaker, "sum_bins", lie)
     outcomes = run(parties, job(**ELGAMAL))
     said = {"off_curve": "no point of the curve", "short": "bytes, expected", "other_count": "for another key"}
     all_end_clearly(parties, outcomes, said.get(change, REFUSED))

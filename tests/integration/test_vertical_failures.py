@@ -18,7 +18,7 @@ from nvflare_plugins.kinds.vertical import active_party as active_site
 from nvflare_plugins.kinds.vertical import context, model_files
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.messages import DecisionRequest
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import HistogramMaker
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
@@ -123,15 +123,15 @@ def test_a_job_lost_before_its_first_evaluation_charges_no_evaluation_row(partie
 def test_the_public_seed_does_not_tell_which_rows_a_tree_sampled(parties, monkeypatch):
     """A passive party that knows the few rows of a tree reads from the tree's nodes which of them have equal labels."""
     seen = []
-    honest = ClearHistogramMaker.sum_bins
+    honest = HistogramMaker.sum_bins
 
     def spy(self, *of):
         sums = honest(self, *of)
-        if not seen or seen[-1] is not self._pairs:
-            seen.append(self._pairs)
+        if not seen or seen[-1] is not self._pairs._pairs:
+            seen.append(self._pairs._pairs)
         return sums
 
-    monkeypatch.setattr(ClearHistogramMaker, "sum_bins", spy)
+    monkeypatch.setattr(HistogramMaker, "sum_bins", spy)
     params = {**PARAMS, "subsample": 0.3, "seed": 7}
     succeed(run(parties, job(params=params, num_rounds=3)))
     sampled = [(pairs[:, 1] != 0) for pairs in seen]  # under `plain` hessians show what nobody sees under encryption

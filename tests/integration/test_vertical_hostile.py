@@ -67,20 +67,20 @@ def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
 
 
 def test_bins_that_do_not_sum_to_their_node_are_refused(parties, monkeypatch):
-    honest = gradient_scheme.ClearHistogramMaker.sum_bins
+    honest = gradient_scheme.HistogramMaker.sum_bins
 
     def lie(self, *of):
         sums = np.frombuffer(honest(self, *of), "<i8").copy()
         sums[0] += 1
         return sums.tobytes()
 
-    monkeypatch.setattr(gradient_scheme.ClearHistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(gradient_scheme.HistogramMaker, "sum_bins", lie)
     all_end_clearly(parties, run(parties, job()), REFUSED)
 
 
 @pytest.mark.parametrize("change", ["too_large", "zero", "swapped", "short"])
 def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, change):
-    honest = encrypted_scheme.EncryptedHistogramMaker.sum_bins
+    honest = encrypted_scheme.HistogramMaker.sum_bins
     width = (toy_paillier().public_key.modulus.bit_length() + 7) // 8
 
     def lie(self, *of):
@@ -95,7 +95,7 @@ def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, ch
             del sums[-1]
         return bytes(sums)
 
-    monkeypatch.setattr(encrypted_scheme.EncryptedHistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(encrypted_scheme.HistogramMaker, "sum_bins", lie)
     outcomes = run(parties, job(**PAILLIER))
     assert isinstance(outcomes["site-1"], ProtocolError)
     all_end_clearly(parties, outcomes, str(outcomes["site-1"]))

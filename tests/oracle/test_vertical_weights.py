@@ -15,13 +15,8 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.kinds.vertical.gradient_scale import check_weights, pair_format
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
-from nvflare_plugins.kinds.vertical.schemes import (
-    ClearGradientOwner,
-    ClearHistogramMaker,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, elgamal_owner, gradient_owner, histogram_maker
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 

@@ -11,11 +11,11 @@ import pandas as pd
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import MAX_SHARE, Exposure, Guard
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import Recovery, attack
 from tests.support.bin_tap import Tap
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.vertical_federation import Joined, federate
 
 ENDLESS = 10**9

@@ -28,8 +28,9 @@ from nvflare_plugins.kinds.vertical.model_files import PassivePart
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
 from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
 
 

@@ -44,7 +44,7 @@ from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
-from nvflare_plugins.kinds.vertical.schemes import elgamal_maker, elgamal_owner
+from nvflare_plugins.kinds.vertical.schemes import ElGamalTerms, HistogramMaker, elgamal_owner
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # What the preset noised adds to the sums of each passive party, from the job and public numbers alone.
@@ -508,7 +508,7 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
         spent[stage] += (time.process_time() - started) / _REPEATS
 
     owner = elgamal_owner(digits)
-    maker = elgamal_maker(owner.setup(), timer=timer)
+    maker = HistogramMaker(ElGamalTerms.of(owner.setup()), timer)
     node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
 
     def receive() -> None:

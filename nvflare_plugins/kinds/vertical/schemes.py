@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from he_processors.additive_schemes import Decryptor, Scheme
+from he_processors.additive_schemes import Decryptor, Scheme, StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import (
@@ -25,14 +25,13 @@ from he_processors.ciphertext_wire import (
     decode_for_decryption,
     encode_ciphertexts,
 )
-from he_processors.curve.interface import Curve, PointColumn, Points
+from he_processors.curve.interface import AFFINE_BYTES, Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
 from he_processors.elgamal.bin_sums import (
     CELL_COST,
     Hider,
     PointHeader,
     bin_summer,
-    decode_points,
     encode_points,
     join_message,
     noise_points,
@@ -48,10 +47,6 @@ from he_processors.elgamal.encryption import (
     SHORT_FRACTION_BITS,
     DigitFormat,
     ElGamalEncryptor,
-    ElGamalPrivateKey,
-    ElGamalPublicKey,
-    PointColumns,
-    generate_elgamal_key,
 )
 from he_processors.errors import BackendUnavailable, CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words
@@ -279,38 +274,92 @@ def check_clear_pairs(pairs: NDArray[np.int64], unit_bits: int) -> None:
         )
 
 
-class ClearHistogramMaker:
-    """Adds pairs in the clear: the other half of ``ClearGradientOwner``."""
+class ProtectedPairs(Protocol):
+    """The pairs of a tree's rows as a passive party, or one of its workers, computes with them. Sums are opaque.
 
-    is_streamed = False
+    A level's sums are added in two steps. Whoever holds rows adds their pairs (``sum``). Where workers share the rows,
+    each then takes a range of the slots and adds to its own partial sums those of the others (``part``, ``add``). At
+    last sums are noised in the preset noised, packed and hidden (``finish``). Sums are exact, so that what is opened
+    does not depend on the division.
 
-    def __init__(self, timer: Timer = untimed, n_words: int = 1, unit_bits: int | None = None) -> None:
-        """Args: n_words: of a sum (``PairFormat.n_words``); unit_bits: of ``check_clear_pairs``; None takes any."""
-        self._timer = timer
-        self._unit_bits = unit_bits
-        self._n_words = n_words
-        self._n_rows = 0
-        self._blocks: list[NDArray[np.int64]] = []
-        self._pairs: NDArray[np.int64] | None = None
-        self._codes: BinCodes | None = None
-        self._codes_of_row = np.empty((0, 0), dtype=np.uint8)
+    Security: partial sums are not hidden, and stay within the party. Only what ``finish`` returns leaves it.
+
+    Attributes:
+        stage: what the time of ``finish`` counts as.
+    """
+
+    stage: str
+
+    def begin(self, n_rows: int) -> None:
+        """Forget the pairs of the tree before; so many come."""
+
+    def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
+        """Check a block of pairs, and take some of its rows. Raises: ProtocolError: it is not one of so many pairs."""
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> Any:
+        """Add the pairs of each node into bins. Rows are numbered in the order in which they were taken."""
+
+    def part(self, sums: Any, slots: slice) -> list[bytes]:
+        """Return some slots of sums for another worker, column by column."""
+
+    def add(self, sums: Any, slots: slice, others: Sequence[Sequence[bytes]]) -> Any:
+        """Return some slots of sums with what other workers have there added."""
+
+    def finish(self, sums: Any, noise: BinNoise | None = None) -> list[bytes]:
+        """Return sums as they may leave the party, without a header, column by column.
+
+        Args:
+            noise: one value for each of these sums, added before they are hidden; None where sums are exact.
+        """
+
+    def prepare(self, is_last: bool) -> bool:
+        """Make a little of what ``finish`` needs; return whether more is due."""
+
+
+class PassiveTerms(Protocol):
+    """What a passive party takes from the active party's announcement, checked.
+
+    Attributes:
+        is_streamed: sums come in blocks of features.
+        unit: slots that share a ciphertext.
+    """
+
+    @property
+    def is_streamed(self) -> bool: ...
+
+    @property
+    def unit(self) -> int: ...
+
+    def pairs(self) -> ProtectedPairs:
+        """Return what computes with pairs of this form."""
+
+    def sums_header(self, n_slots: int) -> bytes:
+        """Return what stands before the sums that leave."""
+
+
+class HistogramMaker:
+    """A passive party's half in this process: adds protected pairs into bins, and hides the sums."""
+
+    def __init__(self, terms: PassiveTerms, timer: Timer = untimed) -> None:
+        """Args: timer: measures the stages "receive", "histogram", "prepare", and that of hiding."""
+        self.is_streamed = terms.is_streamed
+        self._terms, self._pairs, self._timer = terms, terms.pairs(), timer
+        self._n_rows = self._n_blocks = 0
 
     def hold(self, codes: BinCodes) -> None:
         """Keep nothing: codes come with each question."""
 
     def begin_tree(self, n_rows: int) -> None:
         """Forget the pairs of the tree before."""
-        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+        self._n_rows, self._n_blocks = n_rows, 0
+        self._pairs.begin(n_rows)
 
     def add_gradients(self, gradients: bytes) -> None:
-        """Take the next block of pairs."""
-        n_due = rows_due(self._n_rows, len(self._blocks))
-        if len(gradients) != 2 * _PAIR.itemsize * n_due:
-            raise ProtocolError(f"expected {n_due} gradient pairs")
-        pairs = np.frombuffer(gradients, dtype=_PAIR).reshape(n_due, 2)
-        if self._unit_bits is not None:
-            check_clear_pairs(pairs, self._unit_bits)
-        self._blocks.append(pairs)
+        """Check and take the next block of pairs."""
+        n_due = rows_due(self._n_rows, self._n_blocks)
+        with self._timer("receive"):
+            self._pairs.take(gradients, n_due, slice(0, n_due))
+        self._n_blocks += 1
 
     def sum_bins(
         self,
@@ -320,43 +369,98 @@ class ClearHistogramMaker:
         features: NDArray[np.int64] | None = None,
         noise: BinNoise | None = None,
     ) -> bytes:
-        """Add the pairs of each node into bins."""
-        if self._pairs is None:
-            require_all_rows(self._n_rows, len(self._blocks))
-            self.hold_pairs(np.concatenate(self._blocks))
-        return self.sum_held(codes, layout, node_rows, noise)
-
-    def hold_pairs(self, pairs: NDArray[np.int64]) -> None:
-        """Take all pairs of a tree at once. Shapes: pairs: int64[n_rows, 2]."""
-        if self._n_words > 1:  # each value as two, whose sums fit 64 bits; the upper one counts 2^20
-            low = lower_words(pairs)
-            pairs = np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
-        self._pairs = pairs
-
-    def sum_held(
-        self,
-        codes: BinCodes,
-        layout: BinLayout,
-        node_rows: Sequence[NDArray[np.int32]],
-        noise: BinNoise | None = None,
-    ) -> bytes:
-        """Add the pairs that are held, as ``sum_bins``."""
-        if self._codes is not codes:
-            self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
+        """Add the pairs of each node into bins, and hide which rows made them."""
+        require_all_rows(self._n_rows, self._n_blocks)
         with self._timer("histogram"):
-            sums = [self._sum_node(layout, rows) for rows in node_rows]
-            if noise is not None:
-                _add_noise(sums, noise)
-            return b"".join(of_node.astype(_PAIR, copy=False).tobytes() for of_node in sums)
+            sums = self._pairs.sum(codes, layout, node_rows)
+        with self._timer(self._pairs.stage):
+            columns = self._pairs.finish(sums, noise)
+            return b"".join([self._terms.sums_header(len(node_rows) * layout.n_slots), *columns])
 
     def prepare(self, is_last: bool) -> bool:
-        """Make nothing: nothing is hidden."""
+        """Make a little of what hides later sums."""
+        with self._timer("prepare"):
+            return self._pairs.prepare(is_last)
+
+
+@dataclass(frozen=True, slots=True)
+class ClearTerms:
+    """Terms of gradients in the clear. Attributes: pair_format: None takes any pairs, in tests alone."""
+
+    pair_format: PairFormat | None = None
+    n_words: int = 1
+    is_streamed: ClassVar[bool] = False
+    unit: ClassVar[int] = 1
+
+    def pairs(self) -> ClearPairs:
+        """Return what computes with pairs in the clear."""
+        return ClearPairs(self)
+
+    def sums_header(self, n_slots: int) -> bytes:
+        """Return nothing: sums in the clear have no header."""
+        return b""
+
+
+class ClearPairs:
+    """Pairs in the clear: profile ``plain``. Security: none."""
+
+    stage = "histogram"
+
+    def __init__(self, terms: ClearTerms) -> None:
+        self._format, self._n_words = terms.pair_format, terms.n_words
+        self._blocks: list[NDArray[np.int64]] = []
+        self._pairs: NDArray[np.int64] | None = None
+        self._codes: BinCodes | None = None
+        self._codes_of_row = np.empty((0, 0), dtype=np.uint8)
+
+    def begin(self, n_rows: int) -> None:
+        self._blocks, self._pairs = [], None
+
+    def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
+        if len(block) != 2 * _PAIR.itemsize * n_block_rows:
+            raise ProtocolError(f"expected {n_block_rows} gradient pairs")
+        pairs = np.frombuffer(block, dtype=_PAIR).reshape(n_block_rows, 2)[rows]
+        if self._format is not None:
+            check_clear_pairs(pairs, self._format.fraction_bits)
+        self._blocks.append(pairs)
+
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+        if self._pairs is None:
+            self._pairs = self._in_words(np.concatenate(self._blocks))
+            self._blocks = []
+        if self._codes is not codes:
+            self._codes, self._codes_of_row = codes, np.ascontiguousarray(codes.T)
+        sums = [self._sum_node(self._pairs, layout, rows) for rows in node_rows]
+        return np.concatenate(sums) if sums else np.empty((0, 2 * self._n_words), dtype=np.int64)
+
+    def part(self, sums: NDArray[np.int64], slots: slice) -> list[bytes]:
+        return [sums[slots].astype(_PAIR, copy=False).tobytes()]
+
+    def add(self, sums: NDArray[np.int64], slots: slice, others: Sequence[Sequence[bytes]]) -> NDArray[np.int64]:
+        total = sums[slots].copy()
+        for (data,) in others:
+            total += np.frombuffer(data, dtype=_PAIR).reshape(-1, 2 * self._n_words)
+        return total
+
+    def finish(self, sums: NDArray[np.int64], noise: BinNoise | None = None) -> list[bytes]:
+        if noise is not None:
+            if self._format is not None:
+                noise.check(self._format, len(sums))
+            sums = sums + np.stack([noise.g, noise.h], axis=1)
+        return self.part(sums, slice(None))
+
+    def prepare(self, is_last: bool) -> bool:
         return False
 
-    def _sum_node(self, layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+    def _in_words(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return pairs as sums take them. Shapes: pairs: int64[n_rows, 2]; result: int64[n_rows, 2 * n_words]."""
+        if self._n_words == 1:
+            return pairs
+        low = lower_words(pairs)  # each value as two, whose sums fit 64 bits; the upper one counts 2^20
+        return np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
+
+    def _sum_node(self, pairs: NDArray[np.int64], layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
-        if self._pairs is None:
-            raise ProtocolError("sums were asked for before the gradients came")
         total = np.zeros((layout.n_slots, 2 * self._n_words), dtype=np.int64)
         first_slots = layout.starts[:-1].astype(np.int32)
         n_cells = min(rows.size, _BLOCK_ROWS) * layout.n_features
@@ -366,15 +470,8 @@ class ClearHistogramMaker:
             slots = self._codes_of_row[block] + first_slots
             cells = (ones[: slots.size], slots.reshape(-1), ends[: block.size + 1])
             shape = (layout.n_slots, block.size)
-            total += sparse.csc_array(cells, shape=shape, copy=False) @ self._pairs[block]
+            total += sparse.csc_array(cells, shape=shape, copy=False) @ pairs[block]
         return total
-
-
-def _add_noise(sums: list[NDArray[np.int64]], noise: BinNoise) -> None:
-    """Add noise to the sums of nodes in place. Shapes: sums: int64[n_slots, 2] for each node."""
-    parts = np.stack([noise.g, noise.h], axis=1).reshape(len(sums), -1, 2)
-    for of_node, part in zip(sums, parts, strict=True):
-        of_node += part
 
 
 # The additive scheme of profile ``elgamal``: rows of points on a curve, through he_processors.
@@ -461,74 +558,64 @@ class ElGamalGradientOwner:
         return PointHeader(self._encryptor.public_key, content, self._digits, count)
 
 
-class ElGamalHistogramMaker:
-    """A passive party's half: adds rows of points into bins, and hides the sums."""
+class PointPairs(StaysInProcess):
+    """Rows of points: profile ``elgamal``."""
 
-    is_streamed = True
+    stage = "hide"
 
-    def __init__(self, public_key: ElGamalPublicKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
-        """Args: timer: measures the stages "receive", "histogram", "hide" and "prepare"."""
-        self._public_key, self._digits, self._curve, self._timer = public_key, digits, curve, timer
-        self._hider = Hider(public_key, curve)
+    def __init__(self, terms: ElGamalTerms) -> None:
+        self._terms, self._curve = terms, terms.curve
+        self._hider = Hider(terms.public_key, terms.curve)
         self._stock = MaskStock(self._hider, _MOST_POINT_MASKS, _POINT_MASKS_AT_ONCE)
-        self._n_rows = self._n_blocks = 0
-        self._columns: list[PointColumn] = []  # of this tree
-        self._pairs: PointColumns | None = None
+        self._columns: list[PointColumn] = []
+        self._pairs: list[Points] = []
 
-    def hold(self, codes: BinCodes) -> None:
-        """Keep nothing: codes come with each question."""
-
-    def begin_tree(self, n_rows: int) -> None:
-        """Forget the points of the tree before."""
-        self._columns = []  # before the next ones need their memory
-        self._n_rows, self._n_blocks, self._pairs = n_rows, 0, None
+    def begin(self, n_rows: int) -> None:
+        self._columns, self._pairs = [], []  # before the next ones need their memory
         self._stock.begin_tree()
-        self._columns = [self._curve.column(n_rows) for _ in range(1 + self._digits.n_messages)]
+        self._columns = [self._curve.column(n_rows) for _ in range(1 + self._terms.digits.n_messages)]
 
-    def add_gradients(self, gradients: bytes) -> None:
-        """Check and take the next block of rows."""
-        header = PointHeader(self._public_key, PointContent.PAIRS, self._digits, rows_due(self._n_rows, self._n_blocks))
-        with self._timer("receive"):
-            block = decode_points(gradients, header, self._curve)
-            for column, points in zip(self._columns, block.columns, strict=True):
-                column.append(points)
-        self._n_blocks += 1
+    def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
+        header = self._terms.header(PointContent.PAIRS, n_block_rows)
+        found = read_rows(open_message(block, header), self._curve, rows)
+        for column, points in zip(self._columns, found.columns, strict=True):
+            column.append(points)
 
-    def sum_bins(
-        self,
-        codes: BinCodes,
-        layout: BinLayout,
-        node_rows: Sequence[NDArray[np.int32]],
-        features: NDArray[np.int64] | None = None,
-        noise: BinNoise | None = None,
-    ) -> bytes:
-        """Add rows into bins, and hide every bin; one column after the other, so that one is in memory as points."""
-        if self._pairs is None:
-            require_all_rows(self._n_rows, self._n_blocks)
-            self._pairs = PointColumns(tuple(column.whole() for column in self._columns))
-        with self._timer("histogram"):
-            plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
-            add = bin_summer(self._curve, len(self._pairs), plan)
-        self._stock.use(plan.n_slots)
-        with self._timer("hide"):
-            masks, hidden = self._hider.draw(plan.n_slots), []
-        for number, column in enumerate(self._pairs.columns):
-            with self._timer("histogram"):
-                bins = add(column)
-                if noise is not None and number > 0:
-                    bins = self._curve.add(bins, noise_points(self._curve, self._digits, noise, number, len(bins)))
-            with self._timer("hide"):
-                hidden.append(self._hidden(number, bins, masks))
-        header = PointHeader(self._public_key, PointContent.BINS, self._digits, plan.n_slots)
-        return join_message(header, hidden)
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> list[Points]:
+        if not self._pairs:
+            self._pairs = [column.whole() for column in self._columns]
+        plan = plan_level(codes, layout, node_rows, cell_cost=CELL_COST)
+        add = bin_summer(self._curve, len(self._pairs[0]), plan)
+        return [add(column) for column in self._pairs]
+
+    def part(self, sums: list[Points], slots: slice) -> list[bytes]:
+        return [self._curve.to_affine(self._slots(column, slots)).tobytes() for column in sums]
+
+    def add(self, sums: list[Points], slots: slice, others: Sequence[Sequence[bytes]]) -> list[Points]:
+        total = [self._slots(column, slots) for column in sums]
+        for other in others:
+            total = [self._curve.add(own, self._read(data)) for own, data in zip(total, other, strict=True)]
+        return total
+
+    def finish(self, sums: list[Points], noise: BinNoise | None = None) -> list[bytes]:
+        n_slots = len(sums[0])
+        if noise is not None:
+            digits = self._terms.digits
+            added = [noise_points(self._curve, digits, noise, number, n_slots) for number in range(1, len(sums))]
+            sums = [sums[0], *map(self._curve.add, sums[1:], added)]
+        self._stock.use(n_slots)
+        masks = self._hider.draw(n_slots)
+        hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
+        return [self._curve.to_affine(column).tobytes() for column in hidden]
 
     def prepare(self, is_last: bool) -> bool:
-        """Make some masks ahead."""
-        with self._timer("prepare"):
-            return self._stock.prepare(is_last)
+        return self._stock.prepare(is_last)
 
-    def _hidden(self, number: int, bins: Points, masks: PointColumns) -> bytes:
-        return self._curve.to_affine(self._hider.hide(number, bins, masks)).tobytes()
+    def _slots(self, column: Points, slots: slice) -> Points:
+        return self._curve.take(column, np.arange(slots.start, slots.stop, dtype=np.int64))
+
+    def _read(self, data: bytes) -> Points:
+        return self._curve.from_affine(np.frombuffer(data, dtype=np.uint8).reshape(-1, AFFINE_BYTES))
 
 
 def elgamal_owner(digits: DigitFormat, backend: str = AUTO, timer: Timer = untimed) -> ElGamalGradientOwner:
@@ -544,6 +631,8 @@ class ElGamalTerms:
     public_key: ElGamalPublicKey
     digits: DigitFormat
     curve: Curve
+    is_streamed: ClassVar[bool] = True
+    unit: ClassVar[int] = 1
 
     @classmethod
     def of(cls, setup: TrainingSetup, backend: str = AUTO, tails: tuple[int, int] = (0, 0)) -> ElGamalTerms:
@@ -557,17 +646,17 @@ class ElGamalTerms:
             raise ProtocolError("the public key has another number of points than the format has digits")
         return cls(public_key, digits, curve)
 
+    def pairs(self) -> PointPairs:
+        """Return what computes with rows of points."""
+        return PointPairs(self)
 
-def elgamal_maker(
-    setup: TrainingSetup, backend: str = AUTO, timer: Timer = untimed, tails: tuple[int, int] = (0, 0)
-) -> ElGamalHistogramMaker:
-    """Open a passive party's half from the active party's announcement.
+    def header(self, content: PointContent, count: int) -> PointHeader:
+        """Return the header of a message to or from the active party."""
+        return PointHeader(self.public_key, content, self.digits, count)
 
-    Raises:
-        ProtocolError: it holds another number format, or no usable key.
-    """
-    terms = ElGamalTerms.of(setup, backend, tails)
-    return ElGamalHistogramMaker(terms.public_key, terms.digits, terms.curve, timer)
+    def sums_header(self, n_slots: int) -> bytes:
+        """Return what stands before the sums that leave."""
+        return self.header(PointContent.BINS, n_slots).to_bytes()
 
 
 def require_curve(backend: str = AUTO) -> None:
@@ -659,71 +748,89 @@ class EncryptedGradientOwner:
         return CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
 
 
-class EncryptedHistogramMaker:
-    """A passive party's half: adds ciphertexts into bins, packs and hides the sums."""
+@dataclass(frozen=True, slots=True)
+class PaillierTerms:
+    """What a passive party takes from the active party's announcement, checked."""
 
-    is_streamed = True
+    public_key: PaillierPublicKey
+    packing: PackingLayout
+    backend: str = registry.AUTO
+    is_streamed: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        public_key: PaillierPublicKey,
-        pair_format: PairFormat,
-        backend: str = registry.AUTO,
-        timer: Timer = untimed,
-    ):
-        """Args: timer: measures the stages "receive", "histogram", "pack" and "prepare"."""
-        self._public_key = public_key
-        self._timer = timer
-        self._packing = PackingLayout.fit(pair_format, public_key.plaintext_bits)
-        self._arithmetic = registry.open_backend(backend, public_key.modulus)
-        self._rerandomiser = Rerandomiser(public_key, self._arithmetic)
+    @property
+    def unit(self) -> int:
+        """Return the slots that share a ciphertext."""
+        return self.packing.pairs_per_plaintext
+
+    @classmethod
+    def of(cls, public_key: PaillierPublicKey, pair_format: PairFormat, backend: str = registry.AUTO) -> PaillierTerms:
+        """Return the terms of a key and a number format."""
+        return cls(public_key, PackingLayout.fit(pair_format, public_key.plaintext_bits), backend)
+
+    def pairs(self) -> CiphertextPairs:
+        """Return what computes with ciphertexts."""
+        return CiphertextPairs(self)
+
+    def header(self, content: Content, count: int) -> CiphertextHeader:
+        """Return the header of a message to or from the active party."""
+        return CiphertextHeader(self.public_key, content, self.packing, count)
+
+    def sums_header(self, n_slots: int) -> bytes:
+        """Return what stands before the sums that leave."""
+        return self.header(Content.PACKED_BINS, self.packing.n_ciphertexts(n_slots)).to_bytes()
+
+
+class CiphertextPairs(StaysInProcess):
+    """One ciphertext a row: profile ``paillier``."""
+
+    stage = "pack"
+
+    def __init__(self, terms: PaillierTerms) -> None:
+        self._terms, self._packing = terms, terms.packing
+        self._arithmetic = registry.open_backend(terms.backend, terms.public_key.modulus)
+        self._rerandomiser = Rerandomiser(terms.public_key, self._arithmetic)
         self._stock = MaskStock(self._rerandomiser, _MOST_MASKS, _MASKS_AT_ONCE)
-        self._n_rows = 0
         self._blocks: list[Residues] = []
         self._pairs: Residues | None = None
 
-    def hold(self, codes: BinCodes) -> None:
-        """Keep nothing: codes come with each question."""
-
-    def begin_tree(self, n_rows: int) -> None:
-        """Forget the ciphertexts of the tree before."""
-        self._n_rows, self._blocks, self._pairs = n_rows, [], None
+    def begin(self, n_rows: int) -> None:
+        self._blocks, self._pairs = [], None
         self._stock.begin_tree()
 
-    def add_gradients(self, gradients: bytes) -> None:
-        """Check and take the next block of ciphertexts."""
-        n_due = rows_due(self._n_rows, len(self._blocks) if self._pairs is None else n_blocks_of(self._n_rows))
-        header = CiphertextHeader(self._public_key, Content.PAIRS, self._packing, n_due)
-        with self._timer("receive"):
-            self._blocks.append(decode_ciphertexts(gradients, header, self._arithmetic))
+    def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
+        found = decode_ciphertexts(block, self._terms.header(Content.PAIRS, n_block_rows), self._arithmetic)
+        if rows != slice(0, n_block_rows):
+            found = self._arithmetic.take(found, np.arange(rows.start, rows.stop, dtype=np.int64))
+        self._blocks.append(found)
 
-    def sum_bins(
-        self,
-        codes: BinCodes,
-        layout: BinLayout,
-        node_rows: Sequence[NDArray[np.int32]],
-        features: NDArray[np.int64] | None = None,
-        noise: BinNoise | None = None,
-    ) -> bytes:
-        """Add ciphertexts into bins, pack many bins to a ciphertext and re-randomise."""
+    def sum(self, codes: BinCodes, layout: BinLayout, node_rows: Sequence[NDArray[np.int32]]) -> Residues:
         if self._pairs is None:
-            require_all_rows(self._n_rows, len(self._blocks))
             self._pairs = self._blocks[0] if len(self._blocks) == 1 else self._arithmetic.concat(self._blocks)
             self._blocks = []
-        with self._timer("histogram"):
-            bins = sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
-            if noise is not None:
-                bins = BareEncryptions(self._public_key, self._arithmetic).add(bins, noise, self._packing.pair_format)
-        self._stock.use(self._packing.n_ciphertexts(len(bins)))
-        with self._timer("pack"):
-            hidden = pack_and_hide(bins, self._packing, self._rerandomiser)
-            header = CiphertextHeader(self._public_key, Content.PACKED_BINS, self._packing, len(hidden))
-            return encode_ciphertexts(header, self._arithmetic, hidden)
+        return sum_bins(self._arithmetic, self._pairs, plan_level(codes, layout, node_rows))
+
+    def part(self, sums: Residues, slots: slice) -> list[bytes]:
+        return [self._arithmetic.to_wire(self._slots(sums, slots)).tobytes()]
+
+    def add(self, sums: Residues, slots: slice, others: Sequence[Sequence[bytes]]) -> Residues:
+        total = self._slots(sums, slots)
+        for (data,) in others:
+            rows = np.frombuffer(data, dtype=np.uint8).reshape(-1, self._arithmetic.width)
+            total = self._arithmetic.mul(total, self._arithmetic.from_wire(rows))
+        return total
+
+    def finish(self, sums: Residues, noise: BinNoise | None = None) -> list[bytes]:
+        if noise is not None:
+            sums = BareEncryptions(self._terms.public_key, self._arithmetic).add(sums, noise, self._packing.pair_format)
+        self._stock.use(self._packing.n_ciphertexts(len(sums)))
+        hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
+        return [self._arithmetic.to_wire(hidden).tobytes()]
 
     def prepare(self, is_last: bool) -> bool:
-        """Make some encryptions of zero ahead."""
-        with self._timer("prepare"):
-            return self._stock.prepare(is_last)
+        return self._stock.prepare(is_last)
+
+    def _slots(self, sums: Residues, slots: slice) -> Residues:
+        return self._arithmetic.take(sums, np.arange(slots.start, slots.stop, dtype=np.int64))
 
 
 def gradient_owner(
@@ -757,14 +864,20 @@ def histogram_maker(
         ConfigurationError: it asks for what the party does not accept.
     """
     check_setup(setup, n_rows, allow_clear)
-    if setup.scheme == CLEAR_CODE:
-        announced = announced_format(setup, tails)
-        return ClearHistogramMaker(timer, announced.n_words, announced.fraction_bits)
+    return HistogramMaker(announced_terms(setup, backend, allow_toy_keys=allow_toy_keys, tails=tails), timer)
+
+
+def announced_terms(
+    setup: TrainingSetup, backend: str = registry.AUTO, *, allow_toy_keys: bool = False, tails: tuple[int, int] = (0, 0)
+) -> PassiveTerms:
+    """Read an announcement; see ``histogram_maker``. Raises: ProtocolError: it is not usable."""
     if setup.scheme == Scheme.ELGAMAL.value:
-        return elgamal_maker(setup, backend, timer, tails)
-    pair_format = announced_format(setup, tails)
-    public_key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
-    return EncryptedHistogramMaker(public_key, pair_format, backend, timer)
+        return ElGamalTerms.of(setup, backend, tails)
+    announced = announced_format(setup, tails)
+    if setup.scheme == CLEAR_CODE:
+        return ClearTerms(announced, announced.n_words)
+    key = unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys)
+    return PaillierTerms.of(key, announced, backend)
 
 
 def check_setup(setup: TrainingSetup, n_rows: int, allow_clear: bool) -> None:

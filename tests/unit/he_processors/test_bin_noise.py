@@ -10,13 +10,8 @@ from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolE
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, BinSums, NodeTotal, check_node
-from nvflare_plugins.kinds.vertical.schemes import (
-    ClearGradientOwner,
-    ClearHistogramMaker,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, elgamal_owner, gradient_owner, histogram_maker
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 
 N_ROWS = 60

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ from nvflare_plugins.kinds.vertical.messages import (
     SplitRequest,
 )
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome, federate, first_difference
 
@@ -100,8 +102,7 @@ class StreamedOwner(ClearGradientOwner):
         self.calls.append("finish")
 
 
-class StreamedMaker(ClearHistogramMaker):
-    is_streamed = True
+StreamedMaker = partial(ClearHistogramMaker, is_streamed=True)
 
 
 def streamed(n_rows: int):

@@ -23,9 +23,9 @@ from nvflare_plugins.kinds.vertical.messages import (
 )
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.vertical_federation import Joined, federate
 
 N_ROWS = 400

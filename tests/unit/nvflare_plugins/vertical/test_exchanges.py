@@ -13,7 +13,8 @@ from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.messages import ConversationLink, answer_bytes, place_parties
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.conversations import Site, converse
 
 DEADLINE_S = 60.0

@@ -19,14 +19,15 @@ from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.schemes import (
     CLEAR_CODE,
     ClearGradientOwner,
-    ClearHistogramMaker,
-    EncryptedHistogramMaker,
+    HistogramMaker,
     MaskStock,
+    PaillierTerms,
+    announced_terms,
     elgamal_owner,
     gradient_owner,
     histogram_maker,
 )
-from nvflare_plugins.kinds.vertical.sharded_sums import open_pairs
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
 
@@ -63,7 +64,7 @@ def clear_in_two_words(n_rows: int):
 
 def encrypted_in_two_words(n_rows: int):
     key = toy_paillier()
-    return gradient_owner(key, LARGE), lambda: EncryptedHistogramMaker(key.public_key, LARGE)
+    return gradient_owner(key, LARGE), lambda: HistogramMaker(PaillierTerms.of(key.public_key, LARGE))
 
 
 SCHEMES = {
@@ -121,7 +122,7 @@ def test_pairs_in_the_clear_beyond_their_format_are_refused_where_they_come_in(p
         wrong[1, column] = beyond
         for data, refused in ((wrong, True), (np.array([pair] * 3, dtype="<i8"), False)):
             maker = histogram_maker(setup, 3, allow_clear=True)
-            shard = open_pairs(setup, "auto", False, (0, 0))
+            shard = announced_terms(setup).pairs()
             maker.begin_tree(3)
             shard.begin(3)
             for take in (

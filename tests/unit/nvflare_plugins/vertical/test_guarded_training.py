@@ -23,10 +23,11 @@ from nvflare_plugins.kinds.vertical.messages import (
     TreeGradients,
 )
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker, gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.schemes import gradient_owner, histogram_maker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_tap import Tap
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
 from tests.support.seeded_randomness import SeededRandomness

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ from nvflare_plugins.kinds.vertical.messages import (
     TreeGradients,
 )
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearHistogramMaker
+from tests.support.clear_maker import ClearHistogramMaker
 
 N_ROWS = 40
 ALL = Bits.of(np.ones(3, dtype=bool))
@@ -131,8 +133,7 @@ def test_children_of_an_own_split_follow_the_answer():
         passive.answer(HistogramRequest(0, (), (OwnDivision(0, 3, 4),)))
 
 
-class StreamedMaker(ClearHistogramMaker):
-    is_streamed = True
+StreamedMaker = partial(ClearHistogramMaker, is_streamed=True)
 
 
 def test_sums_come_block_by_block_and_nothing_in_between(monkeypatch):
