@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from he_processors.errors import ProtocolError
 from he_processors.histogram.planner import BinLayout
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import Content, Protection
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.vertical.conversation import Requester
 from nvflare_plugins.kinds.vertical.job import MAX_BINS, VerticalProfile
 
@@ -31,8 +32,6 @@ MAX_NODES = 1 << 24
 MAX_ROWS = (1 << 31) - 1
 _MAX_FEATURES = 1 << 20
 _MAX_NAME_BYTES = 1 << 10
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,80 +50,6 @@ class Bits:
         """Return the booleans. Shapes: result: bool[n]."""
         packed = np.frombuffer(self.data, dtype=np.uint8)
         return np.unpackbits(packed, count=self.n, bitorder="little").view(bool)
-
-
-class _Writer:
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-
-    def numbers(self, layout: str, *values: int) -> None:
-        self.parts.append(struct.pack("<" + layout, *values))
-
-    def blob(self, data: bytes) -> None:
-        self.numbers("Q", len(data))
-        self.parts.append(data)
-
-    def text(self, text: str) -> None:
-        self.blob(text.encode())
-
-    def bits(self, bits: Bits) -> None:
-        self.numbers("I", bits.n)
-        self.parts.append(bits.data)
-
-    def items(self, items: Sequence[T], write: Callable[[T], None]) -> None:
-        self.numbers("I", len(items))
-        for item in items:
-            write(item)
-
-
-class _Reader:
-    def __init__(self, data: bytes | memoryview) -> None:
-        self._data = memoryview(data)
-        self._position = 0
-
-    def numbers(self, layout: str) -> tuple[Any, ...]:
-        return struct.unpack("<" + layout, self.take(struct.calcsize("<" + layout)))
-
-    def number(self, code: str, most: int, least: int = 0) -> int:
-        value = self.numbers(code)[0]
-        if not least <= value <= most:
-            raise ProtocolError("a number in a vertical message is out of range")
-        return int(value)
-
-    def flag(self) -> bool:
-        return bool(self.number("B", 1))
-
-    def take(self, size: int) -> memoryview:
-        if size > len(self._data) - self._position:
-            raise ProtocolError("a vertical message is cut short")
-        self._position += size
-        return self._data[self._position - size : self._position]
-
-    def blob(self, most: int = 1 << 40) -> bytes:
-        return bytes(self.take(self.number("Q", most)))
-
-    def text(self) -> str:
-        try:
-            return self.blob(_MAX_NAME_BYTES).decode()
-        except UnicodeDecodeError:
-            raise ProtocolError("a name in a vertical message is not text") from None
-
-    def bits(self) -> Bits:
-        n = self.number("I", MAX_ROWS)
-        data = bytes(self.take(-(-n // 8)))
-        if n % 8 and data[-1] >> n % 8:
-            raise ProtocolError("a bit list in a vertical message is longer than it says")
-        return Bits(n, data)
-
-    def items(self, read: Callable[[], T], most: int = MAX_NODES) -> tuple[T, ...]:
-        return tuple(read() for _ in range(self.number("I", most)))
-
-    def node(self) -> int:
-        return self.number("I", MAX_NODES)
-
-    def finish(self) -> None:
-        if self._position != len(self._data):
-            raise ProtocolError("a vertical message has trailing bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +75,6 @@ class PartySchema:
         if not self.categories:
             object.__setattr__(self, "categories", ((),) * len(self.n_bins))
 
-    def _write(self, out: _Writer) -> None:
-        out.items(self.set_rows, lambda n: out.numbers("I", n))
-        out.items(self.n_bins, lambda n: out.numbers("I", n))
-        out.items(self.aliases, out.text)
-        out.items(self.categories, lambda words: out.items(words, out.text))
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        rows = data.items(lambda: data.number("I", MAX_ROWS), 1 << 10)
-        n_bins = data.items(lambda: data.number("I", MAX_BINS, 1), _MAX_FEATURES)
-        aliases = data.items(data.text, _MAX_FEATURES)
-        categories = data.items(lambda: data.items(data.text, MAX_BINS), _MAX_FEATURES)
-        if not rows or not n_bins or len(aliases) != len(n_bins) or len(set(aliases)) != len(aliases):
-            raise ProtocolError("a party's schema needs rows, and one distinct alias for each feature")
-        if len(categories) != len(n_bins) or any(
-            words and (len(words) < n or len(set(words)) != len(words))
-            for words, n in zip(categories, n_bins, strict=True)
-        ):
-            raise ProtocolError("a party's schema needs a list of distinct categories for each categorical feature")
-        return cls(rows, n_bins, aliases, categories)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
@@ -188,14 +92,6 @@ class TrainingSetup:
     max_additions: int
     public_key: bytes
 
-    def _write(self, out: _Writer) -> None:
-        out.numbers("BHI", self.scheme, self.fraction_bits, self.max_additions)
-        out.blob(self.public_key)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.number("B", 255), data.number("H", 62), data.number("I", MAX_ROWS, 1), data.blob(1 << 20))
-
 
 @dataclass(frozen=True, slots=True)
 class TreeGradients:
@@ -210,15 +106,6 @@ class TreeGradients:
     features: Bits
     gradients: bytes
 
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-        out.bits(self.features)
-        out.blob(self.gradients)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.bits(), data.blob())
-
 
 @dataclass(frozen=True, slots=True)
 class MoreGradients:
@@ -227,14 +114,6 @@ class MoreGradients:
     CODE: ClassVar[int] = 10
     tree: int
     gradients: bytes
-
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-        out.blob(self.gradients)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.blob())
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,26 +153,6 @@ class HistogramRequest:
     partitions: tuple[NodePartition, ...]
     own: tuple[OwnDivision, ...] = ()
 
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-
-        def write(part: NodePartition) -> None:
-            out.numbers("III", part.node, part.left, part.right)
-            out.bits(part.goes_left)
-
-        out.items(self.partitions, write)
-        out.items(self.own, lambda part: out.numbers("III", part.node, part.left, part.right))
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        def read() -> NodePartition:
-            return NodePartition(data.node(), data.node(), data.node(), data.bits())
-
-        def read_own() -> OwnDivision:
-            return OwnDivision(data.node(), data.node(), data.node())
-
-        return cls(data.node(), data.items(read), data.items(read_own))
-
 
 @dataclass(frozen=True, slots=True)
 class MoreSums:
@@ -301,13 +160,6 @@ class MoreSums:
 
     CODE: ClassVar[int] = 11
     tree: int
-
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node())
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,16 +176,6 @@ class HistogramAnswer:
     nodes: tuple[int, ...]
     sums: bytes
     withheld: tuple[int, ...] = ()
-
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-        out.items(self.nodes, lambda node: out.numbers("I", node))
-        out.blob(self.sums)
-        out.items(self.withheld, lambda node: out.numbers("I", node))
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.items(data.node), data.blob(), data.items(data.node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,28 +201,6 @@ class SplitRequest:
     tree: int
     splits: tuple[OwnedSplit, ...]
 
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-
-        def write(split: OwnedSplit) -> None:
-            out.numbers("IIiB", split.node, split.feature, split.bin, split.default_left)
-            out.items(split.right_bins, lambda n: out.numbers("H", n))
-
-        out.items(self.splits, write)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        def read() -> OwnedSplit:
-            return OwnedSplit(
-                data.node(),
-                data.number("I", _MAX_FEATURES),
-                data.number("i", 1 << 16, -1),
-                data.flag(),
-                data.items(lambda: data.number("H", MAX_BINS), MAX_BINS),
-            )
-
-        return cls(data.node(), data.items(read))
-
 
 @dataclass(frozen=True, slots=True)
 class SplitAnswer:
@@ -392,14 +212,6 @@ class SplitAnswer:
     CODE: ClassVar[int] = 7
     tree: int
     goes_left: tuple[Bits, ...]
-
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.tree)
-        out.items(self.goes_left, out.bits)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.items(data.bits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,19 +237,6 @@ class DecisionRequest:
     data_set: int
     queries: tuple[PathQuery, ...]
 
-    def _write(self, out: _Writer) -> None:
-        out.numbers("I", self.data_set)
-
-        def write(query: PathQuery) -> None:
-            out.numbers("II", query.tree, query.node)
-            out.bits(query.rows)
-
-        out.items(self.queries, write)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.node(), data.items(lambda: PathQuery(data.node(), data.node(), data.bits())))
-
 
 @dataclass(frozen=True, slots=True)
 class DecisionAnswer:
@@ -446,41 +245,162 @@ class DecisionAnswer:
     CODE: ClassVar[int] = 9
     goes_left: tuple[Bits, ...]
 
-    def _write(self, out: _Writer) -> None:
-        out.items(self.goes_left, out.bits)
-
-    @classmethod
-    def _read(cls, data: _Reader) -> Self:
-        return cls(data.items(data.bits))
-
 
 Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | MoreSums | SplitRequest | DecisionRequest
 Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
 Message = Request | Answer
 
-_TYPES: dict[int, type[Message]] = {
-    type_.CODE: type_
-    for type_ in (
+
+# The byte form of messages: a message is its fields, one after the other, each in the form that the table gives.
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._position = data, 0
+
+    def take(self, size: int) -> memoryview:
+        if size > len(self._data) - self._position:
+            raise ProtocolError("a vertical message is cut short")
+        self._position += size
+        return self._data[self._position - size : self._position]
+
+    def finish(self) -> None:
+        if self._position != len(self._data):
+            raise ProtocolError("a vertical message has trailing bytes")
+
+
+class _Form(NamedTuple):
+    """How one kind of value is appended to a message, and read from one. Raises: ProtocolError, when it is read."""
+
+    write: Callable[[list[bytes], Any], None]
+    read: Callable[[_Reader], Any]
+
+
+def _number(code: str, most: int, least: int = 0) -> _Form:
+    layout = struct.Struct("<" + code)
+
+    def read(data: _Reader) -> int:
+        value: int = layout.unpack(data.take(layout.size))[0]
+        if not least <= value <= most:
+            raise ProtocolError("a number in a vertical message is out of range")
+        return value
+
+    return _Form(lambda out, value: out.append(layout.pack(value)), read)
+
+
+def _blob(most: int = 1 << 40) -> _Form:
+    size = _number("Q", most)
+
+    def write(out: list[bytes], data: bytes) -> None:
+        size.write(out, len(data))
+        out.append(data)
+
+    return _Form(write, lambda data: bytes(data.take(size.read(data))))
+
+
+def _items(form: _Form, most: int = MAX_NODES) -> _Form:
+    count = _number("I", most)
+
+    def write(out: list[bytes], items: Sequence[Any]) -> None:
+        count.write(out, len(items))
+        for item in items:
+            form.write(out, item)
+
+    return _Form(write, lambda data: tuple(form.read(data) for _ in range(count.read(data))))
+
+
+def _record(kind: type, *forms: _Form, check: Callable[..., None] = lambda *values: None) -> _Form:
+    """Return the form of a dataclass. Args: check: refuses fields that do not fit one another."""
+    names = [one.name for one in fields(kind)]
+
+    def write(out: list[bytes], value: Any) -> None:
+        for name, form in zip(names, forms, strict=True):
+            form.write(out, getattr(value, name))
+
+    def read(data: _Reader) -> Any:
+        values = [form.read(data) for form in forms]
+        check(*values)
+        return kind(*values)
+
+    return _Form(write, read)
+
+
+def _read_text(data: _Reader) -> str:
+    try:
+        return str(_NAME.read(data), "utf-8")
+    except UnicodeDecodeError:
+        raise ProtocolError("a name in a vertical message is not text") from None
+
+
+def _write_bits(out: list[bytes], bits: Bits) -> None:
+    _N_ROWS.write(out, bits.n)
+    out.append(bits.data)
+
+
+def _read_bits(data: _Reader) -> Bits:
+    n = _N_ROWS.read(data)
+    packed = bytes(data.take(-(-n // 8)))
+    if n % 8 and packed[-1] >> n % 8:
+        raise ProtocolError("a bit list in a vertical message is longer than it says")
+    return Bits(n, packed)
+
+
+def _check_schema(
+    rows: Sequence[int], n_bins: Sequence[int], aliases: Sequence[str], categories: Sequence[Sequence[str]]
+) -> None:
+    if not rows or not n_bins or len(aliases) != len(n_bins) or len(set(aliases)) != len(aliases):
+        raise ProtocolError("a party's schema needs rows, and one distinct alias for each feature")
+    if len(categories) != len(n_bins) or any(
+        words and (len(words) < n or len(set(words)) != len(words)) for words, n in zip(categories, n_bins, strict=True)
+    ):
+        raise ProtocolError("a party's schema needs a list of distinct categories for each categorical feature")
+
+
+_NODE, _N_ROWS, _NAME = _number("I", MAX_NODES), _number("I", MAX_ROWS), _blob(_MAX_NAME_BYTES)
+_TEXT = _Form(lambda out, text: _NAME.write(out, text.encode()), _read_text)
+_FLAG = _Form(_number("B", 1).write, lambda data: bool(_number("B", 1).read(data)))
+_BITS = _Form(_write_bits, _read_bits)
+_PARTITION = _record(NodePartition, _NODE, _NODE, _NODE, _BITS)
+_OWN = _record(OwnDivision, _NODE, _NODE, _NODE)
+_SPLIT = _record(
+    OwnedSplit,
+    _NODE,
+    _number("I", _MAX_FEATURES),
+    _number("i", 1 << 16, -1),
+    _FLAG,
+    _items(_number("H", MAX_BINS), MAX_BINS),
+)
+_QUERY = _record(PathQuery, _NODE, _NODE, _BITS)
+_FORMS: dict[type[Message], _Form] = {
+    PartySchema: _record(
         PartySchema,
-        TrainingSetup,
-        TreeGradients,
-        MoreGradients,
-        HistogramRequest,
-        MoreSums,
-        HistogramAnswer,
-        SplitRequest,
-        SplitAnswer,
-        DecisionRequest,
-        DecisionAnswer,
-    )
+        _items(_N_ROWS, 1 << 10),
+        _items(_number("I", MAX_BINS, 1), _MAX_FEATURES),
+        _items(_TEXT, _MAX_FEATURES),
+        _items(_items(_TEXT, MAX_BINS), _MAX_FEATURES),
+        check=_check_schema,
+    ),
+    TrainingSetup: _record(
+        TrainingSetup, _number("B", 255), _number("H", 62), _number("I", MAX_ROWS, 1), _blob(1 << 20)
+    ),
+    TreeGradients: _record(TreeGradients, _NODE, _BITS, _blob()),
+    MoreGradients: _record(MoreGradients, _NODE, _blob()),
+    HistogramRequest: _record(HistogramRequest, _NODE, _items(_PARTITION), _items(_OWN)),
+    MoreSums: _record(MoreSums, _NODE),
+    HistogramAnswer: _record(HistogramAnswer, _NODE, _items(_NODE), _blob(), _items(_NODE)),
+    SplitRequest: _record(SplitRequest, _NODE, _items(_SPLIT)),
+    SplitAnswer: _record(SplitAnswer, _NODE, _items(_BITS)),
+    DecisionRequest: _record(DecisionRequest, _NODE, _items(_QUERY)),
+    DecisionAnswer: _record(DecisionAnswer, _items(_BITS)),
 }
+_TYPES = {type_.CODE: type_ for type_ in _FORMS}
 
 
 def to_bytes(message: Message) -> bytes:
     """Return the bytes that travel."""
-    out = _Writer()
-    message._write(out)
-    return b"".join((_HEADER.pack(_MAGIC, _VERSION, message.CODE), *out.parts))
+    parts = [_HEADER.pack(_MAGIC, _VERSION, message.CODE)]
+    _FORMS[type(message)].write(parts, message)
+    return b"".join(parts)
 
 
 def from_bytes(data: bytes) -> Message:
@@ -495,12 +415,9 @@ def from_bytes(data: bytes) -> Message:
     if magic != _MAGIC or version != _VERSION or code not in _TYPES:
         raise ProtocolError("not a vertical message of this version: all sites must run the same one")
     reader = _Reader(memoryview(data)[_HEADER.size :])
-    message = _TYPES[code]._read(reader)
+    message: Message = _FORMS[_TYPES[code]].read(reader)
     reader.finish()
     return message
-
-
-# A lock-step conversation over routed exchanges: one site asks, the others answer.
 
 
 # The blocks of features in which sums travel: each is sent as soon as it is done.
@@ -651,12 +568,6 @@ _CIPHERTEXTS = {
 }
 
 
-class ContentLog(Protocol):
-    """What the link needs of an evidence log."""
-
-    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
-
-
 class MessageNotes(Protocol):
     """Takes note of the messages of a conversation."""
 
@@ -674,7 +585,7 @@ class ContentRecorder:
         has_told: whether this site has told more than its public key.
     """
 
-    def __init__(self, evidence: ContentLog, profile: str):
+    def __init__(self, evidence: EvidenceLog, profile: str):
         self._evidence = evidence
         self._ciphertexts = _CIPHERTEXTS[profile]
         self.has_told = False
@@ -697,18 +608,18 @@ class ContentRecorder:
 class ConversationLink:
     """The active party's link to one passive party (a ``PassiveLink``)."""
 
-    def __init__(self, asking: Requester, rank: int, name: str, notes: MessageNotes):
-        self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
+    def __init__(self, requester: Requester, rank: int, name: str, notes: MessageNotes):
+        self._requester, self._rank, self._name, self._notes = requester, rank, name, notes
 
     def ask(self, request: Request) -> Future[Answer | None]:
         """Queue a request."""
         data = to_bytes(request)
         self._notes.sent(self._name, request, len(data))
-        return self._asking.ask(self._rank, data, self._read)
+        return self._requester.ask(self._rank, data, self._read)
 
     def flush(self) -> None:
         """Let requests go that wait for further ones."""
-        self._asking.flush()
+        self._requester.flush()
 
     def _read(self, data: bytes) -> Answer | None:
         if not data:
