@@ -27,10 +27,10 @@ from nvflare_plugins.data.declaration import ClusterSecurity
 from nvflare_plugins.workers.worker_connection import (
     ALL,
     DONE,
-    Desk,
-    Line,
     Parcel,
+    PartHost,
     Peers,
+    WorkerLine,
     describe_worker,
     require_plain,
     serve,
@@ -289,9 +289,9 @@ class DaskConnection:
 # How a line comes about: a connection to the port that a worker has of Dask, under its TLS, taken over by both ends.
 #
 # So there is no other port to open, and no other certificate. The site has a worker run one function of this package by
-# its name, ``stand_by``, connects to it as any client of Dask's, names a desk, and from then on Dask has the socket no
-# more. A desk is there as long as the site's line to it. Beside that line are others to the same desk, which it answers
-# while its part is at work: one of the site's, and one of each worker that sends it something.
+# its name, ``stand_by``, connects to it as any client of Dask's, names a part host, and from then on Dask has the
+# socket no more. A part host is there as long as the site's line to it. Beside that line are others to the same part
+# host, which it answers while its part is at work: one of the site's, and one of each worker that sends it something.
 #
 # Security: over a line go plain values alone (``line``). Neither the site nor, from another worker, a worker loads code
 # that comes over it. But Dask's own port stays open: whoever has the cluster's certificates, or without them is on this
@@ -307,15 +307,15 @@ _FUNCTIONS = {
     BESIDE: ("end_exchange", "waits_for"),
     WORKER: ("deliver",),
 }
-"""What whoever is at the other end of a line may ask of a desk."""
-_desks: WeakValueDictionary[str, DaskDesk] = WeakValueDictionary()
+"""What whoever is at the other end of a line may ask of a part host."""
+_hosts: WeakValueDictionary[str, DaskPartHost] = WeakValueDictionary()
 """Of this worker, by their names."""
 
 Told = tuple[str, Any, str]
 
 
-class DaskDesk(Desk):
-    """A desk at a worker of Dask's."""
+class DaskPartHost(PartHost):
+    """A part host at a worker of Dask's."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__()
@@ -325,14 +325,14 @@ class DaskDesk(Desk):
         """Say what is installed here (``probe``)."""
         return self._told(lambda: describe_worker(self._worker))
 
-    def meet(self, number: int, desks: Sequence[tuple[str, str]]) -> Told:
+    def meet(self, number: int, hosts: Sequence[tuple[str, str]]) -> Told:
         """Let parts exchange values with those on the site's other workers.
 
         Args:
-            desks: of all workers in order, this one too: the worker's address, and the name of its desk.
+            hosts: of all workers in order, this one too: the worker's address, and the name of its part host.
         """
         senders = self._senders
-        return self._told(lambda: self.join(Peers(number, lambda to, parcel: senders.send(desks[to], parcel))))
+        return self._told(lambda: self.join(Peers(number, lambda to, parcel: senders.send(hosts[to], parcel))))
 
     def deliver(self, parcel: Parcel) -> Told:
         """Take what another worker's part sends, whatever this one's does."""
@@ -361,11 +361,11 @@ class _Senders:
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, WorkerLine] = {}
 
-    def send(self, desk: tuple[str, str], parcel: Parcel) -> Future[Any]:
-        """Begin to send. Raises (from the future): OSError, ValueError, UnpicklingError: the desk is not reached."""
-        address, name = desk
+    def send(self, host: tuple[str, str], parcel: Parcel) -> Future[Any]:
+        """Begin to send. Raises (from the future): OSError, ValueError, UnpicklingError: it is not reached."""
+        address, name = host
         if name not in self._threads:
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=_OP)
         return self._threads[name].submit(self._deliver, address, name, parcel)
@@ -387,12 +387,12 @@ class _Senders:
 
 
 def stand_by(dask_worker: Any) -> None:
-    """Have a worker hand connections over whose other end names a desk. Runs at the worker, on Dask's event loop."""
+    """Have a worker hand over connections that name a part host. Runs at the worker, on Dask's event loop."""
 
     def hand_over(comm: Any, desk: str = "", by: str = "") -> None:
-        found = _desks.get(desk)
+        found = _hosts.get(desk)
         if found is None and by == SITE:
-            found = _desks[desk] = DaskDesk(dask_worker)
+            found = _hosts[desk] = DaskPartHost(dask_worker)
         if found is None or by not in _FUNCTIONS:
             comm.abort()
             return
@@ -412,19 +412,19 @@ def have_stand_by(connection: DaskConnection) -> None:
         raise NoAnswer(name if name.isidentifier() else "another answer")
 
 
-def open_line(connection: DaskConnection, desk: str, by: str, look: Callable[[], None] = lambda: None) -> Line:
+def open_line(connection: DaskConnection, host: str, by: str, look: Callable[[], None] = lambda: None) -> WorkerLine:
     """Make a line of a connection to a worker that stands by.
 
     Args:
-        desk: its name, new to the worker if ``by`` is SITE.
+        host: its name, new to the worker if ``by`` is SITE.
         by: who this end is.
-        look: see ``Line``.
+        look: see ``WorkerLine``.
 
     Raises:
-        OSError: there is no such desk, or no answer.
+        OSError: there is no such part host, or no answer.
     """
-    connection.say({"op": _OP, "desk": desk, "by": by, "reply": False})
-    line = Line(connection.take(), look)
+    connection.say({"op": _OP, "desk": host, "by": by, "reply": False})
+    line = WorkerLine(connection.take(), look)
     try:
         line.await_ready()
     except BaseException:

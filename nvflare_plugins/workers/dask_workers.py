@@ -31,14 +31,15 @@ from nvflare_plugins.workers.dask_connection import (
     open_line,
     why_not,
 )
-from nvflare_plugins.workers.worker_connection import DONE, Line, check_worker
+from nvflare_plugins.workers.worker_connection import DONE, WorkerLine, check_worker
 from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, WorkerSilent, begin, collect
 
 # Workers of a Dask cluster: found, checked, and held by name of address, with no way around them.
 #
 # The site's process has no client of Dask's (``dask_messages``). It asks the scheduler where the workers are, and has a
-# line to a desk at each (``dask_line``): what is private goes there directly and never through the scheduler, where
-# logs and dashboards would show it. A desk is nothing that Dask knows of, so that Dask neither moves nor repeats it.
+# line to a part host at each (``open_line``): what is private goes there directly and never through the scheduler,
+# where logs and dashboards would show it. A part host is nothing that Dask knows of, so that Dask neither moves nor
+# repeats it.
 
 
 _log = logging.getLogger(__name__)
@@ -72,13 +73,13 @@ class DaskWorkers(LinkedWorkers):
 
 
 class _WorkerLink:
-    """The line to the desk of one worker, which has said that it is as this site asks, and one beside it."""
+    """The line to the part host of one worker, which has said that it is as this site asks, and one beside it."""
 
     def __init__(
         self, cluster: Cluster, context: ssl.SSLContext | None, number: int, address: str, find_s: float
     ) -> None:
         self._cluster, self._context, self._find_s = cluster, context, find_s
-        self._number, self.address, self.desk = number, address, secrets.token_hex(16)
+        self._number, self.address, self.host = number, address, secrets.token_hex(16)
         self._until = time.monotonic() + find_s
         self._asking, self._is_open, self._is_over = threading.Lock(), False, False
         self._beside: _Beside | None = None
@@ -86,7 +87,7 @@ class _WorkerLink:
         try:
             with self._connected() as connection:
                 have_stand_by(connection)
-                self._line = open_line(connection, self.desk, SITE, self._look)
+                self._line = open_line(connection, self.host, SITE, self._look)
         except NoAnswer as answer:
             raise ConfigurationError(
                 f"worker {number} of this site's cluster cannot say what is installed there ({answer}). Remedy: "
@@ -124,7 +125,7 @@ class _WorkerLink:
         self._pid = found.get("pid")
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        """Call a function of the desk; wait until it is done, the worker gone, or time is up."""
+        """Call a function of the part host; wait until it is done, the worker gone, or time is up."""
         with self._asking:
             self._until = time.monotonic() + self._cluster.deadline_s
             return self._told(function, *args)
@@ -136,7 +137,7 @@ class _WorkerLink:
             match self._line.receive():
                 case (str(state), value, str(words)):
                     return state, value, words
-            raise UnpicklingError("no answer of a desk")
+            raise UnpicklingError("no answer of a part host")
         except _LOST as error:
             if self._is_over:
                 raise WorkerLost("the work on this site's cluster has ended") from None
@@ -161,14 +162,14 @@ class _WorkerLink:
         if time.monotonic() > self._until:
             raise WorkerSilent.of(self._number, self._cluster.deadline_s) if self._is_open else self._late()
 
-    def meet(self, desks: Sequence[tuple[str, str]]) -> None:
-        """Tell the desk where the others are, and make the line beside. Args: see ``DaskDesk.meet``."""
-        state, _, _ = self.ask("meet", self._number, list(desks))
+    def meet(self, hosts: Sequence[tuple[str, str]]) -> None:
+        """Tell the part host where the others are, and make the line beside. Args: see ``DaskPartHost.meet``."""
+        state, _, _ = self.ask("meet", self._number, list(hosts))
         try:
             if state != DONE:
-                raise OSError("the desk does not meet others")
+                raise OSError("the part host does not meet others")
             with self._connected() as connection:
-                self._beside = _Beside(connection, self.desk)
+                self._beside = _Beside(connection, self.host)
         except _LOST:
             raise WorkerLost(
                 f"worker {self._number} of this site's cluster was lost; its log, or its machine's, says why"
@@ -189,11 +190,11 @@ class _WorkerLink:
 
 
 class _Beside:
-    """A line to a desk that it answers while its part is at work. Each question has its answer, read or not."""
+    """A line to a part host that it answers while its part is at work. Each question has its answer, read or not."""
 
-    def __init__(self, connection: DaskConnection, desk: str) -> None:
+    def __init__(self, connection: DaskConnection, host: str) -> None:
         self._asking, self._due, self._until = threading.Lock(), 0, time.monotonic() + _STATE_S
-        self.line: Line = open_line(connection, desk, BESIDE, self._look)
+        self.line: WorkerLine = open_line(connection, host, BESIDE, self._look)
 
     def say(self, function: str, *args: Any) -> None:
         with self._asking:
@@ -234,9 +235,9 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
     links = _linked(cluster, context, addresses, find_s)
     try:
         if len(links) > 1:
-            desks = [(link.address, link.desk) for link in links]
+            hosts = [(link.address, link.host) for link in links]
             for link in links:
-                link.meet(desks)
+                link.meet(hosts)
         workers = DaskWorkers(links)
         begin(workers, TRIAL, [()] * len(workers))
         collect([workers.call(number, "echo", b"") for number in range(len(workers))])

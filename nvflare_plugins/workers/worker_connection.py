@@ -249,7 +249,7 @@ class Trial(WorkerPart):
         return value
 
 
-class Desk:
+class PartHost:
     """The one object that a cluster's worker makes for a site."""
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ _NO_FORM = (ArithmeticError, AttributeError, EOFError, LookupError, SyntaxError,
 """What a form that is none raises besides, in pickle and numpy."""
 
 
-class Line:
+class WorkerLine:
     """One end. Not safe for concurrent use, but for ``hang_up``."""
 
     def __init__(self, end: socket.socket, look: Callable[[], None] = lambda: None) -> None:
@@ -416,35 +416,35 @@ class Line:
 
 def serve(
     end: socket.socket,
-    desk: Desk,
+    host: PartHost,
     functions: Sequence[str] = ("begin", "call", "end"),
     leave: Callable[[], object] | None = None,
 ) -> None:
     """Answer at a worker what the other end asks, until it hangs up.
 
     Args:
-        functions: of the desk, which may be called.
-        leave: called then; left out, the desk's object is let go.
+        functions: of the part host, which may be called.
+        leave: called then; left out, the part host's object is let go.
     """
-    line = Line(end)
+    line = WorkerLine(end)
     try:
         line.say_ready()
         while True:
-            line.send(_answer(desk, functions, line.receive()))
+            line.send(_answer(host, functions, line.receive()))
     except (OSError, pickle.UnpicklingError):
         pass  # nobody asks any more
     finally:
         line.close()
-        (leave or desk.end)()
+        (leave or host.end)()
 
 
-def _answer(desk: Desk, functions: Sequence[str], question: object) -> tuple[str, Any, str]:
+def _answer(host: PartHost, functions: Sequence[str], question: object) -> tuple[str, Any, str]:
     match question:
         case (str(function), tuple(args)) if function in functions:
             pass
         case _:
-            raise pickle.UnpicklingError("no function of a desk")
-    answer: tuple[str, Any, str] = getattr(desk, function)(*args)
+            raise pickle.UnpicklingError("no function of a part host")
+    answer: tuple[str, Any, str] = getattr(host, function)(*args)
     return answer
 
 

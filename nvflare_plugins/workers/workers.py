@@ -25,8 +25,8 @@ from nvflare_plugins.workers.worker_connection import (
     FAILED,
     LOST,
     OVER,
-    Desk,
     Parcel,
+    PartHost,
     Peers,
     error_of,
     require_plain,
@@ -40,8 +40,8 @@ from nvflare_plugins.workers.worker_connection import (
 # [workers.call(number, "sum_bins", ...) for number in range(len(workers))] partial = collect(futures)
 # # in the order of the workers
 #
-# A worker holds one ``WorkerPart`` (``desk.py``) of the installed package. It is made by its name and called by the
-# name of its methods; arguments and values are plain (``plain_values.py``) and go from the party's process to the
+# A worker holds one ``WorkerPart`` (``worker_connection``) of the installed package. It is made by its name and called
+# by the name of its methods; arguments and values are plain (``require_plain``) and go from the party's process to the
 # worker and back, past the scheduler. Calls of one worker are done one after the other, in order; different workers
 # work side by side. The first loss ends everything: every later call raises it again, and a party goes on from its last
 # checkpoint.
@@ -157,18 +157,18 @@ class Workers(Protocol):
     ) -> None: ...
 
 
-class DeskLink(Protocol):
-    """The way to the desk of one worker."""
+class HostLink(Protocol):
+    """The way to the part host of one worker."""
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        """Call a function of ``Desk``. Raises: WorkerFailure."""
+        """Call a function of ``PartHost``. Raises: WorkerFailure."""
 
 
 class PeerLink(Protocol):
-    """The way to a desk while its part is at work."""
+    """The way to a part host while its part is at work."""
 
     def end_exchange(self, exchange: int) -> None:
-        """Have it wait no longer for other workers (``Desk.end_exchange``); return at once."""
+        """Have it wait no longer for other workers (``PartHost.end_exchange``); return at once."""
 
     def waits_for(self) -> int | None:
         """Return the worker for which it waits; None where it waits for none, or does not answer."""
@@ -193,8 +193,8 @@ class WorkerSilent(WorkerLost):
 class LinkedWorkers:
     """Workers behind links, each with a thread at the site that asks it one thing after the other."""
 
-    def __init__(self, links: Sequence[DeskLink], peers: Sequence[PeerLink] = ()) -> None:
-        """Args: peers: the same desks, where they can exchange values."""
+    def __init__(self, links: Sequence[HostLink], peers: Sequence[PeerLink] = ()) -> None:
+        """Args: peers: the same hosts, where they can exchange values."""
         self._links, self._peers = links, peers
         self._exchanges = itertools.count(1)
         self._has_failed = threading.Event()
@@ -295,43 +295,43 @@ class LinkedWorkers:
         return worker
 
 
-class _DeskHere:
-    """A desk in this process, behind the same pickling as one elsewhere."""
+class _PartHostHere:
+    """A part host in this process, behind the same pickling as one elsewhere."""
 
     def __init__(self) -> None:
-        self._desk = Desk()
+        self._host = PartHost()
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         sent = pickle.loads(pickle.dumps(args))  # noqa: S301  # our own bytes
-        answer: tuple[str, Any, str] = getattr(self._desk, function)(*sent)
+        answer: tuple[str, Any, str] = getattr(self._host, function)(*sent)
         return answer
 
-    def meet(self, number: int, desks: Sequence[_DeskHere]) -> None:
-        """Have the desk exchange values with others."""
+    def meet(self, number: int, hosts: Sequence[_PartHostHere]) -> None:
+        """Have the part host exchange values with others."""
 
         def send(to: int, parcel: Parcel) -> Future[Any]:
-            if (peers := desks[to]._desk.peers) is not None:
+            if (peers := hosts[to]._host.peers) is not None:
                 peers.deliver(pickle.loads(pickle.dumps(parcel)))  # noqa: S301  # our own bytes
             sent: Future[Any] = Future()
             sent.set_result(None)
             return sent
 
-        self._desk.join(Peers(number, send))
+        self._host.join(Peers(number, send))
 
     def end_exchange(self, exchange: int) -> None:
-        if self._desk.peers is not None:
-            self._desk.peers.end(exchange)
+        if self._host.peers is not None:
+            self._host.peers.end(exchange)
 
     def waits_for(self) -> int | None:
-        return None if self._desk.peers is None else self._desk.peers.waits_for()
+        return None if self._host.peers is None else self._host.peers.waits_for()
 
 
 def workers_here(n_workers: int) -> LinkedWorkers:
     """Return workers that are threads of this process: for tests, and to see what shards change without a cluster."""
-    desks = [_DeskHere() for _ in range(n_workers)]
-    for number, desk in enumerate(desks):
-        desk.meet(number, desks)
-    return LinkedWorkers(list(desks), desks)
+    hosts = [_PartHostHere() for _ in range(n_workers)]
+    for number, host in enumerate(hosts):
+        host.meet(number, hosts)
+    return LinkedWorkers(list(hosts), hosts)
 
 
 def collect(futures: Sequence[Future[Any]]) -> list[Any]:
@@ -408,31 +408,27 @@ def work_section(work: Sequence[Work]) -> ReportSection:
     return ReportSection("Workers", columns=columns, rows=tuple(rows))
 
 
+def _left_aside(data_set: str, why: str) -> str:
+    return f"The cluster that the policy names for data set {data_set!r} was not used: {why}."
+
+
 def not_used(policy: SitePolicy, data_sets: Iterable[str | None]) -> tuple[str, ...]:
     """Return, for this site's log and report, that a job leaves a cluster aside which the policy names for its rows."""
     named = {name for name in data_sets if name is not None and policy.cluster_for(name) is not None}
-    return tuple(
-        f"The cluster that the policy names for data set {name!r} was not used: jobs of this kind run in the site's "
-        "own process."
-        for name in sorted(named)
-    )
+    return tuple(_left_aside(name, "jobs of this kind run in the site's own process") for name in sorted(named))
 
 
 def evaluated_elsewhere(policy: SitePolicy, data_set: str, eval_set: str | None) -> tuple[str, ...]:
     """Return, for this site's report, that a cluster is left aside which the policy names for evaluation rows alone."""
     theirs = None if eval_set is None else policy.cluster_for(eval_set)
     ours = policy.cluster_for(data_set)
-    if theirs is None or (ours is not None and ours.scheduler == theirs.scheduler):
+    if eval_set is None or theirs is None or (ours is not None and ours.scheduler == theirs.scheduler):
         return ()
-    return (
-        f"The cluster that the policy names for data set {eval_set!r} was not used: a training has that of the rows on "
-        f"which it trains, data set {data_set!r}.",
-    )
+    return (_left_aside(eval_set, f"a training has that of the rows on which it trains, data set {data_set!r}"),)
 
 
 def in_own_process(policy: SitePolicy, data_set: str, what: str) -> tuple[str, ...]:
     """Return, for this site's report, that a training leaves a cluster aside. Args: what: has to; "" if nothing."""
     if not what or policy.cluster_for(data_set) is None:
         return ()
-    named = f"The cluster that the policy names for data set {data_set!r} was not used"
-    return (f"{named}: {what} runs in the site's own process.",)
+    return (_left_aside(data_set, f"{what} runs in the site's own process"),)

@@ -30,8 +30,7 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
-from nvflare_plugins.kinds.vertical import schemes as encrypted_scheme
+from nvflare_plugins.kinds.vertical import schemes
 from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard
@@ -217,11 +216,11 @@ def _passive_process(
     pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int, guarded: bool
 ) -> None:
     clock = StageClock()
-    encrypted_scheme.sum_bins = clock.timed("histogram", encrypted_scheme.sum_bins)
-    encrypted_scheme.pack_and_hide = clock.timed("pack", encrypted_scheme.pack_and_hide)
-    encrypted_scheme.decode_ciphertexts = clock.timed("receive", encrypted_scheme.decode_ciphertexts)
+    schemes.sum_bins = clock.timed("histogram", schemes.sum_bins)
+    schemes.pack_and_hide = clock.timed("pack", schemes.pack_and_hide)
+    schemes.decode_ciphertexts = clock.timed("receive", schemes.decode_ciphertexts)
     PointPairs.take = clock.timed("receive", PointPairs.take)
-    elgamal_scheme.plan_level = clock.timed("histogram", elgamal_scheme.plan_level)
+    schemes.plan_level = clock.timed("histogram", schemes.plan_level)
     PointPairs.finish = clock.timed("hide", PointPairs.finish)
 
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))

@@ -349,12 +349,12 @@ def _requests_for_scores() -> Target:
     from pathlib import Path
     from types import SimpleNamespace
 
-    from nvflare_plugins.kinds.vertical_inference.score_socket import Desk, Door
+    from nvflare_plugins.kinds.vertical_inference.score_socket import RequestQueue, ScoreSocket
 
-    desk = Desk()
-    desk.close("nobody is there")
+    queue = RequestQueue()
+    queue.close("nobody is there")
     rows = SimpleNamespace(n_rows=3, places=lambda ids: [0] * len(ids), status=dict)
-    door = Door(Path(), desk, lambda: rows, 5)
+    door = ScoreSocket(Path(), queue, lambda: rows, 5)
 
     def parse(line: bytes) -> None:
         if set(door.reply(line)) - {"error"}:

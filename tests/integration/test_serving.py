@@ -312,9 +312,9 @@ def test_the_job_ends_by_its_own_terms(case, limits, words):
 
 def test_a_job_that_nobody_asks_is_not_taken_to_hang(case, monkeypatch):
     """Training that asks nothing for long is; here silence is the ordinary case."""
-    usual = parties._pace
-    pace = lambda run, n_splits: dataclasses.replace(usual(run, n_splits), patience_s=0.2, idle_s=1.5)  # noqa: E731
-    monkeypatch.setattr(parties, "_pace", pace)
+    usual = parties._flow
+    flow = lambda run, n_splits: dataclasses.replace(usual(run, n_splits), patience_s=0.2, idle_s=1.5)  # noqa: E731
+    monkeypatch.setattr(parties, "_flow", flow)
 
     def use(caller: Caller) -> None:
         time.sleep(4)

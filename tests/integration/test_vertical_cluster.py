@@ -14,7 +14,7 @@ from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.vertical import key_owner as owner
-from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import schemes
 from nvflare_plugins.kinds.vertical import sharded_sums as passive
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
@@ -30,7 +30,7 @@ ADDRESS = "tcp://127.0.0.1:8786"
 @pytest.fixture(autouse=True)
 def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
-    monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(schemes, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(owner, "GRADIENT_BLOCK_ROWS", 128)

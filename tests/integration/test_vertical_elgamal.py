@@ -14,8 +14,7 @@ from he_processors.errors import BackendUnavailable, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Protection
-from nvflare_plugins.kinds.vertical import active_party as active_site
-from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
+from nvflare_plugins.kinds.vertical import active_party, schemes
 from nvflare_plugins.kinds.vertical.schemes import HistogramMaker, elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
@@ -59,10 +58,8 @@ def test_the_parts_make_the_centralized_model_and_the_evidence_names_the_scheme(
 
 
 def test_the_next_trees_randomisers_are_made_meanwhile(parties, monkeypatch):
-    honest, filled = elgamal_scheme.ElGamalGradientOwner.fill, []
-    monkeypatch.setattr(
-        elgamal_scheme.ElGamalGradientOwner, "fill", lambda self, n: (filled.append(n), honest(self, n))[1]
-    )
+    honest, filled = schemes.ElGamalGradientOwner.fill, []
+    monkeypatch.setattr(schemes.ElGamalGradientOwner, "fill", lambda self, n: (filled.append(n), honest(self, n))[1])
     succeed(run(parties, job(**ELGAMAL, num_rounds=3)))
     assert filled == [300, 300], "for each tree but the first"
 
@@ -118,7 +115,7 @@ def test_a_policy_that_does_not_name_it_refuses_it(parties):
 
 
 def test_a_site_without_a_compiled_curve_refuses_before_anything_is_sent(parties, monkeypatch):
-    monkeypatch.setattr(elgamal_scheme, "REFERENCE", available_backends()[0])
+    monkeypatch.setattr(schemes, "REFERENCE", available_backends()[0])
     outcomes = run(parties, job(**ELGAMAL))
     assert all(isinstance(one, VeilBoostError) for one in outcomes.values())
     assert any(isinstance(one, BackendUnavailable) and "paillier" in str(one) for one in outcomes.values())
@@ -131,13 +128,13 @@ def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
 
 
 def announced(monkeypatch, change) -> None:
-    honest = active_site.open_owner
+    honest = active_party.open_owner
 
     def lie(*of):
         owner, setup = honest(*of)
         return owner, dataclasses.replace(setup, **change(owner))
 
-    monkeypatch.setattr(active_site, "open_owner", lie)
+    monkeypatch.setattr(active_party, "open_owner", lie)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +182,12 @@ def test_sums_that_are_not_sums_end_the_job(parties, monkeypatch, change):
 
 
 def test_gradients_that_are_no_points_end_the_job(parties, monkeypatch):
-    honest = elgamal_scheme.ElGamalGradientOwner.encrypt
+    honest = schemes.ElGamalGradientOwner.encrypt
 
     def lie(self, g, h):
         data = bytearray(honest(self, g, h))
         data[-1] |= 0x80
         return bytes(data)
 
-    monkeypatch.setattr(elgamal_scheme.ElGamalGradientOwner, "encrypt", lie)
+    monkeypatch.setattr(schemes.ElGamalGradientOwner, "encrypt", lie)
     all_end_clearly(parties, run(parties, job(**ELGAMAL)), "no point of the curve")

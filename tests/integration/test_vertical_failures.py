@@ -14,8 +14,7 @@ from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.vertical import active_party as active_site
-from nvflare_plugins.kinds.vertical import context, model_files
+from nvflare_plugins.kinds.vertical import active_party, context, model_files
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.messages import DecisionRequest
 from nvflare_plugins.kinds.vertical.schemes import HistogramMaker
@@ -68,7 +67,7 @@ def test_a_key_that_cannot_be_made_leaves_no_reservation(parties, monkeypatch):
     def fails(*of, **more):
         raise ConfigurationError("no key")
 
-    monkeypatch.setattr(active_site, "open_owner", fails)
+    monkeypatch.setattr(active_party, "open_owner", fails)
     assert "no key" in str(run(parties, job())["site-1"])
     assert remembered(parties) == NOBODY
 

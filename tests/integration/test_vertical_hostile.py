@@ -15,13 +15,8 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from he_processors.key_bytes import public_key_to_bytes
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical import active_party as active_site
-from nvflare_plugins.kinds.vertical import key_owner
-from nvflare_plugins.kinds.vertical import messages as party_link
+from nvflare_plugins.kinds.vertical import active_party, key_owner, messages, passive_party, schemes
 from nvflare_plugins.kinds.vertical import passive_party as passive
-from nvflare_plugins.kinds.vertical import passive_party as passive_site
-from nvflare_plugins.kinds.vertical import schemes as encrypted_scheme
-from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
 from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
@@ -51,10 +46,10 @@ def parties(tmp_path) -> Parties:
 def toy_keys(monkeypatch):
     """Short keys: fast, and refused outside tests."""
     monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
-    honest = encrypted_scheme.histogram_maker
+    honest = schemes.histogram_maker
     claimed = type("LongKey", (), {"key_bits": 2048})
-    monkeypatch.setattr(passive_site, "unpack_public_key", lambda *of: claimed)
-    monkeypatch.setattr(passive_site, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
+    monkeypatch.setattr(passive_party, "unpack_public_key", lambda *of: claimed)
+    monkeypatch.setattr(passive_party, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
 
 
 def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
@@ -67,20 +62,20 @@ def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
 
 
 def test_bins_that_do_not_sum_to_their_node_are_refused(parties, monkeypatch):
-    honest = gradient_scheme.HistogramMaker.sum_bins
+    honest = schemes.HistogramMaker.sum_bins
 
     def lie(self, *of):
         sums = np.frombuffer(honest(self, *of), "<i8").copy()
         sums[0] += 1
         return sums.tobytes()
 
-    monkeypatch.setattr(gradient_scheme.HistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(schemes.HistogramMaker, "sum_bins", lie)
     all_end_clearly(parties, run(parties, job()), REFUSED)
 
 
 @pytest.mark.parametrize("change", ["too_large", "zero", "swapped", "short"])
 def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, change):
-    honest = encrypted_scheme.HistogramMaker.sum_bins
+    honest = schemes.HistogramMaker.sum_bins
     width = (toy_paillier().public_key.modulus.bit_length() + 7) // 8
 
     def lie(self, *of):
@@ -95,27 +90,27 @@ def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, ch
             del sums[-1]
         return bytes(sums)
 
-    monkeypatch.setattr(encrypted_scheme.HistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(schemes.HistogramMaker, "sum_bins", lie)
     outcomes = run(parties, job(**PAILLIER))
     assert isinstance(outcomes["site-1"], ProtocolError)
     all_end_clearly(parties, outcomes, str(outcomes["site-1"]))
 
 
 def test_gradients_under_another_key_are_refused(parties, toy_keys, monkeypatch):
-    honest = active_site.open_owner
+    honest = active_party.open_owner
 
     def other_key(*of):
         owner, setup = honest(*of)
         other = public_key_to_bytes(toy_paillier(seed=2).public_key)
         return owner, dataclasses.replace(setup, public_key=other)
 
-    monkeypatch.setattr(active_site, "open_owner", other_key)
+    monkeypatch.setattr(active_party, "open_owner", other_key)
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "another key")
 
 
 def test_an_unprotected_announcement_is_refused_in_an_encrypted_job(parties, monkeypatch):
-    honest = active_site.open_owner
-    monkeypatch.setattr(active_site, "open_owner", lambda of, *more: honest(job(), *more))
+    honest = active_party.open_owner
+    monkeypatch.setattr(active_party, "open_owner", lambda of, *more: honest(job(), *more))
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "another scheme than the job's")
 
 
@@ -206,13 +201,13 @@ def test_an_operators_abort_ends_all(parties):
 def test_nothing_secret_is_in_another_partys_files_or_messages(parties, toy_keys, monkeypatch):
     """Labels, gradients, leaves and thresholds are searched in everything written and everything sent."""
     secrets: list[bytes] = []
-    honest = encrypted_scheme.EncryptedGradientOwner.encrypt
+    honest = schemes.EncryptedGradientOwner.encrypt
 
     def listen(self, g, h):
         secrets.extend(pair.astype("<i8").tobytes() for pair in np.stack([g, h], axis=1)[:50])
         return honest(self, g, h)
 
-    monkeypatch.setattr(encrypted_scheme.EncryptedGradientOwner, "encrypt", listen)
+    monkeypatch.setattr(schemes.EncryptedGradientOwner, "encrypt", listen)
     succeed(run(parties, job(**PAILLIER, num_rounds=3)))
     assert first_difference(merged(parties), central(table(390).iloc[:300], 3).save_raw("json")) == ""
     active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart).part
@@ -293,31 +288,31 @@ def number_forms(value: float) -> list[bytes]:
 
 
 def test_trees_deeper_than_the_job_says_are_refused(parties, monkeypatch):
-    honest = active_site.check_vertical_parameters
+    honest = active_party.check_vertical_parameters
     monkeypatch.setattr(
-        active_site, "check_vertical_parameters", lambda params, names: honest({**params, "max_depth": 6}, names)
+        active_party, "check_vertical_parameters", lambda params, names: honest({**params, "max_depth": 6}, names)
     )
     all_end_clearly(parties, run(parties, job()), "below the depth")
 
 
 def test_answers_longer_than_any_can_be_are_refused(parties, monkeypatch):
-    honest = passive_site.answer_bytes
+    honest = passive_party.answer_bytes
 
     def answer(question: bytes, *of) -> bytes:
         is_histogram = isinstance(from_bytes(question), HistogramRequest)
         return honest(question, *of) + bytes(is_histogram * (4 << 20))
 
-    monkeypatch.setattr(passive_site, "answer_bytes", answer)
+    monkeypatch.setattr(passive_party, "answer_bytes", answer)
     all_end_clearly(parties, run(parties, job()), "too long")
 
 
 def test_questions_longer_than_any_can_be_are_refused(parties, monkeypatch):
-    honest = party_link.to_bytes
+    honest = messages.to_bytes
 
     def long(message) -> bytes:
         return honest(message) + bytes(isinstance(message, HistogramRequest) * (4 << 20))
 
-    monkeypatch.setattr(party_link, "to_bytes", long)
+    monkeypatch.setattr(messages, "to_bytes", long)
     all_end_clearly(parties, run(parties, job()), "too long")
 
 

@@ -16,7 +16,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.vertical import passive_party as passive_site
+from nvflare_plugins.kinds.vertical import passive_party
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
@@ -231,7 +231,7 @@ def test_caps_are_charged_once_for_rounds_that_are_not_done_again(tmp_path):
 
 def test_rounds_without_a_question_keep_parties_together(parties, monkeypatch):
     """A fast active party that asks nothing for rounds must not leave the others' checkpoints behind."""
-    honest = passive_site.PassiveSite._turned
+    honest = passive_party.PassiveSite._turned
 
     def slow(self, number):
         if self._start.context.site == "site-2":
@@ -240,7 +240,7 @@ def test_rounds_without_a_question_keep_parties_together(parties, monkeypatch):
                 raise SiteDied
         honest(self, number)
 
-    monkeypatch.setattr(passive_site.PassiveSite, "_turned", slow)
+    monkeypatch.setattr(passive_party.PassiveSite, "_turned", slow)
     lost = run(parties, job(num_rounds=9, own_rounds=9), "lost", notices_death=True)
     assert isinstance(lost["site-2"], SiteDied)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from dp_components.events import NeighbouringRelation
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.payment import open_ledger
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.vertical import active_party as active_site
+from nvflare_plugins.kinds.vertical import active_party
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.key_owner import open_owner
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoiseSource
@@ -142,7 +142,7 @@ def test_gradients_finer_than_the_noise_are_refused_before_anything_is_paid(tmp_
     def finer(*arguments):
         return open_owner(*arguments[:-1], dataclasses.replace(arguments[-1], fraction_bits=24))
 
-    monkeypatch.setattr(active_site, "open_owner", finer)
+    monkeypatch.setattr(active_party, "open_owner", finer)
     parties = parties_with(tmp_path, n_rows=200)
     refused = run(parties, job(**NOISED))["site-2"]
     assert isinstance(refused, ProtocolError) and "another number of fraction bits" in str(refused)

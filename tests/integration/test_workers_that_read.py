@@ -22,7 +22,7 @@ from nvflare_plugins.kinds.horizontal.sharded import ShardedRows
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.shards import comparing, reads_in_passes
-from nvflare_plugins.workers.worker_connection import Desk
+from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
@@ -94,7 +94,7 @@ class OtherMount:
     """A worker that finds another folder where the site's process has its own."""
 
     def __init__(self) -> None:
-        self._desk = Desk()
+        self._desk = PartHost()
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         answer: tuple[str, Any, str] = getattr(self._desk, function)(*_elsewhere(args))

@@ -8,25 +8,28 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, RoutingChannel, Seal, intersect, tell_all
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, intersect, tell_all
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.alignment.result import Alignment, save_alignments
 from nvflare_plugins.pages.run_record import ALIGNMENT, DataFacts, ReportSection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
 from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.workers.dask_workers import open_workers
 from nvflare_plugins.workers.workers import OnCluster, Workers, in_own_process, work_section
 
@@ -47,32 +50,14 @@ _PROGRESS_EVERY_S = 5.0
 Say = Callable[[str], None]
 
 
-class AligningChannel(RoutingChannel, Protocol):
-    """What an alignment needs of ``nvflare_plugins.wire.channel.Channel``."""
-
-    job_id: str
-
-
-class AligningSession(Seal, Protocol):
-    """What an alignment needs of a session."""
-
-    def hmac(self, purpose: str, data: bytes) -> bytes: ...
-
-
-class ContentLog(Protocol):
-    """What an alignment needs of an evidence log."""
-
-    def content(self, direction: str, peer: str, what: Content, protection: Protection, size_bytes: int) -> None: ...
-
-
 @contextmanager
 def align(
-    channel: AligningChannel,
-    session: AligningSession,
+    channel: Channel,
+    session: Session,
     ids: Mapping[str, Sequence[bytes]],
     policy: SitePolicy,
     say: Say = lambda text: None,
-    evidence: ContentLog | None = None,
+    evidence: EvidenceLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
     standing: bool = False,
     workers: Mapping[str, Workers] | None = None,
@@ -115,7 +100,7 @@ def align(
         registry.finish(runs, has_result)
 
 
-def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequence[Alignment]) -> None:
+def confirm(channel: Channel, session: Session, alignments: Sequence[Alignment]) -> None:
     """Check that all parties hold results of the same alignments, such as ``load_alignment`` returns.
 
     Raises:
@@ -129,12 +114,12 @@ def confirm(channel: AligningChannel, session: AligningSession, alignments: Sequ
 class _Aligner:
     """What the alignments of one job share."""
 
-    channel: AligningChannel
-    session: AligningSession
+    channel: Channel
+    session: Session
     registry: AlignmentRegistry
     least: int
     say: Say
-    evidence: ContentLog | None
+    evidence: EvidenceLog | None
     randomness: RandomSource
     workers: Mapping[str, Workers]
 
@@ -161,7 +146,7 @@ class _Aligner:
             self.evidence.content(direction, party, Content.BLINDED_IDS, Protection.BLINDED, size_bytes)
 
 
-def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: str, content: bytes) -> None:
+def _compare_keyed(channel: Channel, session: Session, purpose: str, content: bytes) -> None:
     """Check that all parties hold the same content, by HMACs under the group key that name their sender."""
     mine = session.hmac(f"{purpose}, {channel.rank}", content)
     for rank, proof in enumerate(tell_all(channel, session, mine, purpose)):
@@ -170,8 +155,8 @@ def _compare_keyed(channel: AligningChannel, session: AligningSession, purpose: 
 
 
 def _reserve_together(
-    channel: AligningChannel,
-    session: AligningSession,
+    channel: Channel,
+    session: Session,
     registry: AlignmentRegistry,
     ids: Mapping[str, Sequence[bytes]],
     standing: bool = False,
@@ -188,7 +173,7 @@ def _reserve_together(
     return runs
 
 
-def _hear_that_all_keep_it(channel: AligningChannel, session: AligningSession) -> None:
+def _hear_that_all_keep_it(channel: Channel, session: Session) -> None:
     """Wait until all parties keep the result: a registry that counted it before would let no other party have one.
 
     A party that does not hear it counts the alignment as a failed one, and tries again with the others, or is told by

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,9 @@ from he_processors.curve.registry import open_curve
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_below, random_uint64
+from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.workers.shards import runs_of
 from nvflare_plugins.workers.worker_connection import WorkerPart
@@ -286,30 +288,6 @@ BLOCK = 1 << 16
 _COUNT = struct.Struct("<I")
 
 
-class RoutingChannel(Protocol):
-    """What the lists need of ``nvflare_plugins.wire.channel.Channel``."""
-
-    sites: tuple[str, ...]
-    rank: int
-    world: int
-
-    def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]: ...
-
-    def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
-
-
-class Seal(Protocol):
-    """What the lists need of a session."""
-
-    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
-
-    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
-
-    def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes: ...
-
-    def open_of(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Lists:
     """Carries lists of points of one intersection; all parties make the same calls in the same order.
@@ -321,8 +299,8 @@ class Lists:
         record: takes note, for the evidence, of "sent" (before it is) or "received", the other party and the bytes.
     """
 
-    channel: RoutingChannel
-    session: Seal
+    channel: Channel
+    session: Session
     purpose: str
     longest: int
     on_block: Callable[[int, int], None] = lambda number, of: None
@@ -391,7 +369,7 @@ class Lists:
         return plain
 
 
-def tell_all(channel: RoutingChannel, session: Seal, content: bytes, purpose: str) -> list[bytes]:
+def tell_all(channel: Channel, session: Session, content: bytes, purpose: str) -> list[bytes]:
     """Exchange content, sealed for all parties; in rank order, this one's included."""
     sealed = channel.gather(Kind.AGREEMENT, session.seal_to_all(content, purpose), Codec.SEALED)
     if len(sealed) != channel.world:

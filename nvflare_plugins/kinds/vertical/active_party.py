@@ -37,7 +37,7 @@ from nvflare_plugins.kinds.vertical.model import PathWalker, mask_columns, struc
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
 from nvflare_plugins.kinds.vertical.party_sums import PartySums
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, ClearGradientOwner, GradientOwner, StockedOwner
+from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, ClearGradientOwner, FillableOwner, GradientOwner
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.wire.envelope import BaseScoreSource
@@ -560,13 +560,13 @@ class ActiveSite:
             start.attempt.channel,
             start.attempt.session,
             PURPOSE,
-            start.pace(INTRODUCTION_BYTES),
+            start.flow(INTRODUCTION_BYTES),
             start.transport.abort,
             on_turn=lambda turn: start.round_done(self._rows[turn]),
             first_turn=start.n_done,
             timer=lambda: start.stages.measure("network"),
-        ) as asking:
-            self._asking: Requester = asking
+        ) as requester:
+            self._requester: Requester = requester
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
             owner, setup = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.noised)
@@ -574,12 +574,12 @@ class ActiveSite:
             parties = self._introduce(setup)
             params = self._checked_parameters(parties)
             start.stages.take()
-            with self._stocked(owner) as stocked:
+            with self._filled_ahead(owner) as filled:
                 result = train_vertical(
                     params,
                     self._sets(),
                     parties,
-                    TimedOwner(stocked, start.stages),
+                    TimedOwner(filled, start.stages),
                     self._own,
                     self._settings(),
                     self._model,
@@ -607,7 +607,7 @@ class ActiveSite:
         start, job, notes = self._start, self._start.job, self._start.notes
         ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
         names = [start.attempt.channel.sites[rank] for rank in ranks]
-        links = [ConversationLink(self._asking, rank, name, notes) for rank, name in zip(ranks, names, strict=True)]
+        links = [ConversationLink(self._requester, rank, name, notes) for rank, name in zip(ranks, names, strict=True)]
         unknown = PartySchema((1,), (1,), ("f0",))
         parties = place_parties(0, [(name, unknown, link) for name, link in zip(names, links, strict=True)])
         asked = [link.ask(setup) for link in links]
@@ -622,7 +622,7 @@ class ActiveSite:
                 raise ProtocolError(f"{name} has other lists of categories than the job")
         sizes, n_earlier = start.sizes, len(structures(self._model)) if self._model else 0
         for rank, schema in zip(ranks, schemas, strict=True):
-            self._asking.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
+            self._requester.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
         introductions = list(zip(names, schemas, links, strict=True))
         parties = place_parties(len(start.data.columns), introductions)
         shown = ", ".join(f"{len(party.schema.aliases)} of {party.name}" for party in parties)
@@ -654,7 +654,7 @@ class ActiveSite:
             for one in self._start.data.sets
         ]
 
-    def _stocked(self, owner: StockedOwner | ClearGradientOwner) -> AbstractContextManager[GradientOwner]:
+    def _filled_ahead(self, owner: FillableOwner | ClearGradientOwner) -> AbstractContextManager[GradientOwner]:
         start, job = self._start, self._start.job
         if isinstance(owner, ClearGradientOwner):
             return nullcontext(owner)
@@ -688,7 +688,7 @@ class ActiveSite:
             stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
         stages["grow"] = max(record.seconds - known, 0.0)
         row = self._rows[number] = RoundRow(number, record.seconds, record.metrics, stages, times.spans)
-        self._asking.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
+        self._requester.turn(number + 1)  # before the checkpoint: the passive parties are then two behind at most
         if start.is_checkpoint(number + 1):
             start.keep(number + 1, model.to_bytes().decode())
         start.progress(row, start.job.num_rounds)

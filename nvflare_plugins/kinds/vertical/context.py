@@ -378,10 +378,10 @@ class VerticalContext:
         """Return the trees of one boosting round."""
         return trees_per_round(self.parameters)
 
-    def pace(self, message_bytes: int) -> FlowControl:
-        """Return the pace of the conversation, the same at all parties but for the longest message that may come."""
-        pace = FlowControl.within(self.job.deadline_s or EXCHANGE_S)
-        return replace(pace, message_bytes=message_bytes, idle_s=self.answer_s)
+    def flow(self, message_bytes: int) -> FlowControl:
+        """Return the sizes and times of the conversation, equal at all parties but for the longest message to come."""
+        flow = FlowControl.within(self.job.deadline_s or EXCHANGE_S)
+        return replace(flow, message_bytes=message_bytes, idle_s=self.answer_s)
 
     @property
     def sizes(self) -> MessageSizes:

@@ -13,11 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from he_processors.errors import ProtocolError, VeilBoostError
+from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure, reason_of
+from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
 
 # The parts that sites exchange in one step of a conversation, and messages cut into fragments that fit.
@@ -187,24 +189,6 @@ MIB = 1 << 20
 _OVERHEAD_BYTES = 2 * MIB  # of a part: its header, and those of as many fragments as a step may have
 
 
-class RoutingChannel(Protocol):
-    """What a conversation needs of ``nvflare_plugins.wire.channel.Channel``."""
-
-    sites: tuple[str, ...]
-    rank: int
-    world: int
-
-    def route(self, kind: Kind, parts: list[bytes]) -> list[bytes]: ...
-
-
-class PairSeal(Protocol):
-    """What a conversation needs of a session."""
-
-    def seal_for(self, rank: int, plaintext: bytes, purpose: str) -> bytes: ...
-
-    def open_of(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FlowControl:
     """Sizes and times of a conversation; equal at all sites. Units: bytes, seconds.
@@ -249,14 +233,14 @@ def aborted_by(error: Exception) -> JobAborted:
     return JobAborted(machine_failure(error) or f"{reason_of(error)}; see the log of that site")
 
 
-class Line:
+class SealedLine:
     """One site's end of the sealed line to one other site."""
 
-    def __init__(self, session: PairSeal, rank: int, purpose: str, pace: FlowControl):
+    def __init__(self, session: Session, rank: int, purpose: str, flow: FlowControl):
         self.rank = rank
-        self.outbox, self.inbox = Outbox(), Inbox(pace.message_bytes)
+        self.outbox, self.inbox = Outbox(), Inbox(flow.message_bytes)
         self._session, self._purpose = session, purpose
-        self._most = max(pace.frame_bytes, MIB) + _OVERHEAD_BYTES
+        self._most = max(flow.frame_bytes, MIB) + _OVERHEAD_BYTES
         self._step = 0
 
     def seal(self, flag: Flag, turn: int, limit: int) -> bytes:
@@ -284,18 +268,18 @@ LEFT = "the conversation has ended"
 class PendingAnswer(Future[Any]):
     """The answer to one question; waiting for it lets the conversation collect answers."""
 
-    def __init__(self, asking: Requester, read: Callable[[bytes], Any]):
+    def __init__(self, requester: Requester, read: Callable[[bytes], Any]):
         super().__init__()
-        self._asking, self._read = asking, read
+        self._requester, self._read = requester, read
         self._size = 0
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the answer. Raises: VeilBoostError, TimeoutError."""
         if not self.done():
-            with self._asking.waiting():
+            with self._requester.waiting():
                 super().result(timeout)
         size, self._size = self._size, 0
-        self._asking.release(size)
+        self._requester.release(size)
         return super().result()
 
     def take(self, answer: bytes) -> None:
@@ -317,10 +301,10 @@ class Requester:
 
     def __init__(
         self,
-        channel: RoutingChannel,
-        session: PairSeal,
+        channel: Channel,
+        session: Session,
         purpose: str,
-        pace: FlowControl,
+        flow: FlowControl,
         interrupt: Callable[[str], None],
         on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
@@ -334,9 +318,9 @@ class Requester:
             on_turn: called between two steps whenever a turn ended, with its number; at all sites at the same step.
             timer: measures the time in which answers are waited for.
         """
-        self._channel, self._pace = channel, pace
+        self._channel, self._flow = channel, flow
         self._interrupt, self._on_turn = interrupt, on_turn
-        self._lines = {r: Line(session, r, purpose, pace) for r in range(channel.world) if r != channel.rank}
+        self._lines = {r: SealedLine(session, r, purpose, flow) for r in range(channel.world) if r != channel.rank}
         self._open: dict[int, deque[PendingAnswer]] = {rank: deque() for rank in self._lines}
         self._changed = threading.Condition()
         self._collects = False  # until every question is answered
@@ -360,7 +344,7 @@ class Requester:
         """
         asked = PendingAnswer(self, read)
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._queued() < self._pace.queue_bytes)
+            self._changed.wait_for(lambda: self._error or self._queued() < self._flow.queue_bytes)
             self._require_open()
             self._worked_at = time.monotonic()
             self._lines[rank].outbox.put(question)
@@ -449,7 +433,7 @@ class Requester:
     def _check_work(self) -> None:
         """End the conversation if the work that asks stands still. Raises: JobAborted."""
         idle_s = time.monotonic() - self._worked_at
-        if idle_s <= self._pace.idle_s or self._ending or any(self._open.values()):
+        if idle_s <= self._flow.idle_s or self._ending or any(self._open.values()):
             return
         who = self._channel.sites[self._channel.rank]
         reason = f"the work of {who} has asked nothing for {idle_s:.0f} s: it hangs, or deadline_s is too short for it"
@@ -458,13 +442,13 @@ class Requester:
 
     def _step(self) -> Flag:
         with self._changed:
-            self._changed.wait_for(self._has_work, self._pace.patience_s)
+            self._changed.wait_for(self._has_work, self._flow.patience_s)
             if self._error is not None:
                 raise self._error
             self._check_work()
             turn = min(self._announced + 1, self._turn)  # each turn has a step of its own
             flag = self._flag(turn)
-            limit = self._pace.part_bytes(self._channel.world)
+            limit = self._flow.part_bytes(self._channel.world)
             parts = [b""] * self._channel.world
             for rank, line in self._lines.items():
                 parts[rank] = line.seal(flag, turn, limit)
@@ -481,12 +465,12 @@ class Requester:
 
     def _has_work(self) -> bool:
         queued = self._queued()
-        due = self._collects and self._held < self._pace.queue_bytes
+        due = self._collects and self._held < self._flow.queue_bytes
         turned = self._turn != self._announced and self._turn_is_awaited
-        return self._error is not None or self._ending or queued >= self._pace.flush_bytes or due or turned
+        return self._error is not None or self._ending or queued >= self._flow.flush_bytes or due or turned
 
     def _flag(self, turn: int) -> Flag:
-        limit = self._pace.part_bytes(self._channel.world)
+        limit = self._flow.part_bytes(self._channel.world)
         if any(line.outbox.n_bytes > limit for line in self._lines.values()):
             return Flag.MORE
         if self._ending and turn == self._turn and not any(self._open.values()):
@@ -535,10 +519,10 @@ class Responder:
 
     def __init__(
         self,
-        channel: RoutingChannel,
-        session: PairSeal,
+        channel: Channel,
+        session: Session,
         purpose: str,
-        pace: FlowControl,
+        flow: FlowControl,
         interrupt: Callable[[str], None],
         asker: int,
         answer: Callable[[bytes], bytes],
@@ -555,9 +539,9 @@ class Responder:
             idle: does a little of what later answers need, in the thread of ``answer``, while no question waits;
                 returns whether there is more to do. Called again after each answer; its errors end the job.
         """
-        self._channel, self._pace, self._asker = channel, pace, asker
+        self._channel, self._flow, self._asker = channel, flow, asker
         self._interrupt, self._on_turn, self._answer, self._idle = interrupt, on_turn, answer, idle
-        self._line = Line(session, asker, purpose, pace)
+        self._line = SealedLine(session, asker, purpose, flow)
         self._turn = first_turn
         self._changed = threading.Condition()
         self._questions: deque[bytes] = deque()
@@ -586,7 +570,7 @@ class Responder:
             self._await_readiness(flag)
             if self._error is not None:
                 raise self._error
-            part = self._line.seal(Flag.ANSWERS, self._turn, self._pace.part_bytes(2))
+            part = self._line.seal(Flag.ANSWERS, self._turn, self._flow.part_bytes(2))
             self._ripe_at = self._ripe_at if self._line.outbox.n_bytes else None
             self._changed.notify_all()
         parts = [b""] * self._channel.world
@@ -609,7 +593,7 @@ class Responder:
         return step.flag
 
     def _await_readiness(self, flag: Flag) -> None:
-        latest = time.monotonic() + self._pace.patience_s
+        latest = time.monotonic() + self._flow.patience_s
         while not self._is_ready(flag):
             until = latest if self._ripe_at is None or flag is not Flag.COLLECT else min(latest, self._ripe_at)
             left_s = until - time.monotonic()
@@ -618,11 +602,11 @@ class Responder:
             self._changed.wait(left_s)
 
     def _is_ready(self, flag: Flag) -> bool:
-        if self._error is not None or self._line.outbox.n_bytes >= self._pace.part_bytes(2):
+        if self._error is not None or self._line.outbox.n_bytes >= self._flow.part_bytes(2):
             return True
         if flag is Flag.COLLECT:
             return self._n_open == 0
-        return sum(max(len(question), 1) for question in self._questions) < self._pace.queue_bytes
+        return sum(max(len(question), 1) for question in self._questions) < self._flow.queue_bytes
 
     def _work(self) -> None:
         while True:
@@ -639,9 +623,9 @@ class Responder:
                 self._line.outbox.put(answer)
                 self._n_open -= 1
                 if answer and self._ripe_at is None:
-                    self._ripe_at = time.monotonic() + self._pace.linger_s
+                    self._ripe_at = time.monotonic() + self._flow.linger_s
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._over or self._line.outbox.n_bytes < self._pace.queue_bytes)
+                self._changed.wait_for(lambda: self._over or self._line.outbox.n_bytes < self._flow.queue_bytes)
 
     def _next_question(self) -> bytes | None:
         """Return the next question, and use the time until it comes; None when the conversation is over."""

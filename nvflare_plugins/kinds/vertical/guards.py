@@ -422,39 +422,20 @@ def _rare_together(counts: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
 
 _Points = tuple[tuple[float, float], ...]
 
+
+def _points(sums: Sequence[float], recovered: Sequence[float]) -> _Points:
+    return tuple(zip(sums, recovered, strict=True))
+
+
 MEASURED: dict[str, _Points] = {
-    "breast, 569 rows, depth 5": (
-        (3, 0.10),
-        (6, 0.16),
-        (9, 0.20),
-        (16, 0.24),
-        (25, 0.30),
-        (40, 0.42),
-        (70, 0.73),
-        (122, 0.93),
-        (169, 0.95),
+    "breast, 569 rows, depth 5": _points(
+        (3, 6, 9, 16, 25, 40, 70, 122, 169), (0.10, 0.16, 0.20, 0.24, 0.30, 0.42, 0.73, 0.93, 0.95)
     ),
-    "credit2, 2,000 rows, depth 5": (
-        (4, 0.20),
-        (7, 0.25),
-        (11, 0.34),
-        (18, 0.47),
-        (28, 0.61),
-        (40, 0.78),
-        (65, 0.93),
-        (118, 1.00),
-        (349, 1.00),
+    "credit2, 2,000 rows, depth 5": _points(
+        (4, 7, 11, 18, 28, 40, 65, 118, 349), (0.20, 0.25, 0.34, 0.47, 0.61, 0.78, 0.93, 1.00, 1.00)
     ),
-    "credit2, 20,000 rows, depth 3": (
-        (2, 0.17),
-        (5, 0.18),
-        (8, 0.20),
-        (14, 0.22),
-        (21, 0.27),
-        (32, 0.32),
-        (53, 0.41),
-        (93, 0.52),
-        (265, 0.84),
+    "credit2, 20,000 rows, depth 3": _points(
+        (2, 5, 8, 14, 21, 32, 53, 93, 265), (0.17, 0.18, 0.20, 0.22, 0.27, 0.32, 0.41, 0.52, 0.84)
     ),
 }
 """Table -> (sums that a row is in, on average; part of all bins that the attack recovers), after more and more trees.

@@ -232,10 +232,10 @@ class VerticalJob(JobDocument):
                 "of its own",
                 self.fraction_bits == SHORT_FRACTION_BITS,
             )
-        for name, is_set, remedy in (
-            ("initial_model", self.initial_model is not None, "train anew, or choose preset guarded"),
-        ):
-            expect(f"{name} is refused in preset noised: {remedy}", not is_set)
+        expect(
+            "initial_model is refused in preset noised: train anew, or choose preset guarded",
+            self.initial_model is None,
+        )
         is_waiting = self.on_lost_site == OnLostParty.WAIT.value
         expect(
             "on_lost_site=wait needs noised_repeats in preset noised: rounds that are paid for again when a site is "

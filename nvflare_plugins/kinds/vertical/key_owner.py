@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Decryptor, Scheme
-from he_processors.elgamal.bin_sums import read_rows
-from he_processors.elgamal.decryption import ElGamalDecryptor
-from he_processors.elgamal.encryption import DigitFormat, ElGamalEncryptor, ElGamalPrivateKey
+from he_processors.elgamal.encryption import DigitFormat, ElGamalPrivateKey
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinSums, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from he_processors.paillier import PaillierDecryptor, PaillierPrivateKey, generate_paillier_key, owner_encryptor
+from he_processors.paillier import PaillierPrivateKey, generate_paillier_key
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
@@ -36,8 +34,8 @@ from nvflare_plugins.kinds.vertical.schemes import (
     ElGamalGradientOwner,
     ElGamalTerms,
     EncryptedGradientOwner,
+    FillableOwner,
     OpenRows,
-    StockedOwner,
     Timer,
     announced_format,
     elgamal_owner,
@@ -66,28 +64,32 @@ class EncryptShard(WorkerPart):
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; tails: of the format."""
         announced = TrainingSetup(*setup)
-        self._encrypt: Any
-        if announced.scheme == Scheme.ELGAMAL.value:
-            self._encrypt = _Points(ElGamalTerms.of(announced, backend, tails), secret, opens)
+        terms = ElGamalTerms.of(announced, backend, tails) if announced.scheme == Scheme.ELGAMAL.value else None
+        key = secret_key_from_bytes(secret, None if terms is None else terms.public_key)
+        self._owner: ElGamalGradientOwner | EncryptedGradientOwner
+        if terms is not None and isinstance(key, ElGamalPrivateKey):
+            self._owner = ElGamalGradientOwner(key, terms.digits, terms.curve, opens=opens)
+        elif terms is None and isinstance(key, PaillierPrivateKey):
+            self._owner = gradient_owner(key, announced_format(announced, tails), backend)
         else:
-            self._encrypt = _Ciphertexts(announced_format(announced, tails), backend, secret)
+            raise ProtocolError("the secret key is not one of the announced scheme")
 
     def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
         """Encrypt each pair.
 
         Shapes: g, h: int64[n]; result: uint8[n, width] for each column of a message, without its header.
         """
-        columns: list[NDArray[np.uint8]] = self._encrypt(g, h)
-        return columns
+        return self._owner.columns(g, h)
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers until so many rows can be encrypted with them."""
-        self._encrypt.fill(n_rows)
+        self._owner.fill(n_rows)
 
     def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
         """Decrypt some of a message's ciphertexts. Shapes: uint8[n, width], in wire form."""
-        values: list[int] = self._encrypt.decrypt(ciphertexts)
-        return values
+        if not isinstance(self._owner, EncryptedGradientOwner):
+            raise TypeError("points are opened, not decrypted")
+        return self._owner.decrypt(ciphertexts)
 
     def open_points(
         self, body: NDArray[np.uint8], n_bins: tuple[int, ...], totals: list[tuple[int, int, int, tuple[int, int]]]
@@ -103,56 +105,10 @@ class EncryptShard(WorkerPart):
         Raises:
             ProtocolError: with one fixed message.
         """
-        opened: tuple[NDArray[np.int64], NDArray[np.int64]] = self._encrypt.open(
-            body, BinLayout(tuple(n_bins)), [NodeTotal(*one) for one in totals]
-        )
-        return opened
-
-
-class _Points:
-    def __init__(self, terms: ElGamalTerms, secret: bytes, opens: bool) -> None:
-        self._terms = terms
-        key = secret_key_from_bytes(secret, terms.public_key)
-        if not isinstance(key, ElGamalPrivateKey):
-            raise ProtocolError("the secret key is not one of the announced scheme")
-        self._encryptor = ElGamalEncryptor(key, terms.curve)
-        self.fill = self._encryptor.fill
-        self._decryptor = ElGamalDecryptor(key, terms.curve) if opens else None  # its table takes 30 MB and a second
-
-    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        rows = self._encryptor.encrypt(self._terms.digits.digits_of(g, h))
-        return [self._terms.curve.to_affine(column) for column in rows.columns]
-
-    def open(
-        self, body: NDArray[np.uint8], layout: BinLayout, totals: list[NodeTotal]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if self._decryptor is None:
-            raise TypeError("this worker opens no sums")
-        rows = read_rows(body, self._terms.curve, slice(None))
-        opened = self._decryptor.open_level(rows, self._terms.digits, layout, totals)
+        if not isinstance(self._owner, ElGamalGradientOwner):
+            raise TypeError("ciphertexts are decrypted, not opened")
+        opened = self._owner.open_rows(body, BinLayout(tuple(n_bins)), [NodeTotal(*one) for one in totals])
         return np.stack([one.g for one in opened]), np.stack([one.h for one in opened])
-
-
-class _Ciphertexts:
-    def __init__(self, pairs: PairFormat, backend: str, secret: bytes) -> None:
-        self._format = pairs
-        key = secret_key_from_bytes(secret)
-        if not isinstance(key, PaillierPrivateKey):
-            raise ProtocolError("the secret key is not one of the announced scheme")
-        self._encryptor = owner_encryptor(key, backend)
-        self._decryptor = PaillierDecryptor(key, backend)
-
-    def __call__(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        encrypted = self._encryptor.encrypt(self._format.plaintext_rows(g, h))
-        return [self._encryptor.arithmetic.to_wire(encrypted)]
-
-    def fill(self, n_rows: int) -> None:
-        fill = getattr(self._encryptor.randomisers, "fill", None)
-        if fill is not None:
-            fill(n_rows)
-
-    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
-        return list(self._decryptor.decrypt(ciphertexts))
 
 
 # The opening of sums divided among the active party's workers, which hold its secret key.
@@ -269,7 +225,7 @@ def part_bounds(n_rows: int, n_workers: int) -> list[int]:
     return [n_rows * number // n_parts for number in range(n_parts)] + [n_rows]
 
 
-class EncryptingOwner(StockedOwner, Protocol):
+class EncryptingOwner(FillableOwner, Protocol):
     """A half that can make a message of pairs that were encrypted elsewhere."""
 
     def setup(self) -> TrainingSetup:
@@ -362,7 +318,7 @@ def open_owner(
     timer: Timer = untimed,
     workers: Workers | None = None,
     noised: NoisePlan | None = None,
-) -> tuple[StockedOwner | ClearGradientOwner, TrainingSetup]:
+) -> tuple[FillableOwner | ClearGradientOwner, TrainingSetup]:
     """Generate the job's key and open the half that holds it.
 
     Args:
@@ -390,7 +346,7 @@ def open_owner(
     return ShardedOwner(owner, workers, backend, secret_key_to_bytes(key)), owner.setup()
 
 
-_MOST_STOCKED = 1 << 18  # randomisers: some 200 MB at 3072 bits
+_MOST_AHEAD = 1 << 18  # randomisers: some 200 MB at 3072 bits
 _FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
 
 
@@ -401,7 +357,7 @@ class PrecomputingKeyOwner:
     context manager: leaving it ends the making.
     """
 
-    def __init__(self, owner: StockedOwner, n_rows: int, n_trees: int, timer: Timer = untimed):
+    def __init__(self, owner: FillableOwner, n_rows: int, n_trees: int, timer: Timer = untimed):
         """Prepare for one training.
 
         Args:
@@ -453,7 +409,7 @@ class PrecomputingKeyOwner:
         self._stop_filling()
 
     def _fill(self) -> None:
-        most = min(self._n_rows, _MOST_STOCKED)
+        most = min(self._n_rows, _MOST_AHEAD)
         for n in range(_FILL_STEP, most + _FILL_STEP, _FILL_STEP):
             self._may_fill.wait()
             if self._is_due:

@@ -38,14 +38,21 @@ NO_THRESHOLD = np.finfo(np.float32).smallest_subnormal
 _MOST_CATEGORIES = 1 << 16
 
 
-def are_others(values: NDArray[np.float32], categories: Sequence[int]) -> NDArray[np.bool_]:
-    """Tell which values are none of a split's categories and go left, also one that training never saw.
+def goes_left(
+    values: NDArray[np.float32],
+    threshold: np.float32,
+    default_left: np.bool_ | bool,
+    categories: Sequence[int] | None,
+) -> NDArray[np.bool_]:
+    """Decide rows as XGBoost does. Where a split is by categories, all others go left, also one never seen in training.
 
-    Shapes: values: float32[n], positions in the public list.
+    Shapes: values: float32[n], NaN is missing; of categories, positions in the public list; result: bool[n].
 
     Reference: XGBoost 3.2, src/common/categorical.h (Decision).
     """
-    return ~np.isin(values, np.array(categories, dtype=np.float32))
+    others = () if categories is None else np.array(categories, dtype=np.float32)
+    is_left = values < threshold if categories is None else ~np.isin(values, others)
+    return np.where(np.isnan(values), default_left, is_left)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,8 +75,7 @@ class PrivateSplit:
 
     def goes_left(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Decide rows as XGBoost does. Shapes: values: float32[n], NaN is missing; result: bool[n]."""
-        is_left = values < self.threshold if self.categories is None else are_others(values, self.categories)
-        return np.where(np.isnan(values), self.default_left, is_left)
+        return goes_left(values, self.threshold, self.default_left, self.categories)
 
 
 PrivateTable = dict[tuple[int, int], PrivateSplit]
@@ -172,12 +178,7 @@ class TreeStructure:
 
     def decide(self, node: int, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Tell which values go left at one of the active party's own nodes. Shapes: values: float32[n]."""
-        if node in self.categories:
-            is_left = are_others(values, self.categories[node])
-        else:
-            is_left = values < self.threshold[node]
-        result: NDArray[np.bool_] = np.where(np.isnan(values), self.default_left[node], is_left)
-        return result
+        return goes_left(values, self.threshold[node], self.default_left[node], self.categories.get(node))
 
 
 @dataclass(frozen=True, slots=True)

@@ -488,7 +488,9 @@ class PartySums:
             raise ProtocolError("sums are due that nobody asked for")
         best = self._evaluator.best_splits([self._opened[node] for node, _ in known], [fact for _, fact in known])
         found = dict(zip((node for node, _ in known), best, strict=True))
-        return [None if c is None else _with_feature(c, int(self._features[c.feature])) for c in map(found.get, nodes)]
+        return [
+            None if c is None else replace(c, feature=int(self._features[c.feature])) for c in map(found.get, nodes)
+        ]
 
     def allowed(self, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Cut the party's features of this tree out of a mask over all columns."""
@@ -572,7 +574,3 @@ def _joined(blocks: tuple[BinSums, ...]) -> BinSums:
 
 def _built_child(part: Division, totals: dict[int, NodeTotal]) -> int:
     return child_to_build(part.left, totals[part.left].n_rows, part.right, totals[part.right].n_rows)
-
-
-def _with_feature(candidate: Candidate, feature: int) -> Candidate:
-    return replace(candidate, feature=feature)

@@ -484,7 +484,7 @@ class PassiveSite:
             start.attempt.channel,
             start.attempt.session,
             PURPOSE,
-            start.pace(longest),
+            start.flow(longest),
             start.transport.abort,
             start.active_rank,
             lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),

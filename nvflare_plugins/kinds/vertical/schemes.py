@@ -117,7 +117,7 @@ class GradientOwner(Protocol):
         """
 
 
-class StockedOwner(GradientOwner, Protocol):
+class FillableOwner(GradientOwner, Protocol):
     """A half that can make its randomisers ahead."""
 
     def fill(self, n_rows: int) -> None:
@@ -167,17 +167,17 @@ class HistogramAggregator(Protocol):
         """
 
 
-class Masks(Protocol):
+class MaskSource(Protocol):
     """What hides sums, made ahead; its pool hands each out once."""
 
     def fill(self, n: int) -> None:
         """Make until ``n`` are ready."""
 
 
-class MaskStock:
+class MaskPool:
     """How many masks a passive party makes ahead: as many as the last tree took, for there is no better guess."""
 
-    def __init__(self, masks: Masks, most: int, at_once: int):
+    def __init__(self, masks: MaskSource, most: int, at_once: int):
         """Args: most: that are kept; at_once: made while a question may wait."""
         self._masks, self._most, self._at_once = masks, most, at_once
         self._ready = self._used = self._used_before = 0
@@ -495,13 +495,21 @@ class ElGamalGradientOwner:
 
     is_streamed = True
 
-    def __init__(self, private_key: ElGamalPrivateKey, digits: DigitFormat, curve: Curve, timer: Timer = untimed):
-        """Args: timer: measures the stage "search", which is a part of opening sums."""
+    def __init__(
+        self,
+        private_key: ElGamalPrivateKey,
+        digits: DigitFormat,
+        curve: Curve,
+        timer: Timer = untimed,
+        *,
+        opens: bool = True,
+    ) -> None:
+        """Args: timer: measures the stage "search", a part of opening sums; opens: is asked to open sums, too."""
         self.pair_format: PairFormat = digits
         self._digits, self._curve, self._timer = digits, curve, timer
         self._private_key = private_key
         self._encryptor = ElGamalEncryptor(private_key, curve)
-        self._decryptor = ElGamalDecryptor(private_key, curve)
+        self._decryptor = ElGamalDecryptor(private_key, curve) if opens else None  # its table: 30 MB and a second
         self._open: OpenRows = self.open_rows
 
     def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
@@ -511,6 +519,11 @@ class ElGamalGradientOwner:
         """Encrypt each pair to one row of points, with a fresh randomiser."""
         rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
         return encode_points(self._header(PointContent.PAIRS, g.size), self._curve, rows)
+
+    def columns(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Encrypt as ``encrypt``; return the columns of a message without its header. Shapes: uint8[n, 64] each."""
+        rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
+        return [self._curve.to_affine(column) for column in rows.columns]
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt sums and check every node."""
@@ -525,6 +538,8 @@ class ElGamalGradientOwner:
 
     def open_rows(self, body: NDArray[np.uint8], layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt and check sums in this process. Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]."""
+        if self._decryptor is None:
+            raise TypeError("this half opens no sums")
         columns = read_rows(body, self._curve, slice(None))
         return self._decryptor.open_level(columns, self._digits, layout, totals, lambda: self._timer("search"))
 
@@ -566,13 +581,13 @@ class PointPairs(StaysInProcess):
     def __init__(self, terms: ElGamalTerms) -> None:
         self._terms, self._curve = terms, terms.curve
         self._hider = Hider(terms.public_key, terms.curve)
-        self._stock = MaskStock(self._hider, _MOST_POINT_MASKS, _POINT_MASKS_AT_ONCE)
+        self._pool = MaskPool(self._hider, _MOST_POINT_MASKS, _POINT_MASKS_AT_ONCE)
         self._columns: list[PointColumn] = []
         self._pairs: list[Points] = []
 
     def begin(self, n_rows: int) -> None:
         self._columns, self._pairs = [], []  # before the next ones need their memory
-        self._stock.begin_tree()
+        self._pool.begin_tree()
         self._columns = [self._curve.column(n_rows) for _ in range(1 + self._terms.digits.n_messages)]
 
     def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
@@ -603,13 +618,13 @@ class PointPairs(StaysInProcess):
             digits = self._terms.digits
             added = [noise_points(self._curve, digits, noise, number, n_slots) for number in range(1, len(sums))]
             sums = [sums[0], *map(self._curve.add, sums[1:], added)]
-        self._stock.use(n_slots)
+        self._pool.use(n_slots)
         masks = self._hider.draw(n_slots)
         hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
         return [self._curve.to_affine(column).tobytes() for column in hidden]
 
     def prepare(self, is_last: bool) -> bool:
-        return self._stock.prepare(is_last)
+        return self._pool.prepare(is_last)
 
     def _slots(self, column: Points, slots: slice) -> Points:
         return self._curve.take(column, np.arange(slots.start, slots.stop, dtype=np.int64))
@@ -713,6 +728,15 @@ class EncryptedGradientOwner:
         plaintexts = self.pair_format.plaintext_rows(g, h)
         return encode_ciphertexts(header, self._encryptor.arithmetic, self._encryptor.encrypt(plaintexts))
 
+    def columns(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Encrypt as ``encrypt``; return the one column of a message without its header. Shapes: uint8[n, width]."""
+        encrypted = self._encryptor.encrypt(self.pair_format.plaintext_rows(g, h))
+        return [self._encryptor.arithmetic.to_wire(encrypted)]
+
+    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
+        """Decrypt in this process. Shapes: ciphertexts: uint8[n, width] in wire form."""
+        return list(self._decryptor.decrypt(ciphertexts))
+
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node."""
         count = self._packing.n_ciphertexts(len(totals) * layout.n_slots)
@@ -789,13 +813,13 @@ class CiphertextPairs(StaysInProcess):
         self._terms, self._packing = terms, terms.packing
         self._arithmetic = registry.open_backend(terms.backend, terms.public_key.modulus)
         self._rerandomiser = Rerandomiser(terms.public_key, self._arithmetic)
-        self._stock = MaskStock(self._rerandomiser, _MOST_MASKS, _MASKS_AT_ONCE)
+        self._pool = MaskPool(self._rerandomiser, _MOST_MASKS, _MASKS_AT_ONCE)
         self._blocks: list[Residues] = []
         self._pairs: Residues | None = None
 
     def begin(self, n_rows: int) -> None:
         self._blocks, self._pairs = [], None
-        self._stock.begin_tree()
+        self._pool.begin_tree()
 
     def take(self, block: bytes | memoryview, n_block_rows: int, rows: slice) -> None:
         found = decode_ciphertexts(block, self._terms.header(Content.PAIRS, n_block_rows), self._arithmetic)
@@ -822,12 +846,12 @@ class CiphertextPairs(StaysInProcess):
     def finish(self, sums: Residues, noise: BinNoise | None = None) -> list[bytes]:
         if noise is not None:
             sums = BareEncryptions(self._terms.public_key, self._arithmetic).add(sums, noise, self._packing.pair_format)
-        self._stock.use(self._packing.n_ciphertexts(len(sums)))
+        self._pool.use(self._packing.n_ciphertexts(len(sums)))
         hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
         return [self._arithmetic.to_wire(hidden).tobytes()]
 
     def prepare(self, is_last: bool) -> bool:
-        return self._stock.prepare(is_last)
+        return self._pool.prepare(is_last)
 
     def _slots(self, sums: Residues, slots: slice) -> Residues:
         return self._arithmetic.take(sums, np.arange(slots.start, slots.stop, dtype=np.int64))

@@ -10,18 +10,12 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.attempt.session import ARITHMETIC, compare_documents, compare_versions, lower_arithmetic
+from nvflare_plugins.attempt.session import ARITHMETIC, Session, compare_documents, compare_versions, lower_arithmetic
 
 _MAX_DOCUMENT = 1 << 24
-
-
-class GroupKey(Protocol):
-    """What the proofs of rows need of a session."""
-
-    def hmac(self, purpose: str, data: bytes) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +48,21 @@ class VerticalTerms:
     def from_bytes(cls, data: bytes) -> VerticalTerms:
         """Parse a peer's terms. Raises: ProtocolError."""
         try:
-            document = json.loads(data) if len(data) <= _MAX_DOCUMENT else {}
-            terms = cls(**document)
+            terms = cls(**json.loads(data)) if len(data) <= _MAX_DOCUMENT else None
         except (ValueError, TypeError, RecursionError):
-            raise ProtocolError("a party's terms are not of the expected form") from None
-        mappings = (terms.versions, terms.job, terms.parameters, terms.checkpoints)
-        is_list = isinstance(terms.n_rows, list) and isinstance(terms.rows, list)
-        if not all(isinstance(part, dict) for part in mappings) or not is_list or not isinstance(terms.model, str):
-            raise ProtocolError("a party's terms are not of the expected form")
-        is_text = all(isinstance(proof, str) and proof.isascii() for proof in terms.rows)
-        if not is_text or not all(type(n) is int for n in terms.n_rows):
+            terms = None
+        if terms is None or not terms._is_well_formed():
             raise ProtocolError("a party's terms are not of the expected form")
         return terms
+
+    def _is_well_formed(self) -> bool:
+        mappings = (self.versions, self.job, self.parameters, self.checkpoints)
+        if not all(isinstance(part, dict) for part in mappings) or not isinstance(self.model, str):
+            return False
+        if not isinstance(self.n_rows, list) or not isinstance(self.rows, list):
+            return False
+        is_text = all(isinstance(proof, str) and proof.isascii() for proof in self.rows)
+        return is_text and all(type(n) is int for n in self.n_rows)
 
     def compare(self, theirs: VerticalTerms, site: str, due: Sequence[str]) -> None:
         """Refuse a party that does not mean the same job, model and rows.
@@ -109,7 +106,7 @@ class RowsProof:
         contents: for each data set what the proof covers; empty without ids.
     """
 
-    session: GroupKey
+    session: Session
     contents: Sequence[bytes]
 
     def of(self, rank: int) -> list[str]:

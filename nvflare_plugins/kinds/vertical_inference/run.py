@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,8 +252,8 @@ class Run:
         return given
 
 
-def pace_of(run: Run, n_splits: int) -> FlowControl:
-    """Return the pace of the conversation; a question names every split at most once."""
+def flow_of(run: Run, n_splits: int) -> FlowControl:
+    """Return sizes and times of the conversation; a question names every split at most once."""
     longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
     return dataclasses.replace(FlowControl.within(run.attempt.timeout_s), message_bytes=longest)
 
@@ -272,6 +272,17 @@ class ContentNotes:
 
     def note(self, direction: str, peer: str, what: Content, size: int) -> None:
         self._evidence.content(direction, peer, what, Protection.CLEAR, size)
+
+    def around(self, active: str, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        """Return what notes each question before it is answered, and each answer before it leaves."""
+
+        def noted(question: bytes) -> bytes:
+            self.note("received", active, Content.DECISION_REQUEST, len(question))
+            reply = answer(question)
+            self.note("sent", active, Content.DECISIONS, len(reply))
+            return reply
+
+        return noted
 
 
 # What a job with a vertical model leaves at the active party: predictions, SHAP values, the merged model.

@@ -51,7 +51,7 @@ class Request:
     Attributes:
         positions: in the standing alignment, in any order.
         answer: their scores in that order, or ``Refused``.
-        since: when it came, by the desk's clock.
+        since: when it came, by the queue's clock.
     """
 
     positions: tuple[int, ...]
@@ -72,7 +72,7 @@ class Command:
     answer: Future[Score] = field(default_factory=Future)
 
 
-class Desk:
+class RequestQueue:
     """A bounded queue. Threads: any number may hand in, one takes."""
 
     def __init__(self, most_waiting: int = MOST_WAITING, clock: Callable[[], float] = monotonic) -> None:
@@ -82,7 +82,7 @@ class Desk:
         self._most, self._clock = most_waiting, clock
         self._closed: str | None = None
 
-    def hand_in(self, positions: Sequence[int]) -> Future[list[Score]]:
+    def submit(self, positions: Sequence[int]) -> Future[list[Score]]:
         """Queue a request. Raises: Refused, if too many wait already, or nobody takes any more."""
         with self._changed:
             self._require_open()
@@ -150,8 +150,8 @@ _READ_BYTES = 1 << 16
 _BACKLOG = 128
 
 
-class Catalogue(Protocol):
-    """What the door knows of the rows that are served."""
+class ServedRows(Protocol):
+    """What the socket knows of the rows that are served."""
 
     @property
     def n_rows(self) -> int: ...
@@ -163,10 +163,10 @@ class Catalogue(Protocol):
         """Return what ``status`` is answered with."""
 
 
-class Door:
+class ScoreSocket:
     """Serves callers until it is left. A context manager."""
 
-    def __init__(self, folder: Path, desk: Desk, rows: Callable[[], Catalogue], most_rows: int) -> None:
+    def __init__(self, folder: Path, queue: RequestQueue, rows: Callable[[], ServedRows], most_rows: int) -> None:
         """Prepare the socket.
 
         Args:
@@ -174,13 +174,13 @@ class Door:
             most_rows: of one request.
         """
         self.path = folder / SOCKET
-        self._folder, self._desk, self._rows, self._most_rows = folder, desk, rows, most_rows
+        self._folder, self._queue, self._rows, self._most_rows = folder, queue, rows, most_rows
         self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ScoreSocket:
         """Listen. Raises: ConfigurationError, if there is a socket already that answers, or none can be made."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -260,15 +260,15 @@ class Door:
         if name == "stop" and value is not True:
             raise Refused(_HOW)
         if name == "stop":
-            return self._desk.command(name).result(ANSWER_S)
+            return self._queue.command(name).result(ANSWER_S)
         if name == "refresh":
             if not isinstance(value, str) or not is_job_id(value):
                 raise Refused("refresh names the job whose alignment is to be taken, by its id")
-            return self._desk.command(name, value).result(10 * ANSWER_S)
+            return self._queue.command(name, value).result(10 * ANSWER_S)
         if not isinstance(value, list) or not 1 <= len(value) <= self._most_rows:
             raise Refused(f"{name} is a list of 1 to {self._most_rows} entries (batch_rows of the job)")
         positions = self._positions(value) if name == "rows" else self._places(value)
-        answer = self._desk.hand_in(positions)
+        answer = self._queue.submit(positions)
         try:
             scores = answer.result(ANSWER_S)
         except FutureTimeout:

@@ -129,8 +129,8 @@ class RowsRefused(PolicyRefusal):
 class OwnerLink:
     """The active party's line to one owner of splits (a ``PassiveLink``)."""
 
-    def __init__(self, asking: Requester, rank: int, name: str, notes: ContentNotes) -> None:
-        self._asking, self._rank, self._name, self._notes = asking, rank, name, notes
+    def __init__(self, requester: Requester, rank: int, name: str, notes: ContentNotes) -> None:
+        self._requester, self._rank, self._name, self._notes = requester, rank, name, notes
         self._asked: list[Future[Any]] = []
 
     def open(self, positions: NDArray[np.int64]) -> Future[Any]:
@@ -147,7 +147,7 @@ class OwnerLink:
 
     def flush(self) -> None:
         """Let questions go that wait for further ones."""
-        self._asking.flush()
+        self._requester.flush()
 
     def settle(self, deadline_s: float) -> None:
         """Wait for the answers of a batch that was refused elsewhere. Raises: VeilBoostError, but for refusals."""
@@ -164,7 +164,7 @@ class OwnerLink:
 
     def _send(self, question: bytes, read: Any) -> Future[Any]:
         self._notes.note("sent", self._name, Content.DECISION_REQUEST, len(question))
-        asked = self._asking.ask(self._rank, question, lambda data: self._read(data, read))
+        asked = self._requester.ask(self._rank, question, lambda data: self._read(data, read))
         self._asked.append(asked)
         return asked
 

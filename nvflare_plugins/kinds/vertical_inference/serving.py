@@ -23,7 +23,6 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.data.identity import canonical
-from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
@@ -39,10 +38,10 @@ from nvflare_plugins.kinds.vertical_inference.run import (
     Run,
     UnreadRows,
     bits_of,
+    flow_of,
     load_rows,
-    pace_of,
 )
-from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Desk, Door, Refused, Request
+from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Refused, Request, RequestQueue, ScoreSocket
 from nvflare_plugins.kinds.vertical_inference.scorer import (
     LIMITS,
     OwnerLink,
@@ -330,9 +329,9 @@ _INTERRUPTED = "the job was interrupted; with on_lost_site='wait' it goes on whe
 _SLOT = "this job stays: it takes one of the jobs that server and sites may run at a time (FLARE's max_jobs)"
 
 
-def _pace(run: Run, n_splits: int) -> FlowControl:
-    """Return the pace: empty steps are rare, and a question may name all rows of a batch."""
-    usual = pace_of(run, n_splits)
+def _flow(run: Run, n_splits: int) -> FlowControl:
+    """Return sizes and times of a conversation: empty steps are rare, and a question may name all rows of a batch."""
+    usual = flow_of(run, n_splits)
     idle_s = min(_IDLE_STEP_S, run.attempt.timeout_s / 4)
     return dataclasses.replace(usual, patience_s=idle_s, message_bytes=usual.message_bytes + 4 * run.job.batch_rows)
 
@@ -371,8 +370,8 @@ class Served:
         }
 
 
-class _Shown:
-    """The rows as the door sees them."""
+class _RowIndex:
+    """The rows as the socket sees them."""
 
     def __init__(self, rows: Rows, served: Served) -> None:
         self.n_rows = rows.n_rows
@@ -392,15 +391,15 @@ class _Shown:
         return self._served.to_dict()
 
 
-class _Attendant:
-    """Answers what comes through the door, at the active party."""
+class _ServingLoop:
+    """Answers what comes through the socket, at the active party."""
 
     def __init__(self, run: Run, part: ActivePart, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._part, self._rows, self._clock = run, part, rows, clock
-        self._desk = Desk(clock=clock)
+        self._queue = RequestQueue(clock=clock)
         alignment = run.job.alignment
         self._served = Served("" if alignment is None else noted_alignment(run.context, alignment), rows.n_rows)
-        self._shown = _Shown(rows, self._served)
+        self._index = _RowIndex(rows, self._served)
         self._began = self._last = clock()
         self._command: Command | None = None
         self._evidence = run.attempt.evidence.path.with_name(run.attempt.evidence.path.name + ".partial")
@@ -409,19 +408,21 @@ class _Attendant:
         """Serve until something ends the job. Raises: VeilBoostError, if a party or the way to it fails."""
         say, number = self._run.attempt.progress.say, 0
         reason = "the job has ended"
-        door = Door(self._run.attempt.folder.path, self._desk, lambda: self._shown, self._run.job.batch_rows)
+        score_socket = ScoreSocket(
+            self._run.attempt.folder.path, self._queue, lambda: self._index, self._run.job.batch_rows
+        )
         try:
-            with door:
-                say(f"rows are scored at {door.path}; {_SLOT}")
+            with score_socket:
+                say(f"rows are scored at {score_socket.path}; {_SLOT}")
                 while self._converse(number):
                     number += 1
                     self._refresh(number)
-                self._desk.close(reason)  # while callers can still be told
+                self._queue.close(reason)  # while callers can still be told
         except VeilBoostError as error:
             reason = f"{_INTERRUPTED}: {error}"
             raise
         finally:
-            self._desk.close(reason)
+            self._queue.close(reason)
             if self._command is not None and not self._command.answer.done():
                 self._command.answer.set_exception(Refused(reason))
         return self._served
@@ -431,13 +432,15 @@ class _Attendant:
         run, notes = self._run, ContentNotes(self._run.attempt)
         n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
         channel, session = run.attempt.channel, run.attempt.session
-        with Requester(channel, session, _purpose(number), _pace(run, n_splits), run.attempt.transport.abort) as asking:
+        with Requester(
+            channel, session, _purpose(number), _flow(run, n_splits), run.attempt.transport.abort
+        ) as requester:
             links = {
-                party.site: OwnerLink(asking, run.context.sites.index(party.site), party.site, notes)
+                party.site: OwnerLink(requester, run.context.sites.index(party.site), party.site, notes)
                 for party in self._part.parties
             }
             scorer = Scorer(self._part, self._rows.features, links, run.job.rounds, run.attempt.timeout_s)
-            command = self._command = self._attend(asking, scorer)
+            command = self._command = self._attend(requester, scorer)
             alignment = command.argument if command is not None and command.name == "refresh" else None
             for said in [link.go_on(alignment) for link in links.values()]:
                 said.result(run.attempt.timeout_s)
@@ -445,15 +448,15 @@ class _Attendant:
             command.answer.set_result({"stopping": True})
         return alignment is not None
 
-    def _attend(self, asking: Requester, scorer: Scorer) -> Command | None:
+    def _attend(self, requester: Requester, scorer: Scorer) -> Command | None:
         """Answer requests until a command comes, or the job is over by its own terms."""
         while True:
-            asking.check()
+            requester.check()
             over = self._is_over()
             if over:
                 self._run.attempt.progress.say(f"the job ends: {over}")
                 return None
-            work = self._desk.take(self._run.job.batch_rows, _POLL_S)
+            work = self._queue.take(self._run.job.batch_rows, _POLL_S)
             if isinstance(work, Command):
                 return work
             if work:
@@ -504,13 +507,13 @@ class _Attendant:
             return
         self._rows = rows
         self._served.alignment, self._served.n_rows = command.argument, rows.n_rows
-        self._shown = _Shown(rows, self._served)
+        self._index = _RowIndex(rows, self._served)
         command.answer.set_result({"refreshed": command.argument, "common_rows": rows.n_rows})
 
 
 def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
     """Stay at the active party; return what writes the counts of what was answered."""
-    served = _Attendant(run, part, rows).run()
+    served = _ServingLoop(run, part, rows).run()
     content = json.dumps(served.to_dict(), indent=2).encode() + b"\n"
     return lambda folder: write_durably(folder / SERVED_FILE, content, mode=0o600)
 
@@ -549,21 +552,14 @@ def stay(run: Run, part: PassivePart, rows: Rows) -> None:
     while True:
         refuse = SentRows(policy).refuse
         owner = RowOwner(part, rows, budget, refuse, run.job.batch_rows, in_job, say, alignment)
-
-        def answer(question: bytes, owner: RowOwner = owner) -> bytes:
-            notes.note("received", active, Content.DECISION_REQUEST, len(question))
-            reply = owner.answer(question)
-            notes.note("sent", active, Content.DECISIONS, len(reply))
-            return reply
-
         Responder(
             run.attempt.channel,
             run.attempt.session,
             _purpose(number),
-            _pace(run, len(part.table)),
+            _flow(run, len(part.table)),
             run.attempt.transport.abort,
             run.active_rank,
-            answer,
+            notes.around(active, owner.answer),
         ).run()
         if not owner.is_over:
             raise ProtocolError(f"{active} ended a conversation without saying how to go on")

@@ -46,7 +46,7 @@ from nvflare_plugins.kinds.vertical_inference.run import (
     Rows,
     Run,
     UnreadRows,
-    pace_of,
+    flow_of,
     write_contributions,
     write_merged,
     write_predictions,
@@ -213,10 +213,10 @@ def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
 def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
     channel, session = run.attempt.channel, run.attempt.session
     notes, classes = ContentNotes(run.attempt), class_names(part)
-    pace = pace_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
-    with Requester(channel, session, _PURPOSE, pace, run.attempt.transport.abort) as asking:
+    flow = flow_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
+    with Requester(channel, session, _PURPOSE, flow, run.attempt.transport.abort) as requester:
         links = {
-            party.site: ConversationLink(asking, run.context.sites.index(party.site), party.site, notes)
+            party.site: ConversationLink(requester, run.context.sites.index(party.site), party.site, notes)
             for party in part.parties
         }
         predictions = predict(
@@ -269,20 +269,16 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 
 def _answer(run: Run, part: PassivePart, rows: Rows) -> None:
     owner = PathOwner(part, rows.features, run.job.batch_rows)
-    notes, active = ContentNotes(run.attempt), run.identity.active
     budget = [_budget(run, part)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
-        notes.note("received", active, Content.DECISION_REQUEST, len(question))
         while budget:
             budget.pop().charge(rows)
-        reply = owner.answer_bytes(question)
-        notes.note("sent", active, Content.DECISIONS, len(reply))
-        return reply
+        return owner.answer_bytes(question)
 
-    pace = pace_of(run, len(part.table))
+    flow, noted = flow_of(run, len(part.table)), ContentNotes(run.attempt).around(run.identity.active, answer)
     Responder(
-        run.attempt.channel, run.attempt.session, _PURPOSE, pace, run.attempt.transport.abort, run.active_rank, answer
+        run.attempt.channel, run.attempt.session, _PURPOSE, flow, run.attempt.transport.abort, run.active_rank, noted
     ).run()
 
 

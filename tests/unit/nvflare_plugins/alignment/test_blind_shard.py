@@ -73,32 +73,32 @@ def test_the_key_goes_to_workers_by_one_way_and_is_let_go() -> None:
         pickle.dumps(one)
     with workers_here(2) as workers:
         with held_by(one, workers) as spread:
-            desks = [link._desk for link in workers._links]  # type: ignore[attr-defined]
-            assert [desk._part._key.for_workers()[1] for desk in desks] == [secret] * 2, "the control"
-            shown = f"{one!r} {spread!r} {desks[0]._part!r}"
+            hosts = [link._host for link in workers._links]  # type: ignore[attr-defined]
+            assert [host._part._key.for_workers()[1] for host in hosts] == [secret] * 2, "the control"
+            shown = f"{one!r} {spread!r} {hosts[0]._part!r}"
             assert secret.hex() not in shown and str(int.from_bytes(secret, "little")) not in shown
-        assert not any(hasattr(desk._part, "_key") for desk in desks)
+        assert not any(hasattr(host._part, "_key") for host in hosts)
 
 
 @pytest.mark.parametrize("error", [ProtocolError("a message"), WorkerLost("worker 1"), KeyboardInterrupt()])
 def test_the_key_is_let_go_whatever_ends_the_intersection(error: BaseException) -> None:
     with workers_here(2) as workers:
-        desks = [link._desk for link in workers._links]  # type: ignore[attr-defined]
+        hosts = [link._host for link in workers._links]  # type: ignore[attr-defined]
         with pytest.raises(type(error)) as raised, held_by(key(), workers):
             raise error
         assert raised.value is error
-        assert not any(hasattr(desk._part, "_key") for desk in desks)
+        assert not any(hasattr(host._part, "_key") for host in hosts)
 
 
 def test_the_key_is_let_go_where_a_worker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with workers_here(2) as workers:
-        desks = [link._desk for link in workers._links]  # type: ignore[attr-defined]
-        take = desks[1].begin
+        hosts = [link._host for link in workers._links]  # type: ignore[attr-defined]
+        take = hosts[1].begin
         refusal = ("refused", "ProtocolError", "these bytes are no blinding key")
-        monkeypatch.setattr(desks[1], "begin", lambda path, args: refusal if args else take(path, args))
+        monkeypatch.setattr(hosts[1], "begin", lambda path, args: refusal if args else take(path, args))
         with pytest.raises(ProtocolError, match="no blinding key"), held_by(key(), workers):
             pass
-        assert not any(hasattr(desk._part, "_key") for desk in desks)
+        assert not any(hasattr(host._part, "_key") for host in hosts)
 
 
 @pytest.mark.parametrize("secret", [b"", bytes(32), b"\xff" * 32, b"\1" * 31])

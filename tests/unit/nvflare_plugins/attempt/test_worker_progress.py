@@ -167,7 +167,7 @@ def test_shards_say_how_far_they_are_without_a_reply() -> None:
     seen: list[object] = []
     with workers_here(2) as workers:
         for number in range(2):
-            workers._links[number]._desk._part = Telling(READS, 5, 10)  # type: ignore[attr-defined]
+            workers._links[number]._host._part = Telling(READS, 5, 10)  # type: ignore[attr-defined]
 
         def answer(word: str, asked: list[tuple[int]]) -> list[int]:
             seen.extend(work.told for work in workers.work)
@@ -180,6 +180,6 @@ def test_shards_say_how_far_they_are_without_a_reply() -> None:
 @pytest.mark.parametrize("told", [("reveals a value", 1, 2), (READS, "x", 2), (READS, 1)])
 def test_a_shard_says_nothing_but_known_words_and_numbers(told: tuple[object, ...]) -> None:
     with workers_here(1) as workers:
-        workers._links[0]._desk._part = Telling(*told)  # type: ignore[attr-defined]
+        workers._links[0]._host._part = Telling(*told)  # type: ignore[attr-defined]
         with pytest.raises(ProtocolError, match="not known"):
             lead_on(workers, lambda word, asked: [0])

@@ -26,7 +26,7 @@ from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.schemes import CLEAR_CODE, ClearGradientOwner, histogram_maker
 from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
-from nvflare_plugins.workers.dask_connection import DaskDesk, _ended, _taken
+from nvflare_plugins.workers.dask_connection import DaskPartHost, _ended, _taken
 from nvflare_plugins.workers.dask_workers import _choose, open_workers
 from nvflare_plugins.workers.workers import TRIAL, begin, collect
 from tests.support.local_cluster import local_cluster, stall
@@ -154,7 +154,7 @@ def test_the_system_does_not_give_a_line_up_before_the_deadline() -> None:
 
 def at_worker(dask_worker: Any) -> tuple[int, list[str]]:
     gc.collect()
-    desks = sum(isinstance(one, DaskDesk) for one in gc.get_objects())
+    desks = sum(isinstance(one, DaskPartHost) for one in gc.get_objects())
     return desks, [one.name for one in threading.enumerate() if one.name.startswith("veilboost")]
 
 

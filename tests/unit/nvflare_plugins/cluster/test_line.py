@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nvflare_plugins.workers import worker_connection
-from nvflare_plugins.workers.worker_connection import DONE, Desk, Line, serve
+from nvflare_plugins.workers.worker_connection import DONE, PartHost, WorkerLine, serve
 from nvflare_plugins.workers.workers import TRIAL
 
 ARRAYS = hnp.arrays(
@@ -45,9 +45,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def over_a_line(content: Any) -> Any:
     with pair() as (here, there):
-        sender = threading.Thread(target=Line(here).send, args=(content,))
+        sender = threading.Thread(target=WorkerLine(here).send, args=(content,))
         sender.start()
-        received = Line(there).receive()
+        received = WorkerLine(there).receive()
         sender.join()
     return received
 
@@ -85,17 +85,17 @@ def test_a_view_arrives_as_an_array_of_its_own() -> None:
     assert received.tolist() == list(range(0, 20, 2)) and received.flags.c_contiguous
 
 
-@pytest.mark.parametrize("hostile", [print, Desk, np.dtype("f8"), OSError("text")])
+@pytest.mark.parametrize("hostile", [print, PartHost, np.dtype("f8"), OSError("text")])
 def test_a_form_that_would_load_code_is_refused(hostile: object) -> None:
     form = pickle.dumps(("call", hostile), protocol=5)
     with pair() as (here, there), pytest.raises(pickle.UnpicklingError):
         here.sendall(struct.pack("<Q", len(form)) + form)
-        Line(there).receive()
+        WorkerLine(there).receive()
 
 
 def sent(content: Any) -> bytes:
     with pair() as (here, there):
-        Line(here).send(content)
+        WorkerLine(here).send(content)
         return there.recv(1 << 20)
 
 
@@ -112,7 +112,7 @@ def test_whatever_arrives_is_an_answer_or_a_lost_line(changed: list[tuple[int, i
         here.sendall(raw)
         here.close()
         with contextlib.suppress(OSError, pickle.UnpicklingError, MemoryError):
-            Line(there).receive()
+            WorkerLine(there).receive()
 
 
 class _Named(pickle.Pickler):
@@ -135,20 +135,20 @@ def test_only_arrays_of_numbers_of_a_shape_are_received(name: object) -> None:
     with pair() as (here, there), pytest.raises(pickle.UnpicklingError):
         here.sendall(struct.pack("<Q", len(form.getvalue())) + form.getvalue() + bytes(64))
         here.close()
-        Line(there).receive()
+        WorkerLine(there).receive()
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 12, 60, 5000])
 def test_a_message_that_breaks_off_is_a_lost_connection(kept: int) -> None:
     with pair() as (here, there):
-        Line(here).send((b"x" * 6000, np.arange(10)))
+        WorkerLine(here).send((b"x" * 6000, np.arange(10)))
         whole = there.recv(100_000)
     assert kept < len(whole)
     with pair() as (here, there):
         here.sendall(whole[:kept])
         here.close()
         with pytest.raises(ConnectionResetError):
-            Line(there).receive()
+            WorkerLine(there).receive()
 
 
 @pytest.mark.parametrize("waits", ["to receive", "to send"])
@@ -159,7 +159,7 @@ def test_who_waits_in_vain_may_give_up(waits: str, monkeypatch: pytest.MonkeyPat
         raise _GaveUp
 
     with pair() as (here, _), pytest.raises(_GaveUp):
-        one = Line(here, look)
+        one = WorkerLine(here, look)
         if waits == "to receive":
             one.receive()
         else:
@@ -170,22 +170,22 @@ def test_waiting_goes_on_as_long_as_the_look_is_content(monkeypatch: pytest.Monk
     monkeypatch.setattr(worker_connection, "LOOK_S", 0.01)
     looks = []
     with pair() as (here, there):
-        sender = Line(here)
+        sender = WorkerLine(here)
 
         def look() -> None:
             looks.append(1)
             if len(looks) == 3:
                 sender.send("late")
 
-        assert Line(there, look).receive() == "late"
+        assert WorkerLine(there, look).receive() == "late"
 
 
 def test_a_desk_answers_until_the_site_hangs_up_and_then_lets_go() -> None:
     with pair() as (here, there):
-        desk = Desk()
+        desk = PartHost()
         serving = threading.Thread(target=serve, args=(there, desk))
         serving.start()
-        asking = Line(here)
+        asking = WorkerLine(here)
         asking.await_ready()
         for question, answer in [
             (("begin", (TRIAL, ())), None),
@@ -203,9 +203,9 @@ def test_a_desk_answers_until_the_site_hangs_up_and_then_lets_go() -> None:
 )
 def test_no_other_function_of_a_desk_is_called(question: object) -> None:
     with pair() as (here, there):
-        asking = Line(here)
+        asking = WorkerLine(here)
         asking.send(question)
-        serve(there, Desk())
+        serve(there, PartHost())
         asking.await_ready()
         with pytest.raises(OSError):
             asking.receive()
@@ -213,7 +213,7 @@ def test_no_other_function_of_a_desk_is_called(question: object) -> None:
 
 def test_a_hung_up_line_wakes_who_waits_in_another_thread() -> None:
     with pair() as (here, there):
-        waiting, found = Line(here), []
+        waiting, found = WorkerLine(here), []
 
         def wait() -> None:
             try:

@@ -10,7 +10,7 @@ import pytest
 from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.failures import WorkerFailure
-from nvflare_plugins.workers.worker_connection import REFUSED, Desk, error_of, require_plain
+from nvflare_plugins.workers.worker_connection import REFUSED, PartHost, error_of, require_plain
 from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, begin, collect, shard_rows, workers_here
 
 
@@ -48,7 +48,7 @@ def test_the_first_loss_ends_all_and_nobody_waits_for_the_others() -> None:
     workers.__exit__(WorkerFailure, None, None)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), [Desk()], np.float64(1.0)])
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), [PartHost()], np.float64(1.0)])
 def test_nothing_but_plain_values_goes_to_a_worker(value: object) -> None:
     with pytest.raises(TypeError):
         require_plain(value)
@@ -66,7 +66,7 @@ def test_keys_stay_in_the_process_whatever_is_asked() -> None:
     "path",
     [
         "os:system",
-        "nvflare_plugins.workers.worker_connection:Desk",
+        "nvflare_plugins.workers.worker_connection:PartHost",
         "nvflare_plugins.workers.worker_connection:nothing",
         "nothing",
     ],
@@ -87,13 +87,13 @@ def test_only_public_methods_of_a_part_are_called(method: str) -> None:
 def test_own_errors_come_back_as_what_they_were_and_others_without_words() -> None:
     assert isinstance(error_of("ConfigurationError", "text"), ConfigurationError)
     assert type(error_of("SystemExit", "text")) is VeilBoostError
-    state, kind, words = Desk._told(lambda: shard_rows(1, 2))
+    state, kind, words = PartHost._told(lambda: shard_rows(1, 2))
     assert (state, kind) == (REFUSED, "ConfigurationError") and "worker 0" in words
 
     def reveals() -> None:
         raise ValueError("secret 4711")
 
-    assert "4711" not in str(Desk._told(reveals))
+    assert "4711" not in str(PartHost._told(reveals))
 
 
 def test_shards_hold_all_rows_in_order_and_none_is_empty() -> None:

@@ -23,7 +23,7 @@ from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind
-from nvflare_plugins.workers.worker_connection import Desk
+from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers_here
 from tests.support.federation import dies_at
 from tests.support.parties import Parties, succeed
@@ -214,7 +214,7 @@ class Elsewhere:
     """A worker that finds another folder where the site's process has its own."""
 
     def __init__(self) -> None:
-        self._desk = Desk()
+        self._desk = PartHost()
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         answer: tuple[str, Any, str] = getattr(self._desk, function)(*_elsewhere(args))
@@ -271,7 +271,7 @@ class Dies:
     """A worker that is gone at the n-th thing that it is asked in the work over its shard."""
 
     def __init__(self, number: int, method: str) -> None:
-        self._desk, self._left, self._method = Desk(), number, method
+        self._desk, self._left, self._method = PartHost(), number, method
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         self._left -= args[:1] == (self._method,)
@@ -293,9 +293,9 @@ def have_ended(shards: set[threading.Thread]) -> bool:
 
 
 @pytest.fixture
-def desks() -> Iterator[list[Desk]]:
+def desks() -> Iterator[list[PartHost]]:
     """Desks of a test, which end with it: a shard whose site has lost another one is told nothing more."""
-    before, made = shards_at_work(), list[Desk]()
+    before, made = shards_at_work(), list[PartHost]()
     yield made
     for desk in made:
         desk.end()
@@ -312,12 +312,12 @@ def desks() -> Iterator[list[Desk]]:
     ],
 )
 def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
-    number: int, method: str, where: str, desks: list[Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, method: str, where: str, desks: list[PartHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second_dies(n_workers: int) -> LinkedWorkers:
         here = workers_here(n_workers)
         here._links[1] = Dies(number, method)  # type: ignore[index]
-        desks.extend(link._desk for link in here._links)  # type: ignore[attr-defined]
+        desks.extend(link._host for link in here._links)  # type: ignore[attr-defined]
         return here
 
     parties = sites(tmp_path)

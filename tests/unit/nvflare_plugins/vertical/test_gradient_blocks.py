@@ -12,15 +12,14 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
 from nvflare_plugins.kinds.vertical import active_party as active
-from nvflare_plugins.kinds.vertical import schemes as elgamal_scheme
-from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import schemes
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.schemes import (
     CLEAR_CODE,
     ClearGradientOwner,
     HistogramMaker,
-    MaskStock,
+    MaskPool,
     PaillierTerms,
     announced_terms,
     elgamal_owner,
@@ -37,9 +36,9 @@ N_ROWS = 150
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    for module in (active, gradient_scheme):
+    for module in (active, schemes):
         monkeypatch.setattr(module, "GRADIENT_BLOCK_ROWS", 40)
-    monkeypatch.setattr(elgamal_scheme, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
+    monkeypatch.setattr(schemes, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
 
 
 def encrypted(n_rows: int):
@@ -97,7 +96,7 @@ def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
     ones = np.ones(N_ROWS, dtype=np.int64)
     blocks = [owner.encrypt(ones[s : s + 40], ones[s : s + 40]) for s in range(0, N_ROWS, 40)]
     codes = np.zeros((1, N_ROWS), dtype=np.uint8)
-    layout, rows = gradient_scheme.BinLayout((1,)), [np.arange(N_ROWS, dtype=np.int32)]
+    layout, rows = schemes.BinLayout((1,)), [np.arange(N_ROWS, dtype=np.int32)]
     with pytest.raises(ProtocolError):
         maker.add_gradients(blocks[0])  # no tree has begun
     maker.begin_tree(N_ROWS)
@@ -145,7 +144,7 @@ class Masks:
 
 def test_masks_are_made_ahead_as_the_last_tree_took_them_and_none_for_a_tree_that_never_comes():
     masks = Masks()
-    stock = MaskStock(masks, most=100, at_once=20)
+    stock = MaskPool(masks, most=100, at_once=20)
 
     def make(is_last: bool = False) -> list[int]:
         masks.filled.clear()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.growth.tree import MAX_BATCH
-from nvflare_plugins.kinds.vertical import context as message_sizes
+from nvflare_plugins.kinds.vertical import context
 from nvflare_plugins.kinds.vertical.context import MessageSizes
 from nvflare_plugins.kinds.vertical.guards import TreeLimits
 from nvflare_plugins.kinds.vertical.job import VerticalJob
@@ -33,7 +33,7 @@ def job(**changes: object) -> VerticalJob:
 )
 def test_all_messages_of_a_training_fit(monkeypatch, params, limits):
     """Without the allowance for headers, which would hide a bound that is too small in tests."""
-    monkeypatch.setattr(message_sizes, "_FIELDS_BYTES", 256)
+    monkeypatch.setattr(context, "_FIELDS_BYTES", 256)
     rng = np.random.default_rng(0)
     features = rng.normal(size=(900, 4)).astype(np.float32)
     label = (features[:, 0] * features[:, 2] + rng.normal(size=900) > 0).astype(np.float32)
@@ -76,4 +76,4 @@ def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
     short = MessageSizes.of(job(profile="elgamal", fraction_bits=14), (100_000,), 1, TreeLimits(6, 0))
     assert short.ciphertext_bytes == 192
     endless = MessageSizes.of(job(), (10**7,), 1, TreeLimits(0, 0))
-    assert endless._level_nodes() == MAX_BATCH and endless.longest_question(5, 0) == message_sizes.CEILING_BYTES
+    assert endless._level_nodes() == MAX_BATCH and endless.longest_question(5, 0) == context.CEILING_BYTES

@@ -15,9 +15,7 @@ from he_processors.fixed_point import REFUSED, PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from nvflare_plugins.kinds.vertical import key_owner as sharded_owner
-from nvflare_plugins.kinds.vertical import key_owner as spread_opening
-from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import key_owner, schemes
 from nvflare_plugins.kinds.vertical import sharded_sums as passive
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
@@ -52,13 +50,13 @@ def data(n_rows: int = 300) -> Joined:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows so small that shards begin and end within them."""
-    monkeypatch.setattr(gradient_scheme, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(schemes, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "GRADIENT_BLOCK_ROWS", 128)
-    monkeypatch.setattr(sharded_owner, "LEAST_ROWS", 32)
-    monkeypatch.setattr(spread_opening, "LEAST_SLOTS", 5)
-    monkeypatch.setattr(spread_opening, "LEAST_CIPHERTEXTS", 1)
+    monkeypatch.setattr(key_owner, "GRADIENT_BLOCK_ROWS", 128)
+    monkeypatch.setattr(key_owner, "LEAST_ROWS", 32)
+    monkeypatch.setattr(key_owner, "LEAST_SLOTS", 5)
+    monkeypatch.setattr(key_owner, "LEAST_CIPHERTEXTS", 1)
 
 
 @pytest.fixture
@@ -121,7 +119,7 @@ def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_ac
 
 def test_workers_encrypt_even_parts_and_several_each() -> None:
     for n_rows, n_workers, n_parts in ((0, 2, 0), (1, 3, 1), (10, 2, 2), (300, 2, 8), (301, 1, 4), (10_000, 2, 28)):
-        bounds = sharded_owner.part_bounds(n_rows, n_workers)
+        bounds = key_owner.part_bounds(n_rows, n_workers)
         lengths = np.diff(bounds)
         assert (bounds[0], bounds[-1], len(lengths)) == (0, n_rows, n_parts)
         assert lengths.size == 0 or 0 < lengths.min() >= lengths.max() - 1

@@ -8,7 +8,7 @@ import pytest
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.kinds.vertical import schemes as gradient_scheme
+from nvflare_plugins.kinds.vertical import schemes
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.messages import Message, to_bytes
 from nvflare_plugins.kinds.vertical.schemes import (
@@ -72,7 +72,7 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
     monkeypatch.setattr(Objective, "gradients", take)
     listen(EncryptedGradientOwner)
     listen(ElGamalGradientOwner)
-    listen(gradient_scheme.ClearGradientOwner)
+    listen(schemes.ClearGradientOwner)
     params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "base_score": 0.37}
     outcome = federate(data(), params, 2, scheme=scheme)
     return b"".join(wire), secrets, outcome

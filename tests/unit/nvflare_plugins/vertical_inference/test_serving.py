@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.vertical_inference.run import Rows
-from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Desk, Door, Refused, reachable
+from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Refused, RequestQueue, ScoreSocket, reachable
 from nvflare_plugins.kinds.vertical_inference.scorer import (
     LIMITS,
     Question,
@@ -32,7 +32,7 @@ from nvflare_plugins.kinds.vertical_inference.serving import (
     AskedRows,
     RowOwner,
     Served,
-    _Shown,
+    _RowIndex,
     alignment_in_use,
     note_alignment,
 )
@@ -198,10 +198,10 @@ def test_rows_that_could_not_be_noted_are_not_answered_for_and_positions_count_b
 
 
 def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
-    desk = Desk(most_waiting=3)
-    waiting = [desk.hand_in(rows) for rows in ([1, 2], [3], [4, 5])]
+    desk = RequestQueue(most_waiting=3)
+    waiting = [desk.submit(rows) for rows in ([1, 2], [3], [4, 5])]
     with pytest.raises(Refused, match="3 requests are waiting"):
-        desk.hand_in([6])
+        desk.submit([6])
     desk.command("refresh", "night-2")
     with pytest.raises(Refused, match="another command"):
         desk.command("stop")
@@ -213,13 +213,13 @@ def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
     with pytest.raises(Refused, match="it has ended"):
         waiting[2].result(0)
     with pytest.raises(Refused, match="it has ended"):
-        desk.hand_in([1])
+        desk.submit([1])
 
 
 def test_a_request_whose_caller_has_left_is_not_worked_on():
-    desk = Desk()
-    desk.hand_in([1]).cancel()
-    desk.hand_in([2])
+    desk = RequestQueue()
+    desk.submit([1]).cancel()
+    desk.submit([2])
     taken = desk.take(10, 0)
     assert not isinstance(taken, Command) and [one.positions for one in taken] == [(2,)]
 
@@ -230,7 +230,7 @@ def test_a_socket_in_a_folder_of_any_depth(tmp_path):
     (folder / "score.sock").touch()  # left by a process that was killed
     shown = SimpleNamespace(n_rows=3, places=list, status=lambda: {"common_rows": 3})
     with (
-        Door(folder, Desk(), lambda: shown, 5) as door,
+        ScoreSocket(folder, RequestQueue(), lambda: shown, 5) as door,
         reachable(door.path) as name,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller,
     ):
@@ -262,7 +262,7 @@ def test_a_later_attempt_goes_on_with_the_alignment_in_use(tmp_path):
 def test_an_id_is_found_however_its_text_is_written(asked):
     """As in the files of the parties: the same letters in another form of Unicode, other white space."""
     rows = Rows(np.zeros((2, 1), np.float32), (b"a", "größe 7".encode()))
-    shown = _Shown(rows, Served("night", 2))
+    shown = _RowIndex(rows, Served("night", 2))
     assert shown.places([asked, "a"]) == [1, 0]
     for bad in ("grosse 7", "", "größe\u200b 7", "\ud800", "x" * 5000):
         with pytest.raises(Refused, match="1 of 1 ids are not among"):
