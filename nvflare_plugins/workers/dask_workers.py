@@ -36,8 +36,8 @@ from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, WorkerSilent, 
 
 # Workers of a Dask cluster: found, checked, and held by name of address, with no way around them.
 #
-# The site's process has no client of Dask's (``dask_messages``). It asks the scheduler where the workers are, and has a
-# line to a part host at each (``open_line``): what is private goes there directly and never through the scheduler,
+# The site's process has no client of Dask's (``DaskConnection``). It asks the scheduler where the workers are, and has
+# a line to a part host at each (``open_line``): what is private goes there directly and never through the scheduler,
 # where logs and dashboards would show it. A part host is nothing that Dask knows of, so that Dask neither moves nor
 # repeats it.
 

@@ -59,8 +59,9 @@ def align(
     say: Say = lambda text: None,
     evidence: EvidenceLog | None = None,
     randomness: RandomSource = OS_RANDOMNESS,
-    standing: bool = False,
     workers: Mapping[str, Workers] | None = None,
+    *,
+    standing: bool = False,
 ) -> Iterator[dict[str, Alignment]]:
     """Find the rows that all parties of the session have, data set by data set.
 
@@ -89,7 +90,7 @@ def align(
     for name in sorted(ids):
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
-    runs = _reserve_together(channel, session, registry, ids, standing)
+    runs = _reserve_together(channel, session, registry, ids, standing=standing)
     aligner = _Aligner(channel, session, registry, least, say, evidence, randomness, workers or {})
     has_result = False
     try:
@@ -159,6 +160,7 @@ def _reserve_together(
     session: Session,
     registry: AlignmentRegistry,
     ids: Mapping[str, Sequence[bytes]],
+    *,
     standing: bool = False,
 ) -> tuple[AlignmentRun, ...]:
     """Go on once every party's registry has allowed the alignment; else nothing has left and nothing is remembered."""

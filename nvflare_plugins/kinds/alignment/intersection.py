@@ -62,7 +62,7 @@ class BlindingKey(StaysInProcess):
 
     Security: under the decisional Diffie-Hellman assumption in ristretto255, with the hash as a random oracle, blinded
         ids of others look like random elements. The key never leaves the party, which is its process and, where it has
-        workers, these (``blind_shard.py``), and is used for one intersection only.
+        workers, these (``BlindShard``), and is used for one intersection only.
     """
 
     def __init__(self, domain: bytes, randomness: RandomSource = OS_RANDOMNESS) -> None:
@@ -511,7 +511,7 @@ def unpack_chain(data: bytes, size: int, n_links: int) -> list[tuple[list[bytes]
 # the points of the ids that all parties have. 3. **Return.** These points go to all parties, each of which refuses any
 # that the set that it holds lacks: else whoever calls points common could have others take their keys off any set. For
 # each party j a copy goes round the others, who take their keys off, in the order of the list, and prove it
-# (``proofs.py``): so nobody can have a key taken off other points, not even the parties before and after that one
+# (``Proofs``): so nobody can have a key taken off other points, not even the parties before and after that one
 # together. Party j gets k_j H(id) and finds its own rows.
 #
 # What each party learns beyond the common ids (everyone honest but curious, see ``BlindingKey``):

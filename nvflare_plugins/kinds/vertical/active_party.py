@@ -20,7 +20,7 @@ from nvflare_plugins.growth.objectives import FirstEstimate, Objective, adaptive
 from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows, with_own_seed
 from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.growth.tree import Tree
-from nvflare_plugins.kinds.vertical.context import INTRODUCTION_BYTES, PURPOSE, TimedOwner, TrainedPart, VerticalContext
+from nvflare_plugins.kinds.vertical.context import INTRODUCTION_BYTES, TimedOwner, TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Requester
 from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients, GradientScale
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
@@ -36,7 +36,7 @@ from nvflare_plugins.kinds.vertical.messages import (
 from nvflare_plugins.kinds.vertical.model import PathWalker, mask_columns, structure_of, structures
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
-from nvflare_plugins.kinds.vertical.party_sums import PartySums
+from nvflare_plugins.kinds.vertical.party_sums import PartySums, SumsOfTraining
 from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, ClearGradientOwner, FillableOwner, GradientOwner
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
@@ -485,25 +485,15 @@ class _Training:
     def _party_sums(self, tree: int, columns: NDArray[np.bool_], encoded: EncodedGradients) -> list[PartySums]:
         """Begin a tree at the parties of which it may use a column. Shapes: columns: bool[n_columns]; may change."""
         settings, found = self._settings, list[PartySums]()
+        training = SumsOfTraining(
+            self._owner, self._formula, self._monotone, settings.deadline_s, may_withhold=settings.guarded
+        )
         for party in self._parties:
             noise = None if settings.noised is None else settings.noised.of_party(len(party.schema.n_bins))
             self._cap_features(party, tree, columns, noise)
             if not columns[party.columns].any() or party.name in self._closed:
                 continue
-            found.append(
-                PartySums(
-                    party,
-                    tree,
-                    columns,
-                    self._owner,
-                    self._formula,
-                    encoded.unit,
-                    self._monotone,
-                    settings.deadline_s,
-                    settings.guarded,
-                    noise,
-                )
-            )
+            found.append(PartySums(training, party, tree, columns, encoded.unit, noise))
         return found
 
     def _cap_features(self, party: Party, tree: int, columns: NDArray[np.bool_], noise: PartyNoise | None) -> None:
@@ -557,11 +547,7 @@ class ActiveSite:
         start, job = self._start, self._start.job
         start.enter_round(start.n_done)
         with Requester(
-            start.attempt.channel,
-            start.attempt.session,
-            PURPOSE,
-            start.flow(INTRODUCTION_BYTES),
-            start.transport.abort,
+            start.end_of_conversation(INTRODUCTION_BYTES),
             on_turn=lambda turn: start.round_done(self._rows[turn]),
             first_turn=start.n_done,
             timer=lambda: start.stages.measure("network"),

@@ -27,7 +27,7 @@ from nvflare_plugins.attempt.job_context import Progress, SiteContext, waiting_s
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt
 from nvflare_plugins.growth.tree import MAX_BATCH
-from nvflare_plugins.kinds.vertical.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
@@ -37,7 +37,6 @@ from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_
 from nvflare_plugins.kinds.vertical.party_data import PartyData
 from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, GradientOwner
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, Span
-from nvflare_plugins.wire.channel import Transport
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.workers.workers import Workers
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -88,7 +87,7 @@ class MessageSizes:
             CapacityExceeded: the job's keys are too short for so many rows.
         """
         n_rows, has_weight = set_rows[0], job.weight is not None
-        pairs = pair_format(n_rows, has_weight) if noised is None else noised.pair_format(n_rows)
+        pairs = pair_format(n_rows, weighted=has_weight) if noised is None else noised.pair_format(n_rows)
         if not job.is_encrypted:
             n_words = pairs.n_words
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
@@ -120,7 +119,7 @@ class MessageSizes:
             n_bins: of each of the party's features.
             n_earlier_trees: before the training.
         """
-        n_slots = most_slots(n_bins, self._level_nodes(), self.is_streamed)
+        n_slots = most_slots(n_bins, self._level_nodes(), is_streamed=self.is_streamed)
         histograms = (n_slots // self.pairs_per_ciphertext + 1) * self.ciphertext_bytes
         n_trees = n_earlier_trees + self.trees_per_round
         # A row is at one node of each tree, so that the bits of a tree are those of all rows at most.
@@ -364,11 +363,6 @@ class VerticalContext:
         return self.attempt.progress
 
     @property
-    def transport(self) -> Transport:
-        """Return the way to the server."""
-        return self.attempt.transport
-
-    @property
     def active_rank(self) -> int:
         """Return the rank of the active party."""
         return self.attempt.channel.sites.index(self.job.active)
@@ -378,10 +372,11 @@ class VerticalContext:
         """Return the trees of one boosting round."""
         return trees_per_round(self.parameters)
 
-    def flow(self, message_bytes: int) -> FlowControl:
-        """Return the sizes and times of the conversation, equal at all parties but for the longest message to come."""
+    def end_of_conversation(self, message_bytes: int) -> ConversationEnd:
+        """Return this party's end, equal at all parties but for the longest message that may come."""
         flow = FlowControl.within(self.job.deadline_s or EXCHANGE_S)
-        return replace(flow, message_bytes=message_bytes, idle_s=self.answer_s)
+        flow = replace(flow, message_bytes=message_bytes, idle_s=self.answer_s)
+        return ConversationEnd.of(self.attempt, PURPOSE, flow)
 
     @property
     def sizes(self) -> MessageSizes:

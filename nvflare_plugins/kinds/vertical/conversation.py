@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.session import Session
+from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.wire.channel import Channel
@@ -221,6 +222,27 @@ class FlowControl:
         return max(self.frame_bytes // max(world - 1, 1), MIB)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class ConversationEnd:
+    """What one site's end of a conversation stands on.
+
+    Attributes:
+        purpose: what the conversation is about; sealed parts of another purpose do not open.
+        interrupt: wakes a waiting exchange of this site (the transport's ``abort``).
+    """
+
+    channel: Channel
+    session: Session
+    purpose: str
+    flow: FlowControl
+    interrupt: Callable[[str], None]
+
+    @classmethod
+    def of(cls, attempt: SiteAttempt, purpose: str, flow: FlowControl) -> ConversationEnd:
+        """Return this site's end in an attempt."""
+        return cls(attempt.channel, attempt.session, purpose, flow, attempt.transport.abort)
+
+
 def ended_by(error: Exception) -> JobAborted:
     """Return what ends the job after an error that is none of ours; a defect goes into this site's own log."""
     if machine_failure(error) is None:
@@ -236,11 +258,11 @@ def aborted_by(error: Exception) -> JobAborted:
 class SealedLine:
     """One site's end of the sealed line to one other site."""
 
-    def __init__(self, session: Session, rank: int, purpose: str, flow: FlowControl):
+    def __init__(self, end: ConversationEnd, rank: int) -> None:
         self.rank = rank
-        self.outbox, self.inbox = Outbox(), Inbox(flow.message_bytes)
-        self._session, self._purpose = session, purpose
-        self._most = max(flow.frame_bytes, MIB) + _OVERHEAD_BYTES
+        self.outbox, self.inbox = Outbox(), Inbox(end.flow.message_bytes)
+        self._session, self._purpose = end.session, end.purpose
+        self._most = max(end.flow.frame_bytes, MIB) + _OVERHEAD_BYTES
         self._step = 0
 
     def seal(self, flag: Flag, turn: int, limit: int) -> bytes:
@@ -301,11 +323,7 @@ class Requester:
 
     def __init__(
         self,
-        channel: Channel,
-        session: Session,
-        purpose: str,
-        flow: FlowControl,
-        interrupt: Callable[[str], None],
+        end: ConversationEnd,
         on_turn: Callable[[int], None] = lambda turn: None,
         first_turn: int = 0,
         timer: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -313,14 +331,12 @@ class Requester:
         """Prepare a conversation.
 
         Args:
-            purpose: what the conversation is about; sealed parts of another purpose do not open.
-            interrupt: wakes a waiting exchange of this site (the transport's ``abort``).
             on_turn: called between two steps whenever a turn ended, with its number; at all sites at the same step.
             timer: measures the time in which answers are waited for.
         """
-        self._channel, self._flow = channel, flow
-        self._interrupt, self._on_turn = interrupt, on_turn
-        self._lines = {r: SealedLine(session, r, purpose, flow) for r in range(channel.world) if r != channel.rank}
+        self._channel, self._flow = end.channel, end.flow
+        self._interrupt, self._on_turn = end.interrupt, on_turn
+        self._lines = {rank: SealedLine(end, rank) for rank in range(end.channel.world) if rank != end.channel.rank}
         self._open: dict[int, deque[PendingAnswer]] = {rank: deque() for rank in self._lines}
         self._changed = threading.Condition()
         self._collects = False  # until every question is answered
@@ -519,11 +535,7 @@ class Responder:
 
     def __init__(
         self,
-        channel: Channel,
-        session: Session,
-        purpose: str,
-        flow: FlowControl,
-        interrupt: Callable[[str], None],
+        end: ConversationEnd,
         asker: int,
         answer: Callable[[bytes], bytes],
         on_turn: Callable[[int], None] = lambda turn: None,
@@ -535,13 +547,13 @@ class Responder:
         Args:
             asker: rank of the asking site.
             answer: answers one question at a time, in order, in a thread of its own; its VeilBoostErrors end the job.
-            interrupt, on_turn: as in ``Requester``. ``on_turn`` is called when all questions of the turn are answered.
+            on_turn: as in ``Requester``; called when all questions of the turn are answered.
             idle: does a little of what later answers need, in the thread of ``answer``, while no question waits;
                 returns whether there is more to do. Called again after each answer; its errors end the job.
         """
-        self._channel, self._flow, self._asker = channel, flow, asker
-        self._interrupt, self._on_turn, self._answer, self._idle = interrupt, on_turn, answer, idle
-        self._line = SealedLine(session, asker, purpose, flow)
+        self._channel, self._flow, self._asker = end.channel, end.flow, asker
+        self._interrupt, self._on_turn, self._answer, self._idle = end.interrupt, on_turn, answer, idle
+        self._line = SealedLine(end, asker)
         self._turn = first_turn
         self._changed = threading.Condition()
         self._questions: deque[bytes] = deque()

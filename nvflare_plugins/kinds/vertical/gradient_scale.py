@@ -33,7 +33,7 @@ FINEST = 2.0**-24
 """Step beside a leaf's denominator that leaves the leaf of a centralized model exact."""
 
 
-def pair_format(n_rows: int, weighted: bool = False) -> PairFormat:
+def pair_format(n_rows: int, *, weighted: bool = False) -> PairFormat:
     """Return the finest format whose sums over all rows fit 64 bits, and has ``MIN_FRACTION_BITS`` at least.
 
     Args:

@@ -336,7 +336,7 @@ def open_owner(
         if workers is None:
             return points, points.setup()
         return ShardedOwner(points, workers, backend, points.secret_bytes()), points.setup()
-    pairs = pair_format(n_rows, job.weight is not None) if noised is None else noised.pair_format(n_rows)
+    pairs = pair_format(n_rows, weighted=job.weight is not None) if noised is None else noised.pair_format(n_rows)
     if not job.is_encrypted:
         return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
     key = generate_paillier_key(job.key_bits)

@@ -433,7 +433,7 @@ MOST_ADDITIONS = 1 << 20  # to a block: about a second of Paillier, a tenth of o
 _STEP = 2  # features that can share cells (histogram/planner.py)
 
 
-def feature_blocks(layout: BinLayout, n_nodes: int, n_rows: int, is_streamed: bool = True) -> tuple[slice, ...]:
+def feature_blocks(layout: BinLayout, n_nodes: int, n_rows: int, *, is_streamed: bool = True) -> tuple[slice, ...]:
     """Divide the features of a tree.
 
     Args:
@@ -467,7 +467,7 @@ def layout_of(layout: BinLayout, block: slice) -> BinLayout:
     return BinLayout(layout.n_bins[block])
 
 
-def most_slots(n_bins: Sequence[int], n_nodes: int, is_streamed: bool = True) -> int:
+def most_slots(n_bins: Sequence[int], n_nodes: int, *, is_streamed: bool = True) -> int:
     """Return the most slots of one block, whichever of the features a tree uses.
 
     Args:

@@ -236,7 +236,7 @@ class NoisePayment:
     another is one of its own here, and pays for what is left.
     """
 
-    def __init__(self, plan: NoisePlan, attempt: SiteAttempt, train: PartySet, n_due: int, may_wait: bool) -> None:
+    def __init__(self, plan: NoisePlan, attempt: SiteAttempt, train: PartySet, n_due: int, *, may_wait: bool) -> None:
         """Reserve all that the job may cost.
 
         Args:
@@ -321,7 +321,7 @@ class NoisePayment:
         """Return epsilon, at the job's delta, of what has been paid."""
         return self._ledger.spent()
 
-    def close(self, is_complete: bool) -> None:
+    def close(self, *, is_complete: bool) -> None:
         """End the attempt in the ledger: what it has not used becomes free again.
 
         Args:

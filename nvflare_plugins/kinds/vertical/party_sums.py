@@ -367,6 +367,22 @@ class _Asked:
         self.came_at = time.perf_counter()
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class SumsOfTraining:
+    """What the sums of all trees and parties share.
+
+    Attributes:
+        monotone: constraint of each column of all parties. Shapes: int8[n_columns].
+        may_withhold: the job is one in which a party may keep the sums of nodes.
+    """
+
+    owner: GradientOwner
+    formula: SplitFormula
+    monotone: NDArray[np.int8]
+    deadline_s: float
+    may_withhold: bool = False
+
+
 class PartySums:
     """One party's part in one tree.
 
@@ -375,38 +391,32 @@ class PartySums:
 
     def __init__(
         self,
+        training: SumsOfTraining,
         party: Party,
         tree: int,
         columns: NDArray[np.bool_],
-        owner: GradientOwner,
-        formula: SplitFormula,
         unit: GradientUnit,
-        monotone: NDArray[np.int8],
-        deadline_s: float,
-        may_withhold: bool = False,
         noise: PartyNoise | None = None,
     ):
         """Prepare for one tree.
 
         Args:
-            columns, monotone: of all parties. Shapes: bool[n_columns], int8[n_columns].
-            may_withhold: the job is one in which a party may keep the sums of nodes.
+            columns: that the tree may use, of all parties. Shapes: bool[n_columns].
             noise: what the party adds to its sums; None where they are exact.
         """
         self.party = party
         self._tree = tree
-        self._owner = owner
-        self._deadline_s = deadline_s
-        self._may_withhold = may_withhold
+        self._owner, self._deadline_s = training.owner, training.deadline_s
+        self._may_withhold = training.may_withhold
         self._features = np.flatnonzero(columns[party.columns])
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         categorical = [i for i, feature in enumerate(self._features) if party.schema.categories[feature]]
         self._noise = noise
         self._evaluator = PartyEvaluator(
             self._layout,
-            formula,
+            training.formula,
             unit,
-            monotone[party.columns][self._features],
+            training.monotone[party.columns][self._features],
             categorical,
             None if noise is None else NoisedBins(self._layout, noise.scales),
         )
@@ -453,7 +463,7 @@ class PartySums:
         divided: tuple[Division, ...] = (*known, *own)
         most_rows = (n_rows + sum(part.goes_left.n for part in known)) // 2 if divided else n_rows
         n_nodes = max(len(divided) * (2 if self.is_noised else 1), 1)
-        blocks = feature_blocks(self._layout, n_nodes, most_rows, self._owner.is_streamed)
+        blocks = feature_blocks(self._layout, n_nodes, most_rows, is_streamed=self._owner.is_streamed)
         self._asked = _Asked(divided)
         for block in blocks:
             first = not self._asked.answers

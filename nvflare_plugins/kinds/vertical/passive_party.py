@@ -19,7 +19,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
 from nvflare_plugins.data.table import ComparedColumn
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, Arithmetic
-from nvflare_plugins.kinds.vertical.context import PURPOSE, TrainedPart, VerticalContext
+from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Responder
 from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits, bins_section
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
@@ -231,7 +231,7 @@ class PassiveParty:
         if self._noise is not None and divided:
             families = [(node, part.left + part.right - node) for part, node in zip(divided, asked, strict=True)]
         nodes = tuple(node for family in families if family[0] not in withheld for node in family)
-        blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, self._maker.is_streamed)
+        blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, is_streamed=self._maker.is_streamed)
         self._due = _Due(request.tree, nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
         if self._noise is not None and not divided and nodes:
             self._noise.pay(request.tree)
@@ -481,11 +481,7 @@ class PassiveSite:
         most_categories = max(map(len, start.data.categories), default=0)
         longest = start.sizes.longest_question(len(start.data.columns), len(self._table), most_categories)
         Responder(
-            start.attempt.channel,
-            start.attempt.session,
-            PURPOSE,
-            start.flow(longest),
-            start.transport.abort,
+            start.end_of_conversation(longest),
             start.active_rank,
             lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
             self._turned,

@@ -139,7 +139,7 @@ class VerticalRun:
             if plan is None or self._is_active:
                 return None
             n_due = trees_due(job, parameters, n_done)
-            payments.append(NoisePayment(plan, self._attempt, data.train, n_due, waiting_s(job) is not None))
+            payments.append(NoisePayment(plan, self._attempt, data.train, n_due, may_wait=waiting_s(job) is not None))
             return payments[0]
 
         try:
@@ -147,7 +147,7 @@ class VerticalRun:
             is_complete = True
         finally:
             for payment in payments:
-                payment.close(is_complete)  # what was not used is free again
+                payment.close(is_complete=is_complete)  # what was not used is free again
 
     # -- before training ----------------------------------------------------------------------------------------------
 

@@ -125,6 +125,7 @@ def load_rows(
     data_set: DataSet,
     columns: tuple[str, ...],
     categories: Mapping[str, tuple[str, ...]] | None = None,
+    *,
     unknown_is_missing: bool = False,
     held_by: str | None = None,
 ) -> Rows | UnreadRows:
@@ -182,7 +183,7 @@ class RowBudget:
             return cls(PredictionBudget(policy, data_set))
         explains = job.action == Action.EXPLAIN.value
         what = f"{model_id}, {'explained' if explains else 'predicted'}"
-        return cls(ScoringBudget(policy, data_set, what, bits_of(part, explains)))
+        return cls(ScoringBudget(policy, data_set, what, bits_of(part, explains=explains)))
 
     def check(self, rows: Rows) -> None:
         """Refuse what ``charge`` would refuse. Raises: PolicyRefusal."""
@@ -199,7 +200,7 @@ class RowBudget:
             self._budget.charge(rows.names())
 
 
-def bits_of(part: PassivePart, explains: bool) -> int:
+def bits_of(part: PassivePart, *, explains: bool) -> int:
     """Return how many distinct bits a row can show: one for each distinct split, and where missing values would go.
 
     Args:

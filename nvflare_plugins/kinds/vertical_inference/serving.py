@@ -24,7 +24,7 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.data.identity import canonical
 from nvflare_plugins.kinds.alignment.result import load_alignment
-from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
 from nvflare_plugins.kinds.vertical.model import REFUSED, structures
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, Part, PassivePart
@@ -70,7 +70,9 @@ def load_own(job: InferenceJob, context: SiteContext, part: Part) -> Rows | Unre
     """Load this site's columns of the job's data set, as the policy says. Raises: as ``load_rows``; PolicyRefusal."""
     data_set = context.policy.data_set_for(str(job.data_set), job.profile)
     held_by = "a job that stays answers at once for any row" if job.action == Action.SERVE.value else None
-    return load_rows(data_set, part.columns, part.categories, job.unknown_category_is_missing, held_by)
+    return load_rows(
+        data_set, part.columns, part.categories, unknown_is_missing=job.unknown_category_is_missing, held_by=held_by
+    )
 
 
 def alignment_in_use(run: Run) -> str | None:
@@ -336,8 +338,8 @@ def _flow(run: Run, n_splits: int) -> FlowControl:
     return dataclasses.replace(usual, patience_s=idle_s, message_bytes=usual.message_bytes + 4 * run.job.batch_rows)
 
 
-def _purpose(number: int) -> str:
-    return f"serving {number}"
+def _end(run: Run, number: int, n_splits: int) -> ConversationEnd:
+    return ConversationEnd.of(run.attempt, f"serving {number}", _flow(run, n_splits))
 
 
 # -- the active party -------------------------------------------------------------------------------------------------
@@ -431,10 +433,7 @@ class _ServingLoop:
         """Hold one conversation; return whether it has ended because the rows are to change."""
         run, notes = self._run, ContentNotes(self._run.attempt)
         n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
-        channel, session = run.attempt.channel, run.attempt.session
-        with Requester(
-            channel, session, _purpose(number), _flow(run, n_splits), run.attempt.transport.abort
-        ) as requester:
+        with Requester(_end(run, number, n_splits)) as requester:
             links = {
                 party.site: OwnerLink(requester, run.context.sites.index(party.site), party.site, notes)
                 for party in self._part.parties
@@ -527,7 +526,11 @@ def check_cap(run: Run, part: PassivePart) -> None:
     Raises:
         PolicyRefusal: one row counts more than a row may.
     """
-    cap, n_bits, site = run.context.policy.vertical.scoring_bits_per_row, bits_of(part, False), run.context.site
+    cap, n_bits, site = (
+        run.context.policy.vertical.scoring_bits_per_row,
+        bits_of(part, explains=False),
+        run.context.site,
+    )
     run.attempt.progress.say(
         f"a row counts {n_bits} bits with this model, one for each distinct split of this party, of {cap} in its life "
         "(vertical.scoring_bits_per_row)"
@@ -552,15 +555,8 @@ def stay(run: Run, part: PassivePart, rows: Rows) -> None:
     while True:
         refuse = SentRows(policy).refuse
         owner = RowOwner(part, rows, budget, refuse, run.job.batch_rows, in_job, say, alignment)
-        Responder(
-            run.attempt.channel,
-            run.attempt.session,
-            _purpose(number),
-            _flow(run, len(part.table)),
-            run.attempt.transport.abort,
-            run.active_rank,
-            notes.around(active, owner.answer),
-        ).run()
+        end = _end(run, number, len(part.table))
+        Responder(end, run.active_rank, notes.around(active, owner.answer)).run()
         if not owner.is_over:
             raise ProtocolError(f"{active} ended a conversation without saying how to go on")
         if owner.next_alignment is None:

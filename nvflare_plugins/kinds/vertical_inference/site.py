@@ -21,7 +21,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.align import align, confirm, workers_of
 from nvflare_plugins.kinds.alignment.result import load_alignment, save_alignments
-from nvflare_plugins.kinds.vertical.conversation import Requester, Responder
+from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
 from nvflare_plugins.kinds.vertical.messages import ConversationLink
 from nvflare_plugins.kinds.vertical.model import PrivateTable, merge, structures, table_from_json, table_to_json
@@ -211,10 +211,9 @@ def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
 
 
 def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
-    channel, session = run.attempt.channel, run.attempt.session
     notes, classes = ContentNotes(run.attempt), class_names(part)
     flow = flow_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
-    with Requester(channel, session, _PURPOSE, flow, run.attempt.transport.abort) as requester:
+    with Requester(ConversationEnd.of(run.attempt, _PURPOSE, flow)) as requester:
         links = {
             party.site: ConversationLink(requester, run.context.sites.index(party.site), party.site, notes)
             for party in part.parties
@@ -277,9 +276,7 @@ def _answer(run: Run, part: PassivePart, rows: Rows) -> None:
         return owner.answer_bytes(question)
 
     flow, noted = flow_of(run, len(part.table)), ContentNotes(run.attempt).around(run.identity.active, answer)
-    Responder(
-        run.attempt.channel, run.attempt.session, _PURPOSE, flow, run.attempt.transport.abort, run.active_rank, noted
-    ).run()
+    Responder(ConversationEnd.of(run.attempt, _PURPOSE, flow), run.active_rank, noted).run()
 
 
 def _tell_positions(run: Run, part: PassivePart, rows: Rows) -> None:

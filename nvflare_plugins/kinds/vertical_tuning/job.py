@@ -143,7 +143,7 @@ class VerticalTuningJob(JobDocument):
         """Return the parameter sets in order, without those that all have in common."""
         return checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed)
 
-    def training_of(self, trial: Trial, is_scored: bool = True) -> VerticalJob:
+    def training_of(self, trial: Trial, *, is_scored: bool = True) -> VerticalJob:
         """Return the training that a parameter set stands for.
 
         Args:

@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
-from tests.support.asking import PACE, PATIENCE_S, answering, asking, shout
+from tests.support.asking import PACE, PATIENCE_S, answering, asking, end_of, shout
 from tests.support.conversations import Site, converse
 
 
@@ -162,9 +162,7 @@ def test_time_without_questions_is_used_and_a_question_is_answered_first():
             return [talk.ask(1, b"a").result(PATIENCE_S), talk.ask(1, b"b").result(PATIENCE_S)]
 
     def task(site: Site):
-        Responder(
-            site.channel, site.session, "test", PACE, site.transport.abort, 0, shout, lambda turn: None, 0, idle
-        ).run()
+        Responder(end_of(site), 0, shout, idle=idle).run()
 
     assert converse([lead, task]) == [[b"A", b"B"], None]
     assert 5 <= len(order) <= 8  # once more after each answer
@@ -179,9 +177,7 @@ def test_a_defect_in_idle_work_ends_the_conversation():
             return talk.ask(1, b"a").result(PATIENCE_S)
 
     def task(site: Site):
-        Responder(
-            site.channel, site.session, "test", PACE, site.transport.abort, 0, shout, lambda turn: None, 0, idle
-        ).run()
+        Responder(end_of(site), 0, shout, idle=idle).run()
 
     results = converse([lead, task])
     assert all(isinstance(r, JobAborted) and "KeyError" in str(r) and "Alice" not in str(r) for r in results)

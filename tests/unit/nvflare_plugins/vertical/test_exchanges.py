@@ -14,6 +14,7 @@ from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.messages import ConversationLink, answer_bytes, place_parties
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
+from tests.support.asking import end_of
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.conversations import Site, converse
 
@@ -46,7 +47,7 @@ def exchanges(n_passive: int, depth: int) -> list[int]:
             turns.append(site.channel.counter)
 
         turns: list[int] = []
-        with Requester(site.channel, site.session, "test", PACE, site.transport.abort, turned) as asking:
+        with Requester(end_of(site, PACE), turned) as asking:
             links = [ConversationLink(asking, i + 1, f"site-{i + 2}", Silent()) for i in range(n_passive)]
             named = [
                 (f"site-{i + 2}", p.schema(), link) for i, (p, link) in enumerate(zip(parties, links, strict=True))
@@ -69,7 +70,7 @@ def exchanges(n_passive: int, depth: int) -> list[int]:
             def answer(question: bytes) -> bytes:
                 return answer_bytes(question, "site-1", party.answer, Silent())
 
-            Responder(site.channel, site.session, "test", PACE, site.transport.abort, 0, answer).run()
+            Responder(end_of(site, PACE), 0, answer).run()
 
         return task
 
