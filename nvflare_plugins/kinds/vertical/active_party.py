@@ -20,7 +20,7 @@ from nvflare_plugins.growth.objectives import FirstEstimate, Objective, adaptive
 from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows, with_own_seed
 from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.growth.tree import Tree
-from nvflare_plugins.kinds.vertical.context import INTRODUCTION_BYTES, TimedOwner, TrainedPart, VerticalContext
+from nvflare_plugins.kinds.vertical.context import INTRODUCTION_BYTES, TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Requester
 from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients, GradientScale
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
@@ -37,7 +37,14 @@ from nvflare_plugins.kinds.vertical.model import PathWalker, mask_columns, struc
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
 from nvflare_plugins.kinds.vertical.party_sums import PartySums, SumsOfTraining
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, ClearGradientOwner, FillableOwner, GradientOwner
+from nvflare_plugins.kinds.vertical.schemes import (
+    GRADIENT_BLOCK_ROWS,
+    ClearGradientOwner,
+    FillableOwner,
+    GradientOwner,
+    Timer,
+    untimed,
+)
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.wire.envelope import BaseScoreSource
@@ -179,6 +186,7 @@ class VerticalSettings:
         is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
         evaluate_training: evaluate the training set too.
         arithmetic: name of that of the trees; the default is this site's XGBoost's.
+        timer: measures the stages "encrypt" and "decrypt".
     """
 
     num_rounds: int
@@ -190,6 +198,7 @@ class VerticalSettings:
     is_resumed: bool = False
     deadline_s: float = 600.0
     arithmetic: str = field(default_factory=arithmetic_here)
+    timer: Timer = untimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +495,7 @@ class _Training:
         """Begin a tree at the parties of which it may use a column. Shapes: columns: bool[n_columns]; may change."""
         settings, found = self._settings, list[PartySums]()
         training = SumsOfTraining(
-            self._owner, self._formula, self._monotone, settings.deadline_s, may_withhold=settings.guarded
+            self._owner, self._formula, self._monotone, settings.deadline_s, settings.guarded, settings.timer
         )
         for party in self._parties:
             noise = None if settings.noised is None else settings.noised.of_party(len(party.schema.n_bins))
@@ -510,11 +519,13 @@ class _Training:
 
     def _send_gradients(self, encoded: EncodedGradients, parties: Sequence[PartySums]) -> None:
         """Encrypt block by block, so that one is on its way while the next is made, and ask for the root."""
-        self._owner.begin_tree(encoded.g, encoded.h)
-        n_rows = encoded.g.size
+        n_rows, timer = encoded.g.size, self._settings.timer
+        with timer("encrypt"):
+            self._owner.begin_tree(encoded.g, encoded.h)
         for start in range(0, n_rows, GRADIENT_BLOCK_ROWS):
             block = slice(start, start + GRADIENT_BLOCK_ROWS)
-            protected = self._owner.encrypt(encoded.g[block], encoded.h[block])
+            with timer("encrypt"):
+                protected = self._owner.encrypt(encoded.g[block], encoded.h[block])
             for sums in parties:
                 sums.send(protected)
         for sums in parties:
@@ -565,7 +576,7 @@ class ActiveSite:
                     params,
                     self._sets(),
                     parties,
-                    TimedOwner(filled, start.stages),
+                    filled,
                     self._own,
                     self._settings(),
                     self._model,
@@ -659,6 +670,7 @@ class ActiveSite:
             is_resumed=self._start.checkpoint is not None,
             deadline_s=self._start.answer_s,
             arithmetic=self._start.arithmetic,
+            timer=start.stages.measure,
         )
 
     # -- while training -----------------------------------------------------------------------------------------------

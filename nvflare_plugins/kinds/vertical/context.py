@@ -14,15 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ConfigurationError
-from he_processors.fixed_point import PackingLayout, PairFormat
-from he_processors.histogram.planner import BinLayout
-from he_processors.histogram.sums import BinSums, NodeTotal
+from he_processors.fixed_point import PackingLayout
 from nvflare_plugins.attempt.job_context import Progress, SiteContext, waiting_s
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt
@@ -35,7 +30,7 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
 from nvflare_plugins.kinds.vertical.model_files import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, GradientOwner
+from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, Span
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.workers.workers import Workers
@@ -277,35 +272,6 @@ def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> tuple[Span, ...]:
         if len(found) == len(last):
             break
     return tuple(found)
-
-
-class TimedOwner:
-    """A gradient owner whose encryption and decryption are timed."""
-
-    def __init__(self, owner: GradientOwner, stages: Stages):
-        self._owner, self._stages = owner, stages
-        self.pair_format: PairFormat = owner.pair_format
-        self.is_streamed = owner.is_streamed
-
-    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
-        """Begin a tree."""
-        with self._stages.measure("encrypt"):
-            self._owner.begin_tree(g, h)
-
-    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
-        """Protect pairs."""
-        with self._stages.measure("encrypt"):
-            return self._owner.encrypt(g, h)
-
-    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
-        """Open histograms."""
-        with self._stages.measure("decrypt"):
-            return self._owner.open_sums(sums, layout, totals)
-
-    def finish_sums(self, since_s: float) -> None:
-        """Take note that all sums of a level were opened."""
-        with self._stages.measure("decrypt"):
-            self._owner.finish_sums(since_s)
 
 
 # What both kinds of parties have at hand once a vertical job may send private bytes.

@@ -36,7 +36,7 @@ from nvflare_plugins.kinds.vertical.messages import (
     layout_of,
 )
 from nvflare_plugins.kinds.vertical.noised import PartyNoise
-from nvflare_plugins.kinds.vertical.schemes import GradientOwner
+from nvflare_plugins.kinds.vertical.schemes import GradientOwner, Timer, untimed
 
 # How the active party reads noised sums: in step with what it knows, and only as far as they stand out of the noise.
 #
@@ -374,6 +374,7 @@ class SumsOfTraining:
     Attributes:
         monotone: constraint of each column of all parties. Shapes: int8[n_columns].
         may_withhold: the job is one in which a party may keep the sums of nodes.
+        timer: measures the stage "decrypt".
     """
 
     owner: GradientOwner
@@ -381,6 +382,7 @@ class SumsOfTraining:
     monotone: NDArray[np.int8]
     deadline_s: float
     may_withhold: bool = False
+    timer: Timer = untimed
 
 
 class PartySums:
@@ -407,7 +409,7 @@ class PartySums:
         self.party = party
         self._tree = tree
         self._owner, self._deadline_s = training.owner, training.deadline_s
-        self._may_withhold = training.may_withhold
+        self._may_withhold, self._timer = training.may_withhold, training.timer
         self._features = np.flatnonzero(columns[party.columns])
         self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
         categorical = [i for i, feature in enumerate(self._features) if party.schema.categories[feature]]
@@ -555,14 +557,15 @@ class PartySums:
         self, asked: _Asked, sums: bytes, block: slice, totals: list[NodeTotal], is_last: bool
     ) -> list[BinSums]:
         """Open one block; after the last one, or one that is refused, something follows that the party sees."""
-        try:
-            return self._owner.open_sums(sums, layout_of(self._layout, block), totals)
-        except ProtocolError:
-            is_last = True
-            raise
-        finally:
-            if is_last:
-                self._owner.finish_sums(time.perf_counter() if asked.came_at is None else asked.came_at)
+        with self._timer("decrypt"):
+            try:
+                return self._owner.open_sums(sums, layout_of(self._layout, block), totals)
+            except ProtocolError:
+                is_last = True
+                raise
+            finally:
+                if is_last:
+                    self._owner.finish_sums(time.perf_counter() if asked.came_at is None else asked.came_at)
 
     def _checked_withheld(self, answer: HistogramAnswer, built: list[int]) -> set[int]:
         """Return the nodes that the party keeps, of which all blocks must say the same."""
