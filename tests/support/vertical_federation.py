@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xgboost as xgb
-from dp_components.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.split_candidates import quantile_cuts
