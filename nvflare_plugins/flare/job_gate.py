@@ -19,8 +19,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.site.flare_boundary import lets_others_in
-from nvflare_plugins.site.job_files import check_app, check_folder, check_job
+from nvflare_plugins.site.flare_boundary import check_app, check_folder, check_job, lets_others_in
 
 _flares_deploy, _flares_validate_app = AppDeployer.deploy, AppAuthzService.validate_app
 _flares_process, _flares_validate_job = DeployProcessor.process, JobMetaValidator.validate

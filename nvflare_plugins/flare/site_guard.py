@@ -29,8 +29,7 @@ from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.flare.components import close_search
 from nvflare_plugins.flare.job_gate import JobGate
 from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
-from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, Role, role_of
-from nvflare_plugins.site.job_files import JOB_ID
+from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, JOB_ID, Role, role_of
 
 
 class SiteGuard(FLComponent):

@@ -26,8 +26,7 @@ from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare.kinds import kind_of, kind_of_job
 from nvflare_plugins.kinds.vertical.job import Preset
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
-from nvflare_plugins.site.flare_boundary import check_set_up
-from nvflare_plugins.site.job_files import check_references
+from nvflare_plugins.site.flare_boundary import check_references, check_set_up
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
 

@@ -40,12 +40,12 @@ from nvflare_plugins.site.flare_boundary import (
     gaps,
     granted,
     has_comm_config,
+    leftovers,
     lets_others_in,
     merged_allow_list,
     role_of,
     without_denied,
 )
-from nvflare_plugins.site.job_files import leftovers
 from nvflare_plugins.site.policy import SitePolicy, template
 from nvflare_plugins.site.policy_values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name

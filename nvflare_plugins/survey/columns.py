@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from nvflare_plugins.data.declaration import CATEGORIES, ID, LIMITS, MEASUREMENT, DataSet, answered_values, limit_of
-from nvflare_plugins.data.id_like import are_ids, seems_unique
+from nvflare_plugins.data.table import are_ids, seems_unique
 from nvflare_plugins.data.tabular_files import distinct_texts, distinct_values, is_number, is_text, is_time, taken
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats, looks_like_date
 

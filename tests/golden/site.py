@@ -20,7 +20,7 @@ from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.memory.policy_memory import policy_changes
+from nvflare_plugins.site.memory.store import policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from tests.golden.jobs import (
     BUDGET,

@@ -25,10 +25,9 @@ from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.data_refusals import RefusalCount
-from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released import ReleasedSums
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from tests.golden import site
 from tests.golden.jobs import run_job

@@ -20,7 +20,7 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from nvflare_plugins.site.job_files import FILES
+from nvflare_plugins.site.flare_boundary import FILES
 
 CLIENT, SERVER = "config/config_fed_client.json", "config/config_fed_server.json"
 HONEST = {CLIENT: b'{"format_version": 2, "executors": []}', SERVER: b'{"format_version": 2, "workflows": []}'}

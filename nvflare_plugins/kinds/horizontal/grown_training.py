@@ -35,8 +35,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data.shard_reader import reading_as_told
-from nvflare_plugins.data.table import Table
+from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.grid import PairGrid
 from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.site_sums import Floats, GrowthSums, Parts, SiteSums

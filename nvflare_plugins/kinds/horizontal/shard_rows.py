@@ -11,8 +11,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from nvflare_plugins.data.shard_reader import passes_of, plain_reading, values_digest
-from nvflare_plugins.data.table import Table
+from nvflare_plugins.data.table import Table, passes_of, plain_reading, values_digest
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.kinds.horizontal.mediated.grammar import Answer, Dtype, Message, TrainingShape
 from nvflare_plugins.wire.envelope import (

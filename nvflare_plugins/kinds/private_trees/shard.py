@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dp_components.split_candidates import FeatureBounds
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data.shard_reader import plain_reading, reading_as_told, table_read_by, values_digest
+from nvflare_plugins.data.table import plain_reading, reading_as_told, table_read_by, values_digest
 from nvflare_plugins.kinds.private_trees.forest import PassedColumns, clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.plan import AfterRound, OwnRows, SumsOverSites

@@ -10,8 +10,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data.shard_reader import reading_as_told
-from nvflare_plugins.data.table import Table
+from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.growth.training import LoopSettings, Training
 from nvflare_plugins.kinds.horizontal.growing import Beginning, Grown, Scales, first_model

@@ -14,11 +14,13 @@ Each of these is one transaction of the site's memory (``store.Memory``).
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +34,15 @@ from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.site.memory import runs
-from nvflare_plugins.site.memory.released import added_since, forget_unchecked, note_unchecked
-from nvflare_plugins.site.memory.runs import Terms
-from nvflare_plugins.site.memory.schema import load_array
+from nvflare_plugins.site.memory.schema import (
+    NAMED_ROWS,
+    UNCHECKED,
+    insert,
+    load_array,
+    load_counts,
+    save_counts,
+    store_array,
+)
 from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents
@@ -167,9 +174,9 @@ class Registry:
         version = _Version(*identify(table, spec, self._key, ids), named_rows(table, spec, self._key))
         record = version.record
         with self._memory.transaction() as db:
-            data = runs.add_data(db, record, version.rows)
+            data = add_data(db, record, version.rows)
             if version.named is not None:
-                runs.add_named_rows(db, data, version.named)
+                add_named_rows(db, data, version.named)
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), draw)
             n_added, refusal = 0, None
             if resume is None:
@@ -181,9 +188,9 @@ class Registry:
             else:
                 verdict, message = self._check_resume(db, terms, record, resume)
                 if resume.lost:
-                    self._judge(db, terms, version, runs.of_job(db, resume.job_id), may_grow=False)
+                    self._judge(db, terms, version, of_job(db, resume.job_id), may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            run = runs.add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
+            run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and (may_grow or is_settled):
                 note_unchecked(db, run)
         return Reservation(run, verdict, message, n_added, refusal)
@@ -231,11 +238,11 @@ class Registry:
             DataRefusal: a column was searched before with other settings, and the policy has no consent.
         """
         with self._memory.transaction() as db:
-            terms = runs.run_of(db, run.run).terms
-            record = runs.data_of(db, terms.data)
+            terms = run_of(db, run.run).terms
+            record = data_of(db, terms.data)
             known: dict[str, NDArray[np.float32]] = {}
             for feature in features:
-                found = runs.earlier_searches(db, terms.sites, record.n_rows, feature, record.columns[feature])
+                found = earlier_searches(db, terms.sites, record.n_rows, feature, record.columns[feature])
                 same = [cuts for with_settings, cuts in found if with_settings == _digest(settings)]
                 if found and not same and not self._consents.gives("second_quantile_search"):
                     raise self._refusal(
@@ -249,7 +256,7 @@ class Registry:
             to_search = tuple(feature for feature in features if feature not in known)
             if to_search:
                 columns = {feature: record.columns[feature] for feature in to_search}
-                runs.add_search(db, run.run, terms.sites, _digest(settings), record.n_rows, columns)
+                add_search(db, run.run, terms.sites, _digest(settings), record.n_rows, columns)
         return CutPlan(known, to_search)
 
     def save_cuts(self, run: Reservation, cuts: Mapping[str, NDArray[np.float32]]) -> None:
@@ -263,11 +270,11 @@ class Registry:
             ValueError: other features than planned.
         """
         with self._memory.transaction() as db:
-            search, columns = runs.last_search_of(db, run.run)
+            search, columns = last_search_of(db, run.run)
             if search is None or set(cuts) != columns:
                 raise ValueError("cuts must hold exactly the features of this run's planned search")
             for feature, found in cuts.items():
-                runs.set_cuts(db, search, feature, found)
+                set_cuts(db, search, feature, found)
 
     def trees_complete(self, run: Reservation, n_trees: int) -> None:
         """Record a checkpoint: a lost job may resume from here (one durable write: call it per checkpoint)."""
@@ -288,27 +295,27 @@ class Registry:
         if run.verdict is Verdict.RESUMED:
             return
         with self._memory.transaction() as db:
-            this = runs.run_of(db, run.run)
-            if this.trees or this.state != "reserved" or runs.last_search_of(db, run.run)[0] is not None:
+            this = run_of(db, run.run)
+            if this.trees or this.state != "reserved" or last_search_of(db, run.run)[0] is not None:
                 raise ValueError("a run that released something cannot be cancelled")
-            runs.drop_run(db, run.run)
+            drop_run(db, run.run)
             forget_unchecked(db, run.run)
 
     def describe(self) -> str:
         """Return the registry as a table that a person can read."""
         with self._memory.reading() as db:
-            all_runs = runs.all_runs(db)
-            data = {number: runs.data_of(db, number) for number in {run.terms.data for run in all_runs}}
+            rows = all_runs(db)
+            data = {number: data_of(db, number) for number in {run.terms.data for run in rows}}
             (n_searches,) = db.execute("SELECT COUNT(*) FROM searches").fetchone()
         lines = [f"{'started':<20} {'data set':<16} {'rows':>9} {'data':<8} {'state':<9} {'trees':>5}  sites, job"]
-        for run in all_runs:
+        for run in rows:
             of_run = data[run.terms.data]
             lines.append(
                 f"{run.started:<20} {fitted(of_run.name, 16)} {of_run.n_rows:>9} {of_run.fingerprint[:8]:<8} "
                 f"{run.state:<9} {run.trees:>5}  {', '.join(run.terms.sites)}, {run.job_id}"
             )
         searches = counted(n_searches, "quantile search", "quantile searches")
-        lines.append(f"{counted(len(all_runs), 'run')}, {searches}, {counted(len(data), 'version')} of data sets.")
+        lines.append(f"{counted(len(rows), 'run')}, {searches}, {counted(len(data), 'version')} of data sets.")
         return "\n".join(lines)
 
     def _judge(
@@ -323,7 +330,7 @@ class Registry:
         concerned: list[Terms] = []
         changed: list[tuple[Terms, str]] = []
         relations: dict[int, Relation] = {}
-        for terms, job_id in runs.earlier_terms(db, fresh.parameters, own):
+        for terms, job_id in earlier_terms(db, fresh.parameters, own):
             if terms.data not in relations:
                 relations[terms.data] = _relation(db, version, terms.data)
             relation = relations[terms.data]
@@ -380,7 +387,7 @@ class Registry:
     def _check_new(self, db: sqlite3.Connection, version: _Version, continues: Sequence[str]) -> None:
         """Refuse rows that belong to the jobs whose model is continued. Raises: DataRefusal."""
         for job_id in continues:
-            data = runs.trained_on(db, job_id)
+            data = trained_on(db, job_id)
             if data is not None and _relation(db, version, data) is not Relation.UNRELATED:
                 name, n_alike = version.record.name, _overlap(db, version, data)
                 raise DataRefusal(
@@ -421,7 +428,7 @@ class Registry:
         Trees between the shared checkpoint and the last tree of the interrupted job are computed again from the same
         rows by the same sites, which is no new release.
         """
-        last = runs.last_run_of(db, resume.job_id, record.name)
+        last = last_run_of(db, resume.job_id, record.name)
         if last is None:
             raise ConfigurationError(
                 f"{self._site} has no record of a job {resume.job_id} on data set {record.name!r}."
@@ -447,7 +454,7 @@ class Registry:
 
     def _update(self, run: Reservation, trees: int, state: str) -> None:
         with self._memory.transaction() as db:
-            runs.run_of(db, run.run)
+            run_of(db, run.run)
             db.execute("UPDATE runs SET trees = ?, state = ? WHERE id = ?", (trees, state, run.run))
 
     def _refusal(self, key: str, what: str, remedy: str) -> DataRefusal:
@@ -459,15 +466,15 @@ class Registry:
 
 def _relation(db: sqlite3.Connection, version: _Version, earlier: int) -> Relation:
     """Return how a version of a data set relates to an earlier one."""
-    record, other = version.record, runs.data_of(db, earlier)
+    record, other = version.record, data_of(db, earlier)
     has_same_columns = set(record.columns) == set(other.columns) and record.fingerprint != other.fingerprint
     return record.relation(other, _overlap(db, version, earlier) if has_same_columns else 0)
 
 
 def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
     """Return how many rows two versions of the same columns share: by their ids too, where all have one."""
-    n_alike = overlap_of(version.rows, runs.rows_of(db, earlier))
-    named = runs.named_rows_of(db, earlier)
+    n_alike = overlap_of(version.rows, rows_of(db, earlier))
+    named = named_rows_of(db, earlier)
     return overlap_of(version.named, named) if n_alike and named.size and version.named is not None else n_alike
 
 
@@ -482,3 +489,325 @@ def _is_redrawn(earlier: Terms, fresh: Terms) -> bool:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# The tables as values: versions of data sets, runs over them, quantile searches.
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run releases about: the same terms are the same release.
+
+    Attributes:
+        data: number of the version of the data set.
+        fingerprint: of its rows.
+        sites: in order.
+        parameters: hash of the agreed parameters.
+        draw: which of the rows took part and how much, see ``registry.describe_draw``.
+    """
+
+    data: int
+    fingerprint: str
+    sites: tuple[str, ...]
+    parameters: str
+    draw: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: ``state`` is "reserved" from the reservation on, and "complete" at the end."""
+
+    number: int
+    job_id: str
+    terms: Terms
+    started: str
+    state: str = "reserved"
+    trees: int = 0
+
+
+_RUN = (
+    "SELECT runs.id, job_id, data, fingerprint, sites, parameters, draw, started, state, trees FROM runs "
+    "JOIN terms ON terms.id = terms JOIN data_versions ON data_versions.id = data "
+)
+
+
+def add_data(db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64]) -> int:
+    """Remember a version of a data set with the hashes of its rows, once; return its number."""
+    key = (record.fingerprint, record.name, record.source)
+    same_rows = db.execute("SELECT row_hashes FROM data_versions WHERE fingerprint = ?", key[:1]).fetchone()
+    found = db.execute("SELECT id FROM data_versions WHERE (fingerprint, name, source) = (?, ?, ?)", key).fetchone()
+    if found is not None:
+        return int(found[0])
+    stored = store_array(db, rows) if same_rows is None else same_rows[0]
+    names = json.dumps(dict(record.columns)), json.dumps(record.identifying)
+    return insert(
+        db,
+        "INSERT INTO data_versions (fingerprint, name, source, n_rows, columns, identifying, row_hashes) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*key, record.n_rows, *names, stored),
+    )
+
+
+def data_of(db: sqlite3.Connection, data: int) -> DataRecord:
+    """Return a version of a data set by its number."""
+    row = db.execute(
+        "SELECT fingerprint, name, source, n_rows, columns, identifying FROM data_versions WHERE id = ?", (data,)
+    ).fetchone()
+    fingerprint, name, source, n_rows, columns, identifying = row
+    return DataRecord(fingerprint, name, source, n_rows, json.loads(columns), tuple(json.loads(identifying)))
+
+
+def rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
+    """Return the hashes of a version's rows, sorted. Raises: DamagedArray."""
+    number, n_rows = db.execute("SELECT row_hashes, n_rows FROM data_versions WHERE id = ?", (data,)).fetchone()
+    return load_array(db, number, "<u8", n_rows)
+
+
+def add_named_rows(db: sqlite3.Connection, data: int, named: NDArray[np.uint64]) -> None:
+    """Remember the hashes of a version's rows with their ids, beside those under which it had other ids."""
+    known = load_counts(db, NAMED_ROWS, str(data))["keys"]
+    save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, named).astype("<u8")})
+
+
+def named_rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
+    """Return the hashes of a version's rows with their ids, sorted; none where not every row had one."""
+    return load_counts(db, NAMED_ROWS, str(data))["keys"]
+
+
+def all_data(db: sqlite3.Connection) -> list[int]:
+    """Return the numbers of all versions of data sets, the oldest first."""
+    return [number for (number,) in db.execute("SELECT id FROM data_versions ORDER BY id")]
+
+
+def runs_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
+    """Return the numbers of all runs over a version of a data set, evaluations too, among the same sites and draws."""
+    key = (terms.data, json.dumps(terms.sites), terms.draw)
+    all_runs = "SELECT runs.id FROM runs JOIN terms ON terms.id = terms"
+    found = db.execute(f"{all_runs} WHERE (data, sites, draw) = (?, ?, ?)", key)
+    return {number for (number,) in found}
+
+
+def trained_on(db: sqlite3.Connection, job_id: str) -> int | None:
+    """Return the number of the version of a data set that a job trained on: the one that it named first."""
+    found = db.execute(
+        "SELECT data FROM runs JOIN terms ON terms.id = terms WHERE job_id = ? ORDER BY runs.id LIMIT 1", (job_id,)
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
+def add_run(
+    db: sqlite3.Connection, job_id: str, terms: Terms, started: str, trees: int = 0, state: str = "reserved"
+) -> int:
+    """Remember a run; return its number."""
+    key = (terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
+    db.execute("INSERT OR IGNORE INTO terms (data, sites, parameters, draw) VALUES (?, ?, ?, ?)", key)
+    found = db.execute("SELECT id FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?)", key).fetchone()
+    run = (job_id, *found, started, state, trees)
+    return insert(db, "INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, ?, ?, ?, ?)", run)
+
+
+def drop_run(db: sqlite3.Connection, number: int) -> None:
+    """Forget a run."""
+    db.execute("DELETE FROM runs WHERE id = ?", (number,))
+
+
+def run_of(db: sqlite3.Connection, number: int) -> Run:
+    """Return a run. Raises: ValueError: it is not there."""
+    row = db.execute(f"{_RUN} WHERE runs.id = ?", (number,)).fetchone()
+    if row is None:
+        raise ValueError("the run is not in the registry (was it cancelled?)")
+    return _run(row)
+
+
+def last_run_of(db: sqlite3.Connection, job_id: str, data_set: str) -> Run | None:
+    """Return the last run of a job over a data set of this name."""
+    row = db.execute(
+        f"{_RUN} WHERE job_id = ? AND name = ? ORDER BY runs.id DESC LIMIT 1", (job_id, data_set)
+    ).fetchone()
+    return None if row is None else _run(row)
+
+
+def of_job(db: sqlite3.Connection, job_id: str) -> tuple[int, ...]:
+    """Return the numbers of a job's runs."""
+    return tuple(number for (number,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (job_id,)))
+
+
+def all_runs(db: sqlite3.Connection) -> list[Run]:
+    """Return all runs, the oldest first."""
+    return [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
+
+
+# Columns that stand beside MIN are those of the row that has it: SQLite says so.
+_EARLIER_TERMS = """
+SELECT data, fingerprint, sites, parameters, draw, job_id, MIN(first) AS oldest
+FROM (
+    SELECT terms.*, (
+        SELECT id FROM runs WHERE terms = terms.id AND NOT instr(?, ',' || id || ',') ORDER BY id LIMIT 1
+    ) AS first FROM terms
+)
+JOIN runs ON runs.id = first
+JOIN data_versions ON data_versions.id = data
+GROUP BY data, sites, draw, parameters = ?
+ORDER BY oldest
+"""
+
+
+def earlier_terms(db: sqlite3.Connection, parameters: str, without: tuple[int, ...]) -> list[tuple[Terms, str]]:
+    """Return under which terms runs took place, the oldest first, each with the job that was the first.
+
+    Args:
+        parameters: of all other parameters one stands for the rest, as none of them are these.
+        without: numbers of runs that do not count.
+    """
+    listed = f",{','.join(map(str, without))},"
+    return [(_terms(row[:5]), row[5]) for row in db.execute(_EARLIER_TERMS, (listed, parameters))]
+
+
+def add_search(
+    db: sqlite3.Connection,
+    run: int | None,
+    sites: tuple[str, ...],
+    settings: str,
+    n_rows: int,
+    columns: Mapping[str, str],
+) -> int:
+    """Remember a quantile search over columns (name -> keyed hash) before it starts; return its number."""
+    search = (run, json.dumps(sites), settings, n_rows)
+    number = insert(db, "INSERT INTO searches (run, sites, settings, n_rows) VALUES (?, ?, ?, ?)", search)
+    columns_of = [(number, feature, digest) for feature, digest in columns.items()]
+    db.executemany("INSERT INTO searched_columns (search, feature, hash) VALUES (?, ?, ?)", columns_of)
+    return number
+
+
+def last_search_of(db: sqlite3.Connection, run: int) -> tuple[int | None, set[str]]:
+    """Return the number and the columns of a run's last search; None if it planned none."""
+    (search,) = db.execute("SELECT MAX(id) FROM searches WHERE run = ?", (run,)).fetchone()
+    columns = db.execute("SELECT feature FROM searched_columns WHERE search = ?", (search,))
+    return search, {feature for (feature,) in columns}
+
+
+def earlier_searches(
+    db: sqlite3.Connection, sites: tuple[str, ...], n_rows: int, feature: str, digest: str
+) -> list[tuple[str, int | None]]:
+    """Return the settings of all searches of a column among these sites, and the array of the cuts of each."""
+    rows = db.execute(
+        "SELECT settings, cuts FROM searched_columns JOIN searches ON searches.id = search "
+        "WHERE (hash, feature, sites, n_rows) = (?, ?, ?, ?) ORDER BY search",
+        (digest, feature, json.dumps(sites), n_rows),
+    )
+    return list(rows)
+
+
+def set_cuts(db: sqlite3.Connection, search: int, feature: str, cuts: NDArray[np.float32]) -> None:
+    """Keep the cuts that a search found for a column."""
+    key = (search, feature)
+    db.execute(
+        "UPDATE searched_columns SET cuts = ? WHERE (search, feature) = (?, ?)",
+        (store_array(db, np.asarray(cuts, dtype="<f4")), *key),
+    )
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    return Run(row[0], row[1], _terms(row[2:7]), *row[7:])
+
+
+def _terms(row: tuple[Any, ...]) -> Terms:
+    return Terms(row[0], row[1], tuple(json.loads(row[2])), *row[3:])
+
+
+# Training again with added rows: how many rows of a data set no earlier job has used, and which runs were checked.
+#
+# The difference of two runs is the sum over the rows that only one of them had. Where a data set has only grown, and
+# with it those of the other sites, all such differences together tell no more than the sums over the rows that each job
+# was the first to use, be it for metrics: every earlier set is a sum of them. So a job may go on without a consent
+# where these rows are as many, and of as many sites, as a job of their own would need (``horizontal.added_rows``). A
+# row that went, or whose value changed, is another matter: of four large sets, each of which differs from the others by
+# many rows, one row can remain.
+#
+# A run that is reserved and has not passed the count of its rows, added or not, has released nothing of them. Should it
+# be broken off there, they are still added rows for the next job: the memory keeps the numbers of such runs until they
+# have passed. Otherwise a job on one new row in a file of its own, broken off, would let that row join the earlier
+# ones.
+#
+# Privacy: purely local; hashes of rows, and numbers of runs.
+
+
+_ALL = ""  # numbers of runs belong to no data set
+
+
+def count_added(
+    rows: NDArray[np.uint64], earlier: Iterable[NDArray[np.uint64]], released: Iterable[NDArray[np.uint64]]
+) -> int | None:
+    """Return how many rows are in no released version; None where an earlier version has a row that is not here.
+
+    Rows that are alike count as often as they stand there.
+
+    Shapes: all: uint64[n_rows], hashes of rows.
+    """
+    keys, counts = np.unique(rows, return_counts=True)
+    for version in earlier:
+        places, times = _placed(keys, version)
+        if places is None or (times > counts[places]).any():
+            return None
+    used = np.zeros_like(counts)
+    for version in released:
+        places, times = _placed(keys, version)
+        if places is not None:
+            used[places] = np.maximum(used[places], times)
+    return int((counts - used).sum())
+
+
+def added_since(
+    db: sqlite3.Connection, record: DataRecord, rows: NDArray[np.uint64], earlier: Sequence[Terms]
+) -> int | None:
+    """Return how many rows of a version no earlier job has used; None where that cannot be told, or rows went.
+
+    Args:
+        record: the version that a job asks for, with ``rows``.
+        earlier: of all earlier runs that concern these rows, among the same sites.
+    """
+    unchecked = set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
+    all_of, released = [], []
+    for terms in earlier:
+        comparable = _with_columns_of(db, record, terms.data)
+        if comparable is None:
+            return None
+        version = rows_of(db, comparable)
+        all_of.append(version)
+        if not runs_under(db, terms) <= unchecked:
+            released.append(version)
+    return count_added(rows, all_of, released)
+
+
+def note_unchecked(db: sqlite3.Connection, run: int) -> None:
+    """Remember that a run has not passed the count of its rows."""
+    found = load_counts(db, UNCHECKED, _ALL)["runs"]
+    save_counts(db, UNCHECKED, _ALL, {"runs": np.append(found, np.int64(run))})
+
+
+def forget_unchecked(db: sqlite3.Connection, run: int) -> None:
+    """Remember that a run has passed, or is remembered no longer."""
+    found = load_counts(db, UNCHECKED, _ALL)["runs"]
+    if (found == run).any():
+        save_counts(db, UNCHECKED, _ALL, {"runs": found[found != run]})
+
+
+def _with_columns_of(db: sqlite3.Connection, record: DataRecord, data: int) -> int | None:
+    """Return the version itself, or one of the same rows, that has the columns of ``record``: rows are hashed whole."""
+    version = data_of(db, data)
+    for number in (data, *all_data(db)):
+        other = data_of(db, number)
+        if set(other.columns) == set(record.columns) and other.relation(version, 0) is Relation.SAME:
+            return number
+    return None
+
+
+def _placed(
+    keys: NDArray[np.uint64], version: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+    """Return where the distinct rows of a version stand among ``keys``, and how often each is in it."""
+    theirs, times = np.unique(version, return_counts=True)
+    places = np.searchsorted(keys, theirs)
+    if (places == keys.size).any() or (keys[places] != theirs).any():
+        return None, times
+    return places, times

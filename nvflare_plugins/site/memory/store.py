@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
+import glob
+import hashlib
 import json
 import math
 import os
@@ -25,7 +28,6 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
-from nvflare_plugins.site.memory.old_files import copied, not_copied
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -489,3 +491,91 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+# Where versions before 0.3 kept what is one file now. They are read no more, and never taken for nothing.
+#
+# They had ``registry.json`` with ``rows``, ``cuts`` and a key, the folders ``alignments``, ``released_bins`` and
+# ``predictions``, ``data_refusals.json``, and beside the ledgers the rows whose buckets were sent. Versions from 0.3 to
+# 0.10 copied all of it into the memory, renamed it to ``*.migrated``, and left a text in the place of some files.
+
+
+_IN_REGISTRY = (
+    "registry.json",
+    "key",
+    "rows",
+    "cuts",
+    "alignments",
+    "released_bins",
+    "predictions",
+    "data_refusals.json",
+)
+_BESIDE_LEDGERS = "rows_of_buckets.jsonl"
+_COPIED = b"This site's memory has moved to veilboost_memory.sqlite, which older versions of VeilBoost cannot read.\n"
+
+
+def not_copied(registry: Path, ledgers: Path | None) -> list[str]:
+    """Return the names of files and folders that tell of releases and that no memory holds."""
+    return [place.name for place in _places(registry, ledgers) if any(map(_tells, _files(place)))]
+
+
+def copied(registry: Path, ledgers: Path | None) -> list[str]:
+    """Return the names of what shows that a memory was made of such files: it was there."""
+    places = _places(registry, ledgers)
+    kept = [found for place in places for found in place.parent.glob(f"{glob.escape(place.name)}.migrated*")]
+    return sorted(path.name for path in (*kept, *(place for place in places if any(_files(place)))))
+
+
+def _places(registry: Path, ledgers: Path | None) -> list[Path]:
+    found = [registry / name for name in _IN_REGISTRY]
+    return found if ledgers is None else [*found, ledgers / _BESIDE_LEDGERS]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield a file, or those in a folder; not what a write that was cut short has left."""
+    if path.is_dir():
+        for inner in path.iterdir():
+            yield from _files(inner)
+    elif path.exists() and not (path.name.startswith(".") and path.name.endswith(".partial")):
+        yield path
+
+
+def _tells(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_COPIED) + 1) != _COPIED
+
+
+# What a site remembers of its policy between jobs, so that a change does not go unnoticed.
+
+
+_NOT_POLICY = ("site", "workspace")
+
+
+def policy_changes(policy: SitePolicy) -> list[str]:
+    """Return the keys of the policy that have changed since this was last asked, and remember what they are now.
+
+    The site's memory holds hashes. The first time there is nothing to compare with.
+
+    Raises:
+        ConfigurationError: the memory is damaged.
+    """
+    now = _hashes(policy)
+    with Memory.open(policy).transaction() as db:
+        before = dict(db.execute("SELECT name, hash FROM policy_keys"))
+        if before != now:
+            db.execute("DELETE FROM policy_keys")
+            db.executemany("INSERT INTO policy_keys VALUES (?, ?)", now.items())
+    return sorted(key for key in {*before, *now} if before and before.get(key) != now.get(key))
+
+
+def _hashes(policy: SitePolicy) -> dict[str, str]:
+    """Return a hash for each key; each consent, rule and data set counts as a key, so that the log can name it."""
+    values: dict[str, object] = {}
+    for key, value in dataclasses.asdict(policy).items():
+        if key not in _NOT_POLICY:
+            parts = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+            values |= parts
+    return {
+        key: hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+        for key, value in values.items()
+    }

@@ -12,8 +12,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.data.shard_reader import reading_as_told
-from nvflare_plugins.data.table import Table
+from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.kinds.horizontal.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.kinds.horizontal.mediated.grammar import Message
 from nvflare_plugins.kinds.horizontal.mediated.training import train

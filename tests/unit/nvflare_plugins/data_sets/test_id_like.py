@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.id_like import are_ids
-from nvflare_plugins.data.table import load_table
+from nvflare_plugins.data.table import are_ids, load_table
 
 RNG = np.random.default_rng(5)
 IDS = {

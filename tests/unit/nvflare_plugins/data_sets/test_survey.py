@@ -17,8 +17,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.shard_reader import passes_of, plain_reading
-from nvflare_plugins.data.table import load_table
+from nvflare_plugins.data.table import load_table, passes_of, plain_reading
 from nvflare_plugins.scoring.model import Feature
 from nvflare_plugins.scoring.rows import read_rows
 from nvflare_plugins.survey.columns import Use, rounded_bounds

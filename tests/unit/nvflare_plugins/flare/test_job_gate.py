@@ -37,8 +37,7 @@ from nvflare.security.security import FLAuthorizer
 from he_processors.errors import ConfigurationError
 from jobs import horizontal
 from nvflare_plugins.flare.site_guard import close_process
-from nvflare_plugins.site.flare_boundary import RESOURCES
-from nvflare_plugins.site.job_files import FILES, KEYS, SIGNATURES, check_app, check_folder, check_job
+from nvflare_plugins.site.flare_boundary import FILES, KEYS, RESOURCES, SIGNATURES, check_app, check_folder, check_job
 from tests.support.hostile_apps import CLIENT, HONEST, SERVER, app, archive, hostile_names, tricks, undo_guard
 
 JOB = "0d1b2c3d-0000-4000-8000-000000000001"

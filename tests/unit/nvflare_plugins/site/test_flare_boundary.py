@@ -28,9 +28,9 @@ from nvflare_plugins.site.flare_boundary import (
     check_tracking,
     gaps,
     granted,
+    leftovers,
     without_denied,
 )
-from nvflare_plugins.site.job_files import leftovers
 from nvflare_plugins.site.setup import SetupOptions, leftover_gaps, missing, set_up, warnings_of
 from tests.support.hostile_apps import HONEST
 

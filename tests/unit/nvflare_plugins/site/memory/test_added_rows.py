@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict
-from nvflare_plugins.site.memory.released import count_added
+from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict, count_added
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy_values import Consents
 

@@ -13,11 +13,10 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.budgets import PredictionBudget
-from nvflare_plugins.site.memory.policy_memory import policy_changes
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
 from nvflare_plugins.site.memory.schema import load_array
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.crashes import WAYS, Say, crash_everywhere
 from tests.support.memories import told

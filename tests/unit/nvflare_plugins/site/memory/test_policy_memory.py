@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvflare_plugins.site.memory.policy_memory import policy_changes
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 
 

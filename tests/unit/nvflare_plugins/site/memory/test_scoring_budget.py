@@ -10,9 +10,8 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.site.memory.budgets import ScoringBudget
+from nvflare_plugins.site.memory.budgets import ScoredRows, ScoringBudget
 from nvflare_plugins.site.memory.schema import counted
-from nvflare_plugins.site.memory.scored_rows import ScoredRows
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.memories import changed, told
