@@ -409,49 +409,36 @@ class Protection(Enum):
     LOCAL_DP = "each value randomised at its owner (local differential privacy)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class Content(Enum):
+    """One kind of content.
+
+    Attributes:
+        encrypted: whether profiles with an additive scheme send it as ciphertexts.
+        meaning: what it is, for people.
+        only: the one protection under which it may be sent; None if the profile decides.
+        profile: the one profile under whose jobs it may be sent; None if there are several.
+    """
+
     encrypted: bool
     meaning: str
-    only: Protection | None = None
-    profile: str | None = None
+    only: Protection | None
+    profile: str | None
 
+    SCHEMA = False, "row counts, numbers of bins, aliases of features"
+    SETUP = False, "public key, number format, settings of the training"
+    GRADIENTS = True, "gradient pairs of the rows"
+    HISTOGRAM_REQUEST = False, "rows of the nodes whose sums are asked for"
+    HISTOGRAMS = True, "sums of gradient pairs per bin"
+    SPLITS = False, "bins of the splits that a party won"
+    PARTITIONS = False, "one bit per row of a node that the sender splits"
+    DECISION_REQUEST = False, "rows and nodes on their paths"
+    DECISIONS = False, "one bit per row and node on its path"
+    THRESHOLDS = False, "thresholds of the sender's splits, with its consent", None, "vertical_model"
+    POSITIONS = False, "places of rows among the sender's thresholds, with its consent", None, "vertical_model"
+    BLINDED_IDS = False, "blinded ids for private set intersection", Protection.BLINDED
+    BUCKETS = False, "randomised bucket of each value", Protection.LOCAL_DP
 
-class Content(Enum):
-    """One kind of content. ``encrypted`` ones must be ciphertexts under every profile but ``plain``."""
-
-    SCHEMA = _Facts(False, "row counts, numbers of bins, aliases of features")
-    SETUP = _Facts(False, "public key, number format, settings of the training")
-    GRADIENTS = _Facts(True, "gradient pairs of the rows")
-    HISTOGRAM_REQUEST = _Facts(False, "rows of the nodes whose sums are asked for")
-    HISTOGRAMS = _Facts(True, "sums of gradient pairs per bin")
-    SPLITS = _Facts(False, "bins of the splits that a party won")
-    PARTITIONS = _Facts(False, "one bit per row of a node that the sender splits")
-    DECISION_REQUEST = _Facts(False, "rows and nodes on their paths")
-    DECISIONS = _Facts(False, "one bit per row and node on its path")
-    THRESHOLDS = _Facts(False, "thresholds of the sender's splits, with its consent", profile="vertical_model")
-    POSITIONS = _Facts(
-        False, "places of rows among the sender's thresholds, with its consent", profile="vertical_model"
-    )
-    BLINDED_IDS = _Facts(False, "blinded ids for private set intersection", Protection.BLINDED)
-    BUCKETS = _Facts(False, "randomised bucket of each value", Protection.LOCAL_DP)
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether profiles with an additive scheme send it as ciphertexts."""
-        return self.value.encrypted
-
-    @property
-    def only(self) -> Protection | None:
-        """The one protection under which it may be sent; None if the profile decides."""
-        return self.value.only
-
-    @property
-    def profile(self) -> str | None:
-        """The one profile under whose jobs it may be sent; None if there are several."""
-        return self.value.profile
-
-    @property
-    def meaning(self) -> str:
-        """What it is, for people."""
-        return self.value.meaning
+    def __init__(
+        self, encrypted: bool, meaning: str, only: Protection | None = None, profile: str | None = None
+    ) -> None:
+        self.encrypted, self.meaning, self.only, self.profile = encrypted, meaning, only, profile

@@ -5,7 +5,7 @@ One ``EvidenceLog`` lives at every site and one at the server. The order of call
     log = EvidenceLog(path, site, job_id, attempt, profile)
     log.session(...)                            once keys are agreed; gives the log its signer
     log.record("sent", ...) / ("received", ...) every message, before it leaves and after it arrived
-    log.transfer(...)                           the same of a frame that passed the server
+    log.transfer(...)                           the same of a frame
     log.content(...)                            what a sealed message to a single party held
     log.spend(...)                              a noised release and the privacy spent with it
     log.local(...)                              a message of XGBoost that was answered without network
@@ -67,8 +67,7 @@ from nvflare_plugins.evidence.format import (
     set_room_aside,
     time_text,
 )
-from nvflare_plugins.wire.aggregation import Transfer
-from nvflare_plugins.wire.envelope import SALT_BYTES, UNSALTED_CODECS, Commitment, commitment
+from nvflare_plugins.wire.envelope import SALT_BYTES, UNSALTED_CODECS, Commitment, Transfer, commitment
 
 Signer = Callable[[bytes], bytes]
 HeadVerifier = Callable[[str, bytes, bytes], None]
@@ -260,7 +259,7 @@ class EvidenceLog:
                 self._keep_salt(n, salt_used)
 
     def transfer(self, transfer: Transfer) -> None:
-        """Record a frame that passed the server, in the server's log."""
+        """Record a frame, as ``record``."""
         frame = transfer.frame
         self.record(
             transfer.direction,

@@ -27,8 +27,8 @@ from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
-from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Phase
+from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Phase, Transfer
 
 COMPLETED = "completed"
 FAILED = "failed"

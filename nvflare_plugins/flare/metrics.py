@@ -30,9 +30,8 @@ from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
 
 from nvflare_plugins.attempt.job_context import Progress, RoundFacts
 from nvflare_plugins.pages.run_record import Spending
-from nvflare_plugins.wire.aggregation import Transfer
 from nvflare_plugins.wire.channel import Transport
-from nvflare_plugins.wire.envelope import unpack_head
+from nvflare_plugins.wire.envelope import Transfer, unpack_head
 from nvflare_plugins.workers.workers import HELD, Work
 
 FOLDER_VARIABLE = "VEILBOOST_METRICS"

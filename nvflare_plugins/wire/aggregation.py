@@ -28,6 +28,7 @@ from nvflare_plugins.wire.envelope import (
     Operation,
     Phase,
     TrainingStep,
+    Transfer,
     pack_list,
     unpack,
     unpack_head,
@@ -182,23 +183,6 @@ def _lattice(codec: Codec) -> ModuleType:
 
 
 Reply = Callable[[bytes], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One frame that passed the server, as its evidence log wants it.
-
-    Attributes:
-        sites: the sender of a received frame, all receivers of a sent one.
-        direction: "received" or "sent", seen from the server.
-        frame: without payload if it was added piece by piece.
-        commitment: to the payload, under the frame's salt.
-    """
-
-    sites: tuple[str, ...]
-    direction: str
-    frame: Frame
-    commitment: Commitment
 
 
 @dataclass(slots=True)
@@ -526,21 +510,8 @@ class Aggregator:
         receivers = [self._sites] if len(payloads) == 1 else [(site,) for site in self._sites]
         packed, salt = [], self._randomness.bytes(SALT_BYTES) if frame.codec.is_salted else b""
         for sites, payload in zip(receivers, payloads, strict=True):
-            answer = Frame(
-                type_,
-                frame.operation,
-                frame.kind,
-                frame.moment,
-                frame.codec,
-                len(self._sites),
-                frame.counter,
-                self._attempt,
-                frame.n_values,
-                payload,
-                attachments,
-                salt,
-                frame.tail,
-            )
+            rank = len(self._sites)
+            answer = replace(frame, type=type_, rank=rank, payload=payload, attachment=attachments, salt=salt)
             self._record(sites, "sent", answer, Commitment(salt, payload))
             packed.append(answer.pack())
         answers = packed if len(packed) == len(self._sites) else packed * len(self._sites)
@@ -577,18 +548,8 @@ class Aggregator:
 
     def _abort_frame(self) -> bytes:
         text = (self._reason or "aborted").encode()
-        return Frame(
-            FrameType.ABORT,
-            Operation.GATHER,
-            Kind.CLOSING,
-            TrainingStep(Phase.FINISH),
-            Codec.PUBLIC,
-            len(self._sites),
-            0,
-            self._attempt,
-            0,
-            text,
-        ).pack()
+        about = FrameType.ABORT, Operation.GATHER, Kind.CLOSING, TrainingStep(Phase.FINISH), Codec.PUBLIC
+        return Frame(*about, len(self._sites), 0, self._attempt, 0, text).pack()
 
 
 def route(payloads: Sequence[bytes]) -> list[bytes]:

@@ -17,12 +17,14 @@ from nvflare_plugins.wire.envelope import (
     MAX_FRAME_BYTES,
     SALT_BYTES,
     Codec,
+    Commitment,
     Frame,
     FrameType,
     Kind,
     Operation,
     Phase,
     TrainingStep,
+    Transfer,
     pack_list,
     unpack,
     unpack_list,
@@ -45,19 +47,8 @@ class Transport(Protocol):
 class Recorder(Protocol):
     """What the channel needs of an evidence log."""
 
-    def record(
-        self,
-        direction: str,
-        counter: int,
-        kind: str,
-        phase: str,
-        codec: str,
-        n_values: int,
-        payload: bytes,
-        private: bool,
-        *,
-        salt: bytes,
-    ) -> None: ...
+    def transfer(self, transfer: Transfer) -> None:
+        """Record a frame, before it is sent or after it was received."""
 
 
 class Place(Protocol):
@@ -210,21 +201,9 @@ class Channel:
     ) -> bytes:
         self._check_size(kind, len(payload))
         attachment = self.heads.take() if self.heads is not None else b""
-        frame = Frame(
-            type_,
-            operation,
-            kind,
-            self.moment,
-            codec,
-            self.rank,
-            self.counter,
-            self._attempt,
-            n_values,
-            payload,
-            attachment,
-            self._randomness.bytes(SALT_BYTES) if codec.is_salted else b"",
-            tail,
-        )
+        salt = self._randomness.bytes(SALT_BYTES) if codec.is_salted else b""
+        about = type_, operation, kind, self.moment, codec, self.rank, self.counter, self._attempt, n_values
+        frame = Frame(*about, payload, attachment, salt, tail)
         self._record("sent", frame)
         started = time.perf_counter()
         data = self._transport.exchange(frame.pack(), self._timeout_s)
@@ -263,17 +242,8 @@ class Channel:
 
     def _record(self, direction: str, frame: Frame) -> None:
         if self.recorder is not None:
-            self.recorder.record(
-                direction,
-                frame.counter,
-                frame.kind.name,
-                str(frame.moment),
-                frame.codec.name,
-                frame.n_values,
-                bytes(frame.payload),
-                frame.kind.private,
-                salt=frame.salt,
-            )
+            committed = Commitment(frame.salt, frame.payload)
+            self.recorder.transfer(Transfer(("server",), direction, frame, committed))
 
     def _count(self, kind: Kind, codec: Codec, n_out: int, n_in: int, seconds: float) -> None:
         totals = self.traffic[kind, codec]

@@ -15,9 +15,8 @@ from he_processors.errors import ProtocolError
 CURVE_METRICS = ("auc", "aucpr")  # XGBoost averages these over the sites
 
 
-@dataclass(frozen=True, slots=True)
-class KindFacts:
-    """What is known of a kind of message.
+class Kind(Enum):
+    """What a message is about.
 
     Attributes:
         code: its number; in our own frames it travels.
@@ -29,76 +28,49 @@ class KindFacts:
     private: bool
     meaning: str
 
-
-class Kind(Enum):
-    """What a message is about. ``private`` kinds carry something derived from rows."""
-
     # XGBoost's own messages
-    FEATURE_COUNT = KindFacts(1, False, "number of features")
-    EMPTY_SITES = KindFacts(2, False, "which sites have no rows")
-    ROW_COUNT = KindFacts(3, True, "number of training rows")
-    WEIGHT_TOTAL = KindFacts(4, True, "sum of weights behind the first estimate")
-    LABEL_MEAN = KindFacts(5, True, "label mean, local median or class counts behind the first estimate")
-    STUMP_SUM = KindFacts(6, True, "gradient sums behind the first estimate")
-    MODEL_PARAMETERS = KindFacts(7, False, "model parameters with the base score")
-    SAMPLER_SEED = KindFacts(8, False, "seed of the column sampler")
-    HISTOGRAM = KindFacts(9, True, "gradient histograms")
-    ROOT_SUM = KindFacts(10, True, "gradient sum of all rows")
-    LEAF_COUNT = KindFacts(11, False, "number of leaves of the tree")
-    LEAF_VALID = KindFacts(12, True, "number of sites with rows in each leaf")
-    LEAF_QUANTILE = KindFacts(13, True, "sum of the sites' residual quantiles per leaf")
-    METRIC_SIZE = KindFacts(14, False, "largest evaluation set")
-    METRIC = KindFacts(15, True, "parts of an evaluation metric")
-    NODE_STATS = KindFacts(16, True, "leaf sums of random trees")
+    FEATURE_COUNT = 1, False, "number of features"
+    EMPTY_SITES = 2, False, "which sites have no rows"
+    ROW_COUNT = 3, True, "number of training rows"
+    WEIGHT_TOTAL = 4, True, "sum of weights behind the first estimate"
+    LABEL_MEAN = 5, True, "label mean, local median or class counts behind the first estimate"
+    STUMP_SUM = 6, True, "gradient sums behind the first estimate"
+    MODEL_PARAMETERS = 7, False, "model parameters with the base score"
+    SAMPLER_SEED = 8, False, "seed of the column sampler"
+    HISTOGRAM = 9, True, "gradient histograms"
+    ROOT_SUM = 10, True, "gradient sum of all rows"
+    LEAF_COUNT = 11, False, "number of leaves of the tree"
+    LEAF_VALID = 12, True, "number of sites with rows in each leaf"
+    LEAF_QUANTILE = 13, True, "sum of the sites' residual quantiles per leaf"
+    METRIC_SIZE = 14, False, "largest evaluation set"
+    METRIC = 15, True, "parts of an evaluation metric"
+    NODE_STATS = 16, True, "leaf sums of random trees"
     # Our own exchanges
-    HANDSHAKE = KindFacts(32, False, "public keys and signatures of the session")
-    GROUP_KEY = KindFacts(33, True, "sealed shares of the group key")
-    AGREEMENT = KindFacts(34, True, "sealed schema, parameters and versions")
-    HE_SECRET = KindFacts(35, True, "sealed homomorphic key of the sites")
-    HE_PUBLIC = KindFacts(36, False, "public parameters of the homomorphic scheme, for the server")
-    SCALE = KindFacts(37, True, "secure maximum of exponents")
-    CUT_COUNTS = KindFacts(38, True, "counts below candidate cut points")
-    CUT_PLAN = KindFacts(39, False, "keyed hash of cut points known from an earlier job")
-    MODEL_CHECK = KindFacts(40, False, "keyed hash of the final model")
-    CLOSING = KindFacts(41, False, "signed heads of the evidence chains; then that every site has its result")
-    CELL_COUNTS = KindFacts(42, True, "rows per cell of a public grid, for private quantiles")
-    LEFT_SUMS = KindFacts(44, True, "gradient sums to the left of drawn candidates of private trees")
-    HESSIANS = KindFacts(45, True, "Hessian sums between candidates, to refine these")
-    EFFECTIVE_ROWS = KindFacts(
-        46, True, "rows and sites that carry weight, or were added, counted up to what is needed"
-    )
-    LEAF_ROWS = KindFacts(47, True, "number of training rows in each leaf")
-    OWN_TREES = KindFacts(48, True, "sealed trees that each site grew on its own rows")
-    SCORE_COUNTS = KindFacts(51, True, "rows of each class by bins of the predicted probability")
-    CELL_FLAGS = KindFacts(
-        52, True, "whether some site has so many rows of a class in runs of bins, and whether all have"
-    )
-    CLASS_COUNTS = KindFacts(53, True, "rows of each class in merged bins of each feature")
-    RESIDUAL_SCALE = KindFacts(54, True, "sum behind the scale of a smooth absolute or quantile error")
-    HISTOGRAM_METRIC = KindFacts(
-        55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
-    )
-    CONVERSATION = KindFacts(43, True, "sealed requests and answers between single parties")
+    HANDSHAKE = 32, False, "public keys and signatures of the session"
+    GROUP_KEY = 33, True, "sealed shares of the group key"
+    AGREEMENT = 34, True, "sealed schema, parameters and versions"
+    HE_SECRET = 35, True, "sealed homomorphic key of the sites"
+    HE_PUBLIC = 36, False, "public parameters of the homomorphic scheme, for the server"
+    SCALE = 37, True, "secure maximum of exponents"
+    CUT_COUNTS = 38, True, "counts below candidate cut points"
+    CUT_PLAN = 39, False, "keyed hash of cut points known from an earlier job"
+    MODEL_CHECK = 40, False, "keyed hash of the final model"
+    CLOSING = 41, False, "signed heads of the evidence chains; then that every site has its result"
+    CELL_COUNTS = 42, True, "rows per cell of a public grid, for private quantiles"
+    LEFT_SUMS = 44, True, "gradient sums to the left of drawn candidates of private trees"
+    HESSIANS = 45, True, "Hessian sums between candidates, to refine these"
+    EFFECTIVE_ROWS = 46, True, "rows and sites that carry weight, or were added, counted up to what is needed"
+    LEAF_ROWS = 47, True, "number of training rows in each leaf"
+    OWN_TREES = 48, True, "sealed trees that each site grew on its own rows"
+    SCORE_COUNTS = 51, True, "rows of each class by bins of the predicted probability"
+    CELL_FLAGS = 52, True, "whether some site has so many rows of a class in runs of bins, and whether all have"
+    CLASS_COUNTS = 53, True, "rows of each class in merged bins of each feature"
+    RESIDUAL_SCALE = 54, True, "sum behind the scale of a smooth absolute or quantile error"
+    HISTOGRAM_METRIC = 55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
+    CONVERSATION = 43, True, "sealed requests and answers between single parties"
 
-    @property
-    def code(self) -> int:
-        """Number of the kind."""
-        return self._facts.code
-
-    @property
-    def private(self) -> bool:
-        """Whether the content is derived from rows, or secret for another reason."""
-        return self._facts.private
-
-    @property
-    def meaning(self) -> str:
-        """One phrase for people."""
-        return self._facts.meaning
-
-    @property
-    def _facts(self) -> KindFacts:
-        facts: KindFacts = self.value
-        return facts
+    def __init__(self, code: int, private: bool, meaning: str) -> None:
+        self.code, self.private, self.meaning = code, private, meaning
 
 
 KIND_BY_CODE = {kind.code: kind for kind in Kind}
@@ -307,6 +279,23 @@ class Frame:
         return (self.operation, self.kind, self.moment, self.codec, self.counter, self.n_values, self.tail)
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One frame that was sent or received, as an evidence log wants it.
+
+    Attributes:
+        sites: with whom; at the server the sender of a received frame, all receivers of a sent one.
+        direction: "received" or "sent".
+        frame: without payload if it was added piece by piece.
+        commitment: to the payload, under the frame's salt.
+    """
+
+    sites: tuple[str, ...]
+    direction: str
+    frame: Frame
+    commitment: Commitment
+
+
 def unpack(data: bytes) -> Frame:
     """Parse a frame strictly.
 
@@ -329,24 +318,9 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"frame of {len(data)} bytes is shorter than its header")
-    (
-        magic,
-        version,
-        type_,
-        operation,
-        codec,
-        kind,
-        phase,
-        round_,
-        counter,
-        attempt,
-        rank,
-        n_values,
-        n_payload,
-        n_attachment,
-        tail,
-        salt,
-    ) = _HEADER.unpack_from(data)
+    fields = _HEADER.unpack_from(data)
+    magic, version, type_, operation, codec, kind, phase, round_ = fields[:8]
+    counter, attempt, rank, n_values, n_payload, n_attachment, tail, salt = fields[8:]
     if magic != _MAGIC or version != _VERSION:
         raise ProtocolError("not a frame of this version of VeilBoost: all sites and the server must run the same one")
     if n_attachment > MAX_ATTACHMENT or n_values > MAX_VALUES:
@@ -354,28 +328,16 @@ def unpack_head(data: bytes, size: int) -> tuple[Frame, slice]:
     if size != _HEADER.size + n_payload + n_attachment:
         raise ProtocolError(f"frame of {size} bytes announces {_HEADER.size + n_payload + n_attachment}")
     try:
-        codes = FrameType(type_), Operation(operation), KIND_BY_CODE[kind], PHASE_BY_CODE[phase], Codec(codec)
+        about = FrameType(type_), Operation(operation), KIND_BY_CODE[kind]
+        moment, protection = TrainingStep(PHASE_BY_CODE[phase], round_), Codec(codec)
     except (ValueError, KeyError):
         raise ProtocolError("frame holds an unknown type, operation, kind, phase or codec") from None
     if type_ != FrameType.RESCALE and tail > n_payload:  # a request for another scale stands in a sum's place, empty
         raise ProtocolError("frame announces a tail that is longer than its payload")
-    if codes[4].is_salted != (salt != _NO_SALT):
+    if protection.is_salted != (salt != _NO_SALT):
         raise ProtocolError("frame lacks the salt that its codec needs, or has one that it does not")
-    head = Frame(
-        codes[0],
-        codes[1],
-        codes[2],
-        TrainingStep(codes[3], round_),
-        codes[4],
-        rank,
-        counter,
-        attempt,
-        n_values,
-        b"",
-        b"",
-        salt if any(salt) else b"",
-        tail,
-    )
+    salt = salt if any(salt) else b""
+    head = Frame(*about, moment, protection, rank, counter, attempt, n_values, payload=b"", salt=salt, tail=tail)
     return head, slice(_HEADER.size, _HEADER.size + n_payload)
 
 

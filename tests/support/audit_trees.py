@@ -29,10 +29,11 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.private_trees import forest
 from nvflare_plugins.kinds.private_trees.forest import train
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums, Pay, without_ledger
-from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
+from nvflare_plugins.kinds.private_trees.training import OwnRows
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel, HeadExchange
-from nvflare_plugins.wire.envelope import FrameType, Kind, commitment, unpack, unpack_list
+from nvflare_plugins.wire.envelope import FrameType, Kind, Transfer, commitment, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import TIMEOUT_S, DirectTransport

@@ -15,9 +15,9 @@ import pandas as pd
 from nvflare_plugins.attempt.job_context import Job, JobResult, Silent, SiteContext
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Transport
-from nvflare_plugins.wire.envelope import Frame
+from nvflare_plugins.wire.envelope import Frame, Transfer
 from tests.support.federation import TIMEOUT_S, DirectTransport, SiteDied, Tamper
 
 RunSite = Callable[..., JobResult]

@@ -298,8 +298,8 @@ class Notes:
         self.contents: list[tuple] = []
         self.payloads: list[bytes] = []
 
-    def record(self, direction, counter, kind, phase, codec, n_values, payload, private, *, salt) -> None:
-        self.payloads.append(payload)
+    def transfer(self, transfer) -> None:
+        self.payloads.append(bytes(transfer.frame.payload))
 
     def content(self, *what: Any) -> None:
         self.contents.append(what)

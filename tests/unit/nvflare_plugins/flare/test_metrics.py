@@ -26,8 +26,17 @@ from nvflare_plugins.flare.metrics import (
     rendered,
 )
 from nvflare_plugins.pages.run_record import RoundRow, Spending
-from nvflare_plugins.wire.aggregation import Transfer
-from nvflare_plugins.wire.envelope import Codec, Commitment, Frame, FrameType, Kind, Operation, Phase, TrainingStep
+from nvflare_plugins.wire.envelope import (
+    Codec,
+    Commitment,
+    Frame,
+    FrameType,
+    Kind,
+    Operation,
+    Phase,
+    TrainingStep,
+    Transfer,
+)
 from nvflare_plugins.workers.workers import TRIAL, Work, begin, workers_here
 
 LABELS = (("site", "site-1"), ("job_id", "j"), ("kind", "horizontal"), ("profile", "masks"))

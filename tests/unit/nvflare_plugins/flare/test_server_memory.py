@@ -17,7 +17,7 @@ from nvflare.fuel.f3.message import Message
 from he_processors import bfv
 from nvflare_plugins.flare import transport as pieces_module
 from nvflare_plugins.flare.transport import CHANNEL, TOPIC_ABORT, TOPIC_REPLY, Assembly, FrameServer, Label, pieces
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import (
     CHUNK_BYTES,
     Codec,
@@ -27,6 +27,7 @@ from nvflare_plugins.wire.envelope import (
     Operation,
     Phase,
     TrainingStep,
+    Transfer,
     commitment,
     unpack,
 )

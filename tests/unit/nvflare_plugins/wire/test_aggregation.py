@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.wire.aggregation import Aggregator, Transfer, add_words
+from nvflare_plugins.wire.aggregation import Aggregator, add_words
 from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
 from nvflare_plugins.wire.envelope import (
     Codec,
@@ -25,6 +25,7 @@ from nvflare_plugins.wire.envelope import (
     Operation,
     Phase,
     TrainingStep,
+    Transfer,
     pack_list,
     unpack,
     unpack_list,
