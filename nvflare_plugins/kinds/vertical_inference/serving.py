@@ -14,10 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.attempt.run_folder import RunFolder
+from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.site_attempt import now
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
@@ -57,7 +54,7 @@ from nvflare_plugins.kinds.vertical_inference.scorer import (
 )
 from nvflare_plugins.site.memory.budgets import ScoringRefusal
 from nvflare_plugins.site.memory.released import SentRows
-from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.memory.store import Memory
 
 # Which rows a job that stays answers for: those of a standing alignment, which may be refreshed while it stays.
 
@@ -548,7 +545,7 @@ def stay(run: Run, part: PassivePart, rows: Rows) -> None:
     notes, active, policy = ContentNotes(run.attempt), run.identity.active, run.context.policy
     budget = RowBudget.of(policy, run.job, run.identity.model_id, part)
     run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
-    key = Memory.open(policy).secret("rows of a job that stays", OS_RANDOMNESS.bytes(KEY_BYTES))
+    key = Memory.open(policy).secret("rows of a job that stays")
     most = policy.vertical.predictions_per_job
     in_job = AskedRows(run.attempt.folder.path / ASKED_FILE, key, most)
     number, alignment, say = 0, run.job.alignment or "", run.attempt.progress.say

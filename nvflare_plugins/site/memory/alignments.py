@@ -32,13 +32,12 @@ from numpy.typing import NDArray
 
 from dp_components.ledger import Alive
 from he_processors.errors import ConfigurationError
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.identity import overlap_of
 from nvflare_plugins.site.memory.schema import drop_array, insert, keyed_hashes, load_array, store_array
-from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents
 
@@ -76,6 +75,16 @@ class AlignmentRun:
     started: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """What a job asks to align. Shapes: hashes: uint64[n_ids], keyed and sorted. Args: standing: it is for scoring."""
+
+    data_set: str
+    hashes: NDArray[np.uint64]
+    sites: tuple[str, ...]
+    standing: bool
+
+
 class AlignmentRegistry:
     """The alignments of one site. Privacy: purely local; holds keyed hashes of ids, and counts."""
 
@@ -83,7 +92,6 @@ class AlignmentRegistry:
         self,
         memory: Memory,
         consents: Consents,
-        randomness: RandomSource = OS_RANDOMNESS,
         per_day: int = 1,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -91,7 +99,7 @@ class AlignmentRegistry:
         self._memory, self._site, self._consents = memory, memory.site, consents
         self._per_day, self._clock = per_day, clock
         self._alive = Alive(memory.path)
-        self._key = memory.secret("alignments", randomness.bytes(KEY_BYTES))
+        self._key = memory.secret("alignments")
 
     @classmethod
     def open(cls, policy: SitePolicy) -> AlignmentRegistry:
@@ -124,14 +132,14 @@ class AlignmentRegistry:
             earlier = _runs(db)
             fresh = []
             for name, ids in data.items():
-                hashes = np.sort(keyed_hashes(self._key, ids))
-                if not (standing and self._consents.scoring and self._is_due(db, name, hashes, sites, earlier)):
-                    repetition = self._repetition(db, name, hashes, sites, earlier, standing)
+                asked = _Request(name, np.sort(keyed_hashes(self._key, ids)), tuple(sites), standing)
+                if not (standing and self._consents.scoring and self._is_due(db, asked, earlier)):
+                    repetition = self._repetition(db, asked, earlier)
                     if repetition is not None and not self._consents.gives("recompute_with_changes"):
                         raise repetition
                 elif any(run.state is not State.RESERVED for run in earlier):
                     self._consents.gives("scoring")
-                fresh.append(_add(db, job_id, name, sites, hashes, self._clock().strftime(_TIME)))
+                fresh.append(_add(db, job_id, asked, self._clock().strftime(_TIME)))
             self._alive.hold(job_id)
         return tuple(fresh)
 
@@ -189,49 +197,35 @@ class AlignmentRegistry:
         for job_id in {run.job_id for run in runs}:
             self._alive.release(job_id)
 
-    def _is_due(
-        self,
-        db: sqlite3.Connection,
-        name: str,
-        hashes: NDArray[np.uint64],
-        sites: Sequence[str],
-        earlier: Sequence[AlignmentRun],
-    ) -> bool:
+    def _is_due(self, db: sqlite3.Connection, asked: _Request, earlier: Sequence[AlignmentRun]) -> bool:
         """Tell whether a standing alignment of a data set may be refreshed; trials that fail use up no day."""
         since = (self._clock() - _DAY).strftime(_TIME)
-        today = [run for run in earlier if run.data_set == name and run.started > since]
-        n_failed = sum(self._is_failed_trial(db, run, hashes, sites) for run in today)
+        today = [run for run in earlier if run.data_set == asked.data_set and run.started > since]
+        n_failed = sum(self._is_failed_trial(db, run, asked) for run in today)
         return len(today) - n_failed + n_failed // MOST_FAILURES < self._per_day
 
-    def _is_failed_trial(
-        self, db: sqlite3.Connection, run: AlignmentRun, hashes: NDArray[np.uint64], sites: Sequence[str]
-    ) -> bool:
+    def _is_failed_trial(self, db: sqlite3.Connection, run: AlignmentRun, asked: _Request) -> bool:
         """Tell whether an alignment of the same ids among the same sites has failed."""
         has_failed = run.state is State.SENT and not self._alive.is_held(run.job_id)
-        return has_failed and run.sites == tuple(sites) and np.array_equal(hashes, load_array(db, run.ids, "<u8"))
+        return has_failed and run.sites == asked.sites and np.array_equal(asked.hashes, load_array(db, run.ids, "<u8"))
 
     def _repetition(
-        self,
-        db: sqlite3.Connection,
-        name: str,
-        hashes: NDArray[np.uint64],
-        sites: Sequence[str],
-        earlier: Sequence[AlignmentRun],
-        standing: bool,
+        self, db: sqlite3.Connection, asked: _Request, earlier: Sequence[AlignmentRun]
     ) -> PolicyRefusal | DataRefusal | None:
         """Return what is to be said of an earlier alignment of the set, or of some of its ids; None without one."""
         n_failed = 0
         for run in earlier:
-            is_named = run.data_set == name
-            if not is_named and not overlap_of(hashes, load_array(db, run.ids, "<u8")):
+            is_named = run.data_set == asked.data_set
+            if not is_named and not overlap_of(asked.hashes, load_array(db, run.ids, "<u8")):
                 continue
-            if self._is_failed_trial(db, run, hashes, sites):
+            if self._is_failed_trial(db, run, asked):
                 n_failed += 1
                 if n_failed < MOST_FAILURES:
                     continue
+            remedy = self._remedy(run, n_failed, asked.standing)
             text = (
-                f"{self._site} aligned rows of data set {name!r} before, in job {run.job_id}: a second alignment "
-                f"would answer further questions about which ids it has. {self._remedy(run, n_failed, standing)}"
+                f"{self._site} aligned rows of data set {asked.data_set!r} before, in job {run.job_id}: a second "
+                f"alignment would answer further questions about which ids it has. {remedy}"
             )
             return PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
         return None
@@ -263,21 +257,14 @@ def _runs(db: sqlite3.Connection) -> list[AlignmentRun]:
     ]
 
 
-def _add(
-    db: sqlite3.Connection,
-    job_id: str,
-    data_set: str,
-    sites: Sequence[str],
-    hashes: NDArray[np.uint64],
-    started: str,
-) -> AlignmentRun:
-    ids = store_array(db, hashes)
+def _add(db: sqlite3.Connection, job_id: str, asked: _Request, started: str) -> AlignmentRun:
+    ids = store_array(db, asked.hashes)
     number = insert(
         db,
         "INSERT INTO alignments (job_id, data_set, sites, started, is_sent, ids) VALUES (?, ?, ?, ?, 0, ?)",
-        (job_id, data_set, json.dumps(list(sites)), started, ids),
+        (job_id, asked.data_set, json.dumps(asked.sites), started, ids),
     )
-    return AlignmentRun(number, job_id, data_set, State.RESERVED, ids, tuple(sites), started)
+    return AlignmentRun(number, job_id, asked.data_set, State.RESERVED, ids, asked.sites, started)
 
 
 def _drop(db: sqlite3.Connection, run: AlignmentRun) -> None:

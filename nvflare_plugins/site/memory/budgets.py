@@ -6,8 +6,9 @@ import hashlib
 import logging
 import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from dp_components.errors import PrivacyError
 from dp_components.ledger import Ledger, ledger_files
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
@@ -30,7 +30,7 @@ from nvflare_plugins.site.memory.schema import (
     load_counts,
     save_counts,
 )
-from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 
 # Which data set's budget pays for a person: nobody is counted twice.
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 class PersonsOfBudgets:
     """The persons of one data set with a budget, beside those of the others."""
 
-    def __init__(self, policy: SitePolicy, spec: DataSet, randomness: RandomSource = OS_RANDOMNESS) -> None:
+    def __init__(self, policy: SitePolicy, spec: DataSet) -> None:
         """Open the memory.
 
         Raises:
@@ -68,7 +68,7 @@ class PersonsOfBudgets:
             ConfigurationError: the site's memory is damaged.
         """
         self._memory, self._policy, self._spec = Memory.open(policy), policy, spec
-        self._key = self._memory.secret("persons of budgets", randomness.bytes(KEY_BYTES))
+        self._key = self._memory.secret("persons of budgets")
         earlier = self._spent_before()
         with self._memory.reading() as db:
             self._others = _of_others(db, spec.name)
@@ -183,47 +183,102 @@ def _counted_under(db: sqlite3.Connection, purpose: str) -> set[str]:
 # in whatever order the rows come. A refusal tells neither which rows nor how many.
 
 
-class PredictionBudget:
-    """The budget of one data set at one site. Processes wait for each other."""
+_NO_VALUES: NDArray[np.float32] = np.empty(0, dtype="<f4")
 
-    def __init__(
-        self, policy: SitePolicy, data_set: str, randomness: RandomSource = OS_RANDOMNESS, in_training: bool = False
-    ):
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """What the memory holds of rows once a job has paid for them.
+
+    Shapes: rows: uint64[n_rows], keyed hashes; paid: int64[n_rows], by all jobs; answers: uint64[n], which this job is
+        the first to ask for.
+    """
+
+    rows: NDArray[np.uint64]
+    paid: NDArray[np.int64]
+    answers: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype="<u8"))
+    day: Day | None = None
+
+
+class ScoringRefusal(PolicyRefusal):
+    """A limit of standing scoring forbids rows.
+
+    Attributes:
+        limit: its key below ``vertical`` of the policy.
+    """
+
+    def __init__(self, limit: str, text: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
+class _RowBudget(ABC):
+    """What jobs have paid for each row of one data set at one site. Processes wait for each other."""
+
+    def __init__(self, policy: SitePolicy, data_set: str, secret: str) -> None:
+        self._site, self._rules = policy.site, policy.vertical
+        self._memory, self._data_set = Memory.open(policy), counted(data_set)
+        self._key = self._memory.secret(secret)
+
+    def check(self, names: Sequence[str], values: NDArray[np.float32] = _NO_VALUES) -> None:
+        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
+        with self._memory.reading() as db:
+            self._payment(db, names, values)
+
+    def charge(self, names: Sequence[str], values: NDArray[np.float32] = _NO_VALUES) -> None:
+        """Charge a job's rows, durably, before anything about them is answered; none is if one may not be asked for.
+
+        Args:
+            names: what names the rows at this site from job to job.
+            values: those that a ``ScoringBudget`` answers from.
+
+        Shapes: values: float32[n_rows, n_features].
+
+        Raises:
+            PolicyRefusal: a limit of the policy forbids it.
+            ConfigurationError: the site's memory is damaged.
+        """
+        with self._memory.transaction() as db:
+            payment = self._payment(db, names, values)
+            if payment is not None:
+                self._keep(db, payment)
+
+    def _payment(self, db: sqlite3.Connection, names: Sequence[str], values: NDArray[np.float32]) -> Payment | None:
+        if len(names) > self._rules.predictions_per_job:
+            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
+        return self._price(db, names, values)
+
+    @abstractmethod
+    def _price(self, db: sqlite3.Connection, names: Sequence[str], values: NDArray[np.float32]) -> Payment | None:
+        """Return what a job has to pay; None if nothing. Raises: as ``charge``."""
+
+    @abstractmethod
+    def _keep(self, db: sqlite3.Connection, payment: Payment) -> None:
+        """Enter a payment."""
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        return PolicyRefusal(f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}.")
+
+
+class PredictionBudget(_RowBudget):
+    """How often each row of a data set may be asked for; a row that comes twice in a job counts twice."""
+
+    def __init__(self, policy: SitePolicy, data_set: str, *, in_training: bool = False):
         """Open the budget.
 
         Args:
             data_set: the name in the site's policy: counts stay when the file behind it changes.
             in_training: the rows are those of a training's evaluation set, for which a job has other remedies.
         """
-        self._site, self._rules, self._in_training = policy.site, policy.vertical, in_training
-        self._memory, self._data_set = Memory.open(policy), counted(data_set)
-        self._key = self._memory.secret("predictions", randomness.bytes(KEY_BYTES))
+        super().__init__(policy, data_set, "predictions")
+        self._in_training = in_training
 
-    def check(self, row_ids: Sequence[str]) -> None:
-        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
-        with self._memory.reading() as db:
-            self._charged(db, row_ids)
-
-    def charge(self, row_ids: Sequence[str]) -> None:
-        """Charge a job's rows, durably; nothing is charged if any of them may not be asked for.
-
-        Args:
-            row_ids: ids of the rows that the job asks for; a row that comes twice counts twice.
-
-        Raises:
-            PolicyRefusal: more rows than one job may ask for, or a row that was asked for too often before.
-            ConfigurationError: the site's memory is damaged.
-        """
-        with self._memory.transaction() as db:
-            keys, counts = self._charged(db, row_ids)
-            save_counts(db, PREDICTIONS, self._data_set, {"keys": keys, "counts": counts})
-
-    def _charged(self, db: sqlite3.Connection, row_ids: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the counts with those of a job. Shapes: uint64[n], int64[n]. Raises: as ``charge``."""
-        if len(row_ids) > self._rules.predictions_per_job:
-            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
-        asked, times = np.unique(keyed_hashes(self._key, map(str.encode, row_ids)), return_counts=True)
-        keys, counts = self._read(db)
+    def _price(self, db: sqlite3.Connection, names: Sequence[str], values: NDArray[np.float32]) -> Payment:
+        stored = load_counts(db, PREDICTIONS, self._data_set)
+        keys, counts = stored["keys"], stored["counts"]
+        if keys.size != counts.size or (counts < 0).any() or (keys[1:] <= keys[:-1]).any():
+            raise DamagedArray("its counts of predictions do not fit together")
+        asked, times = np.unique(keyed_hashes(self._key, map(str.encode, names)), return_counts=True)
         everyone = np.union1d(keys, asked)
         total = np.zeros(everyone.size, dtype=np.int64)
         total[np.searchsorted(everyone, keys)] = counts
@@ -234,19 +289,13 @@ class PredictionBudget:
                 "answers no more often for rows of this job (with consents.scoring it counts distinct bits)",
                 "name other rows (rows, data_set)",
             )
-        return everyone, total
+        return Payment(everyone, total)
 
-    def _read(self, db: sqlite3.Connection) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        stored = load_counts(db, PREDICTIONS, self._data_set)
-        keys, counts = stored["keys"], stored["counts"]
-        if keys.size != counts.size or (counts < 0).any() or (keys[1:] <= keys[:-1]).any():
-            raise DamagedArray("its counts of predictions do not fit together")
-        return keys, counts
+    def _keep(self, db: sqlite3.Connection, payment: Payment) -> None:
+        save_counts(db, PREDICTIONS, self._data_set, {"keys": payment.rows, "counts": payment.paid})
 
     def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
-        if self._in_training:
-            remedy = "another eval_data_set, or none"
-        return PolicyRefusal(f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}.")
+        return super()._refusal(key, what, "another eval_data_set, or none" if self._in_training else remedy)
 
 
 # What standing scoring has shown of each row, over all jobs: distinct bits, each counted before it leaves.
@@ -269,39 +318,11 @@ class PredictionBudget:
 _DAY_S = 24 * 3600
 
 
-class ScoringRefusal(PolicyRefusal):
-    """A limit of standing scoring forbids rows.
-
-    Attributes:
-        limit: its key below ``vertical`` of the policy.
-    """
-
-    def __init__(self, limit: str, text: str) -> None:
-        super().__init__(text)
-        self.limit = limit
-
-
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """What is to be added to the record. Shapes: answers: uint64[n]; rows: uint64[n_rows]; bits: int64[n_rows]."""
-
-    answers: NDArray[np.uint64]
-    rows: NDArray[np.uint64]
-    bits: NDArray[np.int64]
-    day: Day
-
-
-class ScoringBudget:
-    """The record of one data set at one site, for one model. Processes wait for each other."""
+class ScoringBudget(_RowBudget):
+    """The distinct bits of each row of a data set, for one model."""
 
     def __init__(
-        self,
-        policy: SitePolicy,
-        data_set: str,
-        model: str,
-        n_bits: int,
-        randomness: RandomSource = OS_RANDOMNESS,
-        clock: Callable[[], float] = time.time,
+        self, policy: SitePolicy, data_set: str, model: str, n_bits: int, clock: Callable[[], float] = time.time
     ) -> None:
         """Open the record.
 
@@ -310,39 +331,13 @@ class ScoringBudget:
             model: what is answered with, and how: the model's id and the job's action.
             n_bits: most distinct bits that one row can show so.
         """
-        self._site, self._rules, self._model, self._n_bits = policy.site, policy.vertical, model.encode(), n_bits
-        self._memory, self._data_set, self._clock = Memory.open(policy), counted(data_set), clock
-        self._key = self._memory.secret("scoring", randomness.bytes(KEY_BYTES))
+        super().__init__(policy, data_set, "scoring")
+        self._model, self._n_bits, self._clock = model.encode(), n_bits, clock
         with self._memory.reading() as db:
             ScoredRows(db, self._data_set).check_all()
 
-    def check(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
-        """Refuse what ``charge`` would refuse, and charge nothing. Raises: as ``charge``."""
-        with self._memory.reading() as db:
-            self._charge(ScoredRows(db, self._data_set), names, values)
-
-    def charge(self, names: Sequence[str], values: NDArray[np.float32]) -> None:
-        """Charge rows, durably, before anything about them is answered; nothing is charged if one must not be.
-
-        Args:
-            names: what names the rows at this site from job to job.
-
-        Shapes: values: float32[n_rows, n_features].
-
-        Raises:
-            PolicyRefusal: a row would show more than it may, or there are too many rows for a day.
-            ConfigurationError: the site's memory is damaged.
-        """
-        with self._memory.transaction() as db:
-            record = ScoredRows(db, self._data_set)
-            charge = self._charge(record, names, values)
-            if charge is not None:
-                record.add(charge.answers, charge.rows, charge.bits, charge.day)
-
-    def _charge(self, record: ScoredRows, names: Sequence[str], values: NDArray[np.float32]) -> _Charge | None:
-        """Return what the record lacks of these rows; None if nothing. Raises: as ``charge``."""
-        if len(names) > self._rules.predictions_per_job:
-            raise self._refusal("predictions_per_job", "answers for fewer rows in one job", "name fewer rows (rows)")
+    def _price(self, db: sqlite3.Connection, names: Sequence[str], values: NDArray[np.float32]) -> Payment | None:
+        record = ScoredRows(db, self._data_set)
         content = np.ascontiguousarray(np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)), "<f4")
         row_keys = self._hashes(b"row", ((name.encode(),) for name in names))
         answers = self._hashes(
@@ -368,7 +363,13 @@ class ScoringBudget:
             raise self._refusal(
                 "scoring_bits_per_row", "shows no more bits of some row of this job", "name other rows (rows)"
             )
-        return _Charge(answers[is_new], rows, bits, Day(today, spent + n_charged))
+        return Payment(rows, bits, answers[is_new], Day(today, spent + n_charged))
+
+    def _keep(self, db: sqlite3.Connection, payment: Payment) -> None:
+        ScoredRows(db, self._data_set).add(payment)
+
+    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
+        return ScoringRefusal(key, str(super()._refusal(key, what, remedy)))
 
     def _hashes(self, purpose: bytes, items: Iterable[Sequence[bytes]]) -> NDArray[np.uint64]:
         found = []
@@ -378,10 +379,6 @@ class ScoringBudget:
                 digest.update(len(part).to_bytes(8, "little") + part)
             found.append(digest.digest())
         return np.frombuffer(b"".join(found), dtype="<u8")
-
-    def _refusal(self, key: str, what: str, remedy: str) -> PolicyRefusal:
-        text = f"{self._site} {what}. Policy key: vertical.{key}. Remedy: {remedy}, or ask {self._site}."
-        return ScoringRefusal(key, text)
 
 
 # The tables of what standing scoring has shown: one record for each answer and each row, looked up by key.
@@ -438,26 +435,27 @@ class ScoredRows:
         for _ in self._checked(self._db.execute(query, (self._number,))):
             pass
 
-    def add(self, answers: NDArray[np.uint64], rows: NDArray[np.uint64], bits: NDArray[np.int64], day: Day) -> None:
-        """Write records, of rows in the place of those before.
-
-        Args:
-            bits: of each row in all.
-
-        Shapes: answers: uint64[n]; rows: uint64[n_rows]; bits: int64[n_rows].
-        """
+    def add(self, payment: Payment) -> None:
+        """Write records, of rows in the place of those before."""
+        self.day = payment.day or self.day
         if self._number is None:
             self._number = insert(
                 self._db, "INSERT INTO scored_sets (data_set, day, rows) VALUES (?, 0, 0)", [self._name]
             )
         number = self._number
-        self._db.executemany("INSERT INTO scored_answers VALUES (?, ?)", ((number, key) for key in _signed(answers)))
+        self._db.executemany(
+            "INSERT INTO scored_answers VALUES (?, ?)", ((number, key) for key in _signed(payment.answers))
+        )
         self._db.executemany(
             "INSERT OR REPLACE INTO scored_rows VALUES (?, ?, ?, ?)",
-            ((number, key, n, _digest(key, n)) for key, n in zip(_signed(rows), bits.tolist(), strict=True)),
+            (
+                (number, key, n, _digest(key, n))
+                for key, n in zip(_signed(payment.rows), payment.paid.tolist(), strict=True)
+            ),
         )
-        self._db.execute("UPDATE scored_sets SET day = ?, rows = ? WHERE id = ?", (day.number, day.rows, number))
-        self.day = day
+        self._db.execute(
+            "UPDATE scored_sets SET day = ?, rows = ? WHERE id = ?", (self.day.number, self.day.rows, number)
+        )
 
     def _look_up(self, query: str, keys: NDArray[np.uint64]) -> list[tuple[Any, ...]]:
         return [one for key in _signed(keys) for one in self._db.execute(query, (self._number, key))]

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.key_agreement import derive_key
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.base.formatting import counted, fitted
@@ -43,7 +42,7 @@ from nvflare_plugins.site.memory.schema import (
     save_counts,
     store_array,
 )
-from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents
 
@@ -125,9 +124,9 @@ class Registry:
     Privacy: purely local. Holds no row, value or sum except the agreed cuts, which are in every model anyway.
     """
 
-    def __init__(self, memory: Memory, consents: Consents, randomness: RandomSource = OS_RANDOMNESS) -> None:
+    def __init__(self, memory: Memory, consents: Consents) -> None:
         self._memory, self._site, self._consents = memory, memory.site, consents
-        self._key = memory.secret("registry", randomness.bytes(KEY_BYTES))
+        self._key = memory.secret("registry")
 
     @classmethod
     def open(cls, policy: SitePolicy) -> Registry:
@@ -176,7 +175,8 @@ class Registry:
         with self._memory.transaction() as db:
             data = add_data(db, record, version.rows)
             if version.named is not None:
-                add_named_rows(db, data, version.named)
+                known = load_counts(db, NAMED_ROWS, str(data))["keys"]  # under which it had other ids
+                save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, version.named).astype("<u8")})
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), draw)
             n_added, refusal = 0, None
             if resume is None:
@@ -188,7 +188,10 @@ class Registry:
             else:
                 verdict, message = self._check_resume(db, terms, record, resume)
                 if resume.lost:
-                    self._judge(db, terms, version, of_job(db, resume.job_id), may_grow=False)
+                    own = tuple(
+                        found for (found,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (resume.job_id,))
+                    )
+                    self._judge(db, terms, version, own, may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and (may_grow or is_settled):
@@ -274,7 +277,9 @@ class Registry:
             if search is None or set(cuts) != columns:
                 raise ValueError("cuts must hold exactly the features of this run's planned search")
             for feature, found in cuts.items():
-                set_cuts(db, search, feature, found)
+                kept = store_array(db, np.asarray(found, dtype="<f4"))
+                key = (kept, search, feature)
+                db.execute("UPDATE searched_columns SET cuts = ? WHERE (search, feature) = (?, ?)", key)
 
     def trees_complete(self, run: Reservation, n_trees: int) -> None:
         """Record a checkpoint: a lost job may resume from here (one durable write: call it per checkpoint)."""
@@ -298,13 +303,13 @@ class Registry:
             this = run_of(db, run.run)
             if this.trees or this.state != "reserved" or last_search_of(db, run.run)[0] is not None:
                 raise ValueError("a run that released something cannot be cancelled")
-            drop_run(db, run.run)
+            db.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             forget_unchecked(db, run.run)
 
     def describe(self) -> str:
         """Return the registry as a table that a person can read."""
         with self._memory.reading() as db:
-            rows = all_runs(db)
+            rows = [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
             data = {number: data_of(db, number) for number in {run.terms.data for run in rows}}
             (n_searches,) = db.execute("SELECT COUNT(*) FROM searches").fetchone()
         lines = [f"{'started':<20} {'data set':<16} {'rows':>9} {'data':<8} {'state':<9} {'trees':>5}  sites, job"]
@@ -319,12 +324,7 @@ class Registry:
         return "\n".join(lines)
 
     def _judge(
-        self,
-        db: sqlite3.Connection,
-        fresh: Terms,
-        version: _Version,
-        own: tuple[int, ...],
-        may_grow: bool,
+        self, db: sqlite3.Connection, fresh: Terms, version: _Version, own: tuple[int, ...], may_grow: bool
     ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         concerned: list[Terms] = []
@@ -387,7 +387,10 @@ class Registry:
     def _check_new(self, db: sqlite3.Connection, version: _Version, continues: Sequence[str]) -> None:
         """Refuse rows that belong to the jobs whose model is continued. Raises: DataRefusal."""
         for job_id in continues:
-            data = trained_on(db, job_id)
+            trained_on = (
+                "SELECT data FROM runs JOIN terms ON terms.id = terms WHERE job_id = ? ORDER BY runs.id LIMIT 1"
+            )
+            (data,) = db.execute(trained_on, (job_id,)).fetchone() or (None,)  # the one that it named first
             if data is not None and _relation(db, version, data) is not Relation.UNRELATED:
                 name, n_alike = version.record.name, _overlap(db, version, data)
                 raise DataRefusal(
@@ -428,11 +431,13 @@ class Registry:
         Trees between the shared checkpoint and the last tree of the interrupted job are computed again from the same
         rows by the same sites, which is no new release.
         """
-        last = last_run_of(db, resume.job_id, record.name)
-        if last is None:
+        last_of_job = f"{_RUN} WHERE job_id = ? AND name = ? ORDER BY runs.id DESC LIMIT 1"
+        found = db.execute(last_of_job, (resume.job_id, record.name)).fetchone()
+        if found is None:
             raise ConfigurationError(
                 f"{self._site} has no record of a job {resume.job_id} on data set {record.name!r}."
             )
+        last = _run(found)
         if last.state == "complete":
             raise ConfigurationError(
                 f"job {resume.job_id} is complete: continue from its model instead (initial_model)."
@@ -474,7 +479,7 @@ def _relation(db: sqlite3.Connection, version: _Version, earlier: int) -> Relati
 def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
     """Return how many rows two versions of the same columns share: by their ids too, where all have one."""
     n_alike = overlap_of(version.rows, rows_of(db, earlier))
-    named = named_rows_of(db, earlier)
+    named = load_counts(db, NAMED_ROWS, str(earlier))["keys"]  # none where not every row had an id
     return overlap_of(version.named, named) if n_alike and named.size and version.named is not None else n_alike
 
 
@@ -563,22 +568,6 @@ def rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
     return load_array(db, number, "<u8", n_rows)
 
 
-def add_named_rows(db: sqlite3.Connection, data: int, named: NDArray[np.uint64]) -> None:
-    """Remember the hashes of a version's rows with their ids, beside those under which it had other ids."""
-    known = load_counts(db, NAMED_ROWS, str(data))["keys"]
-    save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, named).astype("<u8")})
-
-
-def named_rows_of(db: sqlite3.Connection, data: int) -> NDArray[np.uint64]:
-    """Return the hashes of a version's rows with their ids, sorted; none where not every row had one."""
-    return load_counts(db, NAMED_ROWS, str(data))["keys"]
-
-
-def all_data(db: sqlite3.Connection) -> list[int]:
-    """Return the numbers of all versions of data sets, the oldest first."""
-    return [number for (number,) in db.execute("SELECT id FROM data_versions ORDER BY id")]
-
-
 def runs_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
     """Return the numbers of all runs over a version of a data set, evaluations too, among the same sites and draws."""
     key = (terms.data, json.dumps(terms.sites), terms.draw)
@@ -587,28 +576,13 @@ def runs_under(db: sqlite3.Connection, terms: Terms) -> set[int]:
     return {number for (number,) in found}
 
 
-def trained_on(db: sqlite3.Connection, job_id: str) -> int | None:
-    """Return the number of the version of a data set that a job trained on: the one that it named first."""
-    found = db.execute(
-        "SELECT data FROM runs JOIN terms ON terms.id = terms WHERE job_id = ? ORDER BY runs.id LIMIT 1", (job_id,)
-    ).fetchone()
-    return None if found is None else int(found[0])
-
-
-def add_run(
-    db: sqlite3.Connection, job_id: str, terms: Terms, started: str, trees: int = 0, state: str = "reserved"
-) -> int:
+def add_run(db: sqlite3.Connection, job_id: str, terms: Terms, started: str, trees: int) -> int:
     """Remember a run; return its number."""
     key = (terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
     db.execute("INSERT OR IGNORE INTO terms (data, sites, parameters, draw) VALUES (?, ?, ?, ?)", key)
     found = db.execute("SELECT id FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?)", key).fetchone()
-    run = (job_id, *found, started, state, trees)
-    return insert(db, "INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, ?, ?, ?, ?)", run)
-
-
-def drop_run(db: sqlite3.Connection, number: int) -> None:
-    """Forget a run."""
-    db.execute("DELETE FROM runs WHERE id = ?", (number,))
+    run = (job_id, *found, started, trees)
+    return insert(db, "INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, ?, ?, 'reserved', ?)", run)
 
 
 def run_of(db: sqlite3.Connection, number: int) -> Run:
@@ -617,24 +591,6 @@ def run_of(db: sqlite3.Connection, number: int) -> Run:
     if row is None:
         raise ValueError("the run is not in the registry (was it cancelled?)")
     return _run(row)
-
-
-def last_run_of(db: sqlite3.Connection, job_id: str, data_set: str) -> Run | None:
-    """Return the last run of a job over a data set of this name."""
-    row = db.execute(
-        f"{_RUN} WHERE job_id = ? AND name = ? ORDER BY runs.id DESC LIMIT 1", (job_id, data_set)
-    ).fetchone()
-    return None if row is None else _run(row)
-
-
-def of_job(db: sqlite3.Connection, job_id: str) -> tuple[int, ...]:
-    """Return the numbers of a job's runs."""
-    return tuple(number for (number,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (job_id,)))
-
-
-def all_runs(db: sqlite3.Connection) -> list[Run]:
-    """Return all runs, the oldest first."""
-    return [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
 
 
 # Columns that stand beside MIN are those of the row that has it: SQLite says so.
@@ -696,15 +652,6 @@ def earlier_searches(
         (digest, feature, json.dumps(sites), n_rows),
     )
     return list(rows)
-
-
-def set_cuts(db: sqlite3.Connection, search: int, feature: str, cuts: NDArray[np.float32]) -> None:
-    """Keep the cuts that a search found for a column."""
-    key = (search, feature)
-    db.execute(
-        "UPDATE searched_columns SET cuts = ? WHERE (search, feature) = (?, ?)",
-        (store_array(db, np.asarray(cuts, dtype="<f4")), *key),
-    )
 
 
 def _run(row: tuple[Any, ...]) -> Run:
@@ -794,8 +741,8 @@ def forget_unchecked(db: sqlite3.Connection, run: int) -> None:
 
 def _with_columns_of(db: sqlite3.Connection, record: DataRecord, data: int) -> int | None:
     """Return the version itself, or one of the same rows, that has the columns of ``record``: rows are hashed whole."""
-    version = data_of(db, data)
-    for number in (data, *all_data(db)):
+    version, known = data_of(db, data), db.execute("SELECT id FROM data_versions ORDER BY id").fetchall()
+    for number in (data, *(int(found) for (found,) in known)):
         other = data_of(db, number)
         if set(other.columns) == set(record.columns) and other.relation(version, 0) is Relation.SAME:
             return number

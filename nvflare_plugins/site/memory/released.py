@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
@@ -28,7 +27,7 @@ from nvflare_plugins.site.memory.schema import (
     save_counts,
     store_array,
 )
-from nvflare_plugins.site.memory.store import KEY_BYTES, Memory
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 
 # What a passive party remembers of the sums it has released, over all jobs on one data set.
@@ -128,10 +127,10 @@ class Released:
 class ReleasedSums:
     """What was released of one data set, over all jobs. Processes wait for each other."""
 
-    def __init__(self, memory: Memory, data_set: str, randomness: RandomSource = OS_RANDOMNESS):
+    def __init__(self, memory: Memory, data_set: str):
         """Args: data_set: the name in the site's policy: it stays when the file gains a row."""
         self._memory, self._data_set = memory, counted(data_set)
-        self._key = memory.secret(RELEASED_SUMS, randomness.bytes(KEY_BYTES))
+        self._key = memory.secret(RELEASED_SUMS)
 
     def row_keys(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
         """Return the rows' secret keys. Shapes: uint64[n_rows]. Raises: ValueError if an id comes twice."""
@@ -220,10 +219,10 @@ _PAID_ONCE = (
 class SentRows:
     """The rows of one site."""
 
-    def __init__(self, policy: SitePolicy, randomness: RandomSource = OS_RANDOMNESS) -> None:
+    def __init__(self, policy: SitePolicy) -> None:
         self._site, self._consents = policy.site, policy.consents
         self._memory = Memory.open(policy)
-        self._key = self._memory.secret("sent rows", randomness.bytes(KEY_BYTES))
+        self._key = self._memory.secret("sent rows")
 
     def note(self, job_id: str, ids: Sequence[str], data_set: str = "") -> None:
         """Remember rows, durably; to be called before their buckets are sent.

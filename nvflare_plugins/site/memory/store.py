@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
@@ -286,8 +287,8 @@ class Memory:
         """Read one state of the memory. Raises: as ``transaction``."""
         return self.transaction("BEGIN")
 
-    def secret(self, name: str, fresh: bytes) -> bytes:
-        """Return the site's secret of this name, which becomes ``fresh`` where there is none yet.
+    def secret(self, name: str, fresh: bytes | None = None) -> bytes:
+        """Return the site's secret of this name, 32 bytes; drawn, or ``fresh``, where there is none yet.
 
         Security: never leaves the site; hashes of rows and ids are kept under such secrets.
         """
@@ -295,7 +296,8 @@ class Memory:
             found = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
         if found is None:
             with self.transaction() as db:
-                db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, fresh))
+                drawn = OS_RANDOMNESS.bytes(KEY_BYTES) if fresh is None else fresh
+                db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, drawn))
                 found = db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
         if not isinstance(found[0], bytes) or len(found[0]) != KEY_BYTES:
             raise self.damaged(f"its secret for {name} is damaged")

@@ -25,12 +25,12 @@ from nvflare_plugins.kinds.vertical.messages import (
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.schemes import gradient_owner, histogram_maker
 from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.site.memory.schema import RELEASED_SUMS
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_tap import Tap
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
-from tests.support.seeded_randomness import SeededRandomness
 from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, trees
 
 N_ROWS = 1500
@@ -123,7 +123,9 @@ def test_under_encryption_the_same_sums_are_withheld_and_the_model_is_the_same(t
     joined = Joined(features, (features[:, 0] + features[:, 3] > 0).astype(np.float32), (2, 2))
     models = []
     for name, scheme in (("clear", make_clear), ("encrypted", encrypted)):
-        ledger = ReleasedSums(Memory(tmp_path / name, "site"), "data", SeededRandomness(5))
+        memory = Memory(tmp_path / name, "site")
+        memory.secret(RELEASED_SUMS, bytes(32))  # the same keys of rows
+        ledger = ReleasedSums(memory, "data")
         rules = VerticalRules(min_rows_per_node=40)
         one = Guard(rules, ledger, [str(i) for i in range(200)], max_share=1e6)
         outcome = federate(joined, {**PARAMS, "max_bin": 6}, 2, scheme=scheme, guards=[one], guarded=True)

@@ -10,7 +10,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.site.memory.budgets import ScoredRows, ScoringBudget
+from nvflare_plugins.site.memory.budgets import ScoringBudget
 from nvflare_plugins.site.memory.schema import counted
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
@@ -141,9 +141,7 @@ def test_a_charge_writes_its_own_rows_alone(tmp_path: Path) -> None:
     memory = Memory.open(policy(tmp_path))
     with memory.transaction() as db:
         before = db.total_changes
-        record = ScoredRows(db, counted("people"))
-        charge = ours._charge(record, ["another"], VALUES[:1])
-        record.add(charge.answers, charge.rows, charge.bits, charge.day)
+        ours._keep(db, ours._price(db, ["another"], VALUES[:1]))
         assert db.total_changes - before == 3  # an answer, a row, the day
 
 
