@@ -106,27 +106,42 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
     if isinstance(values["ledgers"], Path):
         values.setdefault("ledger_heads", values["ledgers"] / "heads")
     values["cluster"] = _cluster("cluster", values.get("cluster"), whole)
-    sources = values.get("snapshots")
-    if isinstance(sources, dict):
-        fields = [name for name in SnapshotSource.__dataclass_fields__ if name != "name"]
-        values["snapshots"] = {name: _snapshot(name, entry, fields, whole) for name, entry in sources.items()}
-    sets = values.get("data_sets")
-    if isinstance(sets, dict):
-        fields = [name for name in DataSet.__dataclass_fields__ if name != "name"]
-        folders = _folders(values.get("snapshots"))
-        values["data_sets"] = {name: _data_set(name, entry, fields, whole, folders) for name, entry in sets.items()}
+    _complete(values, "snapshots", SnapshotSource, ("folder", "password_file"), whole)
+    _complete(values, "data_sets", DataSet, ("path",), whole)
+    snapshots, sets = values.get("snapshots"), values.get("data_sets")
+    folders = (
+        [one.get("folder") for one in snapshots.values() if isinstance(one, dict)]
+        if isinstance(snapshots, dict)
+        else []
+    )
+    for name, entry in sets.items() if isinstance(sets, dict) else ():
+        if not isinstance(entry, dict):
+            continue
+        path = entry.get("path")
+        if path is None:
+            raise ConfigurationError(f"data_sets.{name} lacks path")
+        if "cluster" in entry:
+            entry["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
+        if "format" not in entry and isinstance(path, Path):
+            is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
+            entry["format"] = "parquet" if is_folder else format_of(path) or ("csv" if entry.get("loader") else None)
     return values
 
 
-def _snapshot(name: object, entry: object, fields: Sequence[str], whole: _Whole) -> object:
-    if not isinstance(entry, dict):
-        return entry
-    refuse_unknown(f"snapshots.{name}", entry, fields)
-    for key in ("url", "query", "folder"):
-        if entry.get(key) is None:
-            raise ConfigurationError(f"snapshots.{name} lacks {key}")
-    paths = {key: whole(f"snapshots.{name}.{key}", entry[key]) for key in ("folder", "password_file") if key in entry}
-    return {**entry, "name": name, **paths}
+def _complete(values: dict[str, Any], key: str, cls: type[Document], paths: Sequence[str], whole: _Whole) -> None:
+    """Give the entries of an object their names, and whole paths. Raises: ConfigurationError: an unknown key."""
+    entries = values.get(key)
+    if not isinstance(entries, dict):
+        return
+    known = [name for name in cls.__dataclass_fields__ if name != "name"]
+    values[key] = complete = {}
+    for name, entry in entries.items():
+        if isinstance(entry, dict):
+            refuse_unknown(f"{key}.{name}", entry, known)
+            found = {path: whole(f"{key}.{name}.{path}", entry[path]) for path in paths if path in entry}
+            complete[name] = {**entry, "name": name, **found}
+        else:
+            complete[name] = entry
 
 
 def _cluster(name: str, entry: object, whole: _Whole) -> object:
@@ -134,29 +149,6 @@ def _cluster(name: str, entry: object, whole: _Whole) -> object:
     if not isinstance(entry, dict) or not isinstance(security, dict):
         return entry
     return {**entry, "security": {key: whole(f"{name}.security.{key}", value) for key, value in security.items()}}
-
-
-def _folders(snapshots: object) -> list[object]:
-    """Return the folders that snapshots go to, whether they are there yet or not."""
-    entries = snapshots.values() if isinstance(snapshots, dict) else ()
-    return [entry["folder"] for entry in entries if isinstance(entry, dict)]
-
-
-def _data_set(name: object, entry: object, fields: Sequence[str], whole: _Whole, folders: list[object]) -> object:
-    if not isinstance(entry, dict):
-        return entry
-    refuse_unknown(f"data_sets.{name}", entry, fields)
-    values: dict[str, Any] = {**entry, "name": name, "path": whole(f"data_sets.{name}.path", entry.get("path"))}
-    if "cluster" in entry:
-        values["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
-    if values["path"] is None:
-        raise ConfigurationError(f"data_sets.{name} lacks path")
-    if "format" not in entry and isinstance(values["path"], Path):
-        path = values["path"]
-        is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
-        by_loader = "csv" if entry.get("loader") else None
-        values["format"] = "parquet" if is_folder else format_of(path) or by_loader
-    return values
 
 
 def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
@@ -192,6 +184,7 @@ def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
 
 
 _NOT_IN_FILE = ("site", "workspace")
+_ALLOWS_NOTHING = (*_NOT_IN_FILE, *FOLDERS, "ledger_heads", "data_sets", "snapshots", "data_protection", "cluster")
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
@@ -374,24 +367,7 @@ class SitePolicy(Document):
 
         Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
         """
-        allowed = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if name
-            not in (
-                "site",
-                "workspace",
-                "data_sets",
-                "snapshots",
-                "data_protection",
-                "cluster",
-                "inputs",
-                "registry",
-                "ledgers",
-                "ledger_heads",
-                "runs",
-            )
-        }
+        allowed = {name: value for name, value in dataclasses.asdict(self).items() if name not in _ALLOWS_NOTHING}
         return json.dumps(allowed, sort_keys=True).encode()
 
     def fingerprint(self) -> str:

@@ -22,30 +22,8 @@ from nvflare_plugins.base.declared import description_of
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.data.declaration import MISSING_TEXTS, VerticalRules
 from nvflare_plugins.data.part_files import known_files
-from nvflare_plugins.site.flare_boundary import (
-    ALLOW_LIST,
-    AUTHORIZATION,
-    COMM_CONFIG,
-    ENFORCE,
-    ENFORCEMENT,
-    GUARD,
-    GUARD_FILE,
-    GUARD_STARTED,
-    JOB_GUARD,
-    JOB_GUARD_FILE,
-    LOG_STREAMING,
-    RESOURCES,
-    Role,
-    comm_config_of,
-    gaps,
-    granted,
-    has_comm_config,
-    leftovers,
-    lets_others_in,
-    merged_allow_list,
-    role_of,
-    without_denied,
-)
+from nvflare_plugins.site import flare_boundary
+from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, template
 from nvflare_plugins.site.policy_values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
@@ -156,10 +134,10 @@ def workspaces(folder: Path) -> list[tuple[Path, Role]]:
 def _kits(folder: Path) -> Iterator[tuple[Path, Role]]:
     """Find startup kits: the folder itself, or those in the newest prod_NN folder of each project below it."""
     candidates = [folder]
-    if role_of(folder) is Role.SIMULATOR:
+    if flare_boundary.role_of(folder) is Role.SIMULATOR:
         candidates = [path for production in _newest_productions(folder) for path in sorted(production.iterdir())]
     for path in candidates:
-        role = role_of(path)
+        role = flare_boundary.role_of(path)
         if role is not Role.SIMULATOR:
             yield path, role
 
@@ -175,24 +153,24 @@ def _newest_productions(folder: Path) -> list[Path]:
 
 
 def _merge_resources(workspace: Path, role: Role, extras: tuple[str, ...]) -> list[str]:
-    path = workspace / RESOURCES
+    path = workspace / flare_boundary.RESOURCES
     document = _read_with_default(path) or {"format_version": 2}
-    before = document.get(ALLOW_LIST)
+    before = document.get(flare_boundary.ALLOW_LIST)
     if before is not None and not isinstance(before, list):
-        raise ConfigurationError(f"{path}: {ALLOW_LIST} must be a list")
+        raise ConfigurationError(f"{path}: {flare_boundary.ALLOW_LIST} must be a list")
     changes = []
-    allowed = merged_allow_list(before, role, extras)
+    allowed = flare_boundary.merged_allow_list(before, role, extras)
     if allowed != before:
-        document[ALLOW_LIST] = allowed
+        document[flare_boundary.ALLOW_LIST] = allowed
         gone = [str(entry) for entry in before or () if entry not in allowed]
         taken = f"; taken out: {len(gone)}, such as {gone[0]}" if gone else ""
         changes.append(f"{path}: FLARE may start {len(allowed)} classes, each by its exact name{taken}")
-    if document.get(ENFORCEMENT) != ENFORCE:
-        document[ENFORCEMENT] = ENFORCE
-        changes.append(f"{path}: nothing else may start ({ENFORCEMENT} is {ENFORCE})")
-    if role is not Role.SERVER and document.get(LOG_STREAMING, True) is not False:
-        document[LOG_STREAMING] = False
-        changes.append(f"{path}: log files stay at the site ({LOG_STREAMING} is false)")
+    if document.get(flare_boundary.ENFORCEMENT) != flare_boundary.ENFORCE:
+        document[flare_boundary.ENFORCEMENT] = flare_boundary.ENFORCE
+        changes.append(f"{path}: nothing else may start ({flare_boundary.ENFORCEMENT} is {flare_boundary.ENFORCE})")
+    if role is not Role.SERVER and document.get(flare_boundary.LOG_STREAMING, True) is not False:
+        document[flare_boundary.LOG_STREAMING] = False
+        changes.append(f"{path}: log files stay at the site ({flare_boundary.LOG_STREAMING} is false)")
     if changes:
         _write_json(path, document)
     return changes
@@ -201,29 +179,29 @@ def _merge_resources(workspace: Path, role: Role, extras: tuple[str, ...]) -> li
 def _close_process(workspace: Path, role: Role) -> list[str]:
     """Deny custom code and shell commands, and see to it that the guard starts with FLARE."""
     changes = []
-    path = workspace / AUTHORIZATION
+    path = workspace / flare_boundary.AUTHORIZATION
     document = _read_with_default(path)
-    if granted(document):
-        closed = without_denied(document or {})
-        still = granted(closed)
+    if flare_boundary.granted(document):
+        closed = flare_boundary.without_denied(document or {})
+        still = flare_boundary.granted(closed)
         if still:
             raise ConfigurationError(f"{path} cannot be closed: {'; '.join(still)}")
         _write_json(path, closed)
         changes.append(f"{path}: custom code and shell commands are denied to every role")
     for file, guard, whose in (
-        (GUARD_FILE, GUARD, "FLARE's process"),
-        (JOB_GUARD_FILE, JOB_GUARD, "each job's process"),
+        (flare_boundary.GUARD_FILE, flare_boundary.GUARD, "FLARE's process"),
+        (flare_boundary.JOB_GUARD_FILE, flare_boundary.JOB_GUARD, "each job's process"),
     ):
         path = workspace / file
         if not path.is_file() or _read_object(path) != guard:
             _write_json(path, guard)
             changes.append(f"{path}: a guard starts with {whose}")
-    path = workspace / COMM_CONFIG
-    if not has_comm_config(workspace):
-        write_atomically(path, comm_config_of(workspace))
-        changes.append(f"{path}: as local/{COMM_CONFIG} says, or empty; FLARE finds it before any other of this name")
+    path = workspace / flare_boundary.COMM_CONFIG
+    if not flare_boundary.has_comm_config(workspace):
+        write_atomically(path, flare_boundary.comm_config_of(workspace))
+        changes.append(f"{path}: as local/{path.name} says, or empty; FLARE finds it before any other of this name")
     if changes:
-        (workspace / GUARD_STARTED).unlink(missing_ok=True)
+        (workspace / flare_boundary.GUARD_STARTED).unlink(missing_ok=True)
         changes.append(
             f"{workspace}: restart this {role.value} if it runs, as FLARE reads rights and guard when it starts"
         )
@@ -249,7 +227,9 @@ def warnings_of(folder: Path) -> list[str]:
 
 def leftover_gaps(workspace: Path, role: Role) -> Iterator[str]:
     """Yield a sentence if old jobs have left what FLARE could read or run at its next start; nothing in a simulator."""
-    left = [] if role is Role.SIMULATOR else leftovers(workspace, lets_others_in(workspace))
+    left = (
+        [] if role is Role.SIMULATOR else flare_boundary.leftovers(workspace, flare_boundary.lets_others_in(workspace))
+    )
     if left:
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         yield (
@@ -362,47 +342,27 @@ def _wanted(document: dict[str, Any], options: SetupOptions, has_heads: bool) ->
         if value is not None and document.get(key) != value:
             document[key] = value
             yield key, value
+    for (*place, key), value in _nested(options):
+        entry = document
+        for name in place:
+            entry = entry.setdefault(name, {})
+        wanted = added(entry.get(key, list(MISSING_TEXTS) if key == "missing" else None), value)
+        if entry.get(key) != wanted:
+            entry[key] = wanted
+            yield ".".join((*place, key)), wanted
+
+
+def _nested(options: SetupOptions) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield what the options say of keys below others: the way to each, and its value."""
     for name, source in options.snapshots.items():
-        entry = document.setdefault("snapshots", {}).setdefault(name, {})
-        for key, value in source.items():
-            if entry.get(key) != value:
-                entry[key] = value
-                yield f"snapshots.{name}.{key}", value
-    for name, path in options.data_sets.items():
-        entry = document.setdefault("data_sets", {}).setdefault(name, {})
-        if entry.get("path") != path:
-            entry["path"] = path
-            yield f"data_sets.{name}.path", path
-    for name, column in options.ids.items():
-        entry = document.setdefault("data_sets", {}).setdefault(name, {})
-        if entry.get("id") != column:
-            entry["id"] = column
-            yield f"data_sets.{name}.id", column
-    for name, given in options.budgets.items():
-        entry = document.setdefault("data_sets", {}).setdefault(name, {})
-        budget = {**entry.get("privacy", {}), **given}
-        if entry.get("privacy") != budget:
-            entry["privacy"] = budget
-            yield f"data_sets.{name}.privacy", budget
-    for name, given in options.readers.items():
-        entry = document.setdefault("data_sets", {}).setdefault(name, {})
-        for key, value in given.items():
-            wanted = added(entry.get(key, list(MISSING_TEXTS) if key == "missing" else None), value)
-            if entry.get(key) != wanted:
-                entry[key] = wanted
-                yield f"data_sets.{name}.{key}", wanted
-    for key, text in options.statement.items():
-        words = document.setdefault("data_protection", {})
-        if words.get(key) != text:
-            words[key] = text
-            yield f"data_protection.{key}", text
-    for name in options.consents:
-        consents = document.setdefault("consents", {})
-        key, _, number = name.partition("=")
-        wanted = int(number) if number else True
-        if consents.get(key) != wanted:
-            consents[key] = wanted
-            yield f"consents.{key}", wanted
+        yield from ((("snapshots", name, key), value) for key, value in source.items())
+    for key, of_sets in (("path", options.data_sets), ("id", options.ids), ("privacy", options.budgets)):
+        yield from ((("data_sets", name, key), value) for name, value in of_sets.items())
+    for name, reader in options.readers.items():
+        yield from ((("data_sets", name, key), value) for key, value in reader.items())
+    yield from ((("data_protection", key), text) for key, text in options.statement.items())
+    for key, _, number in (name.partition("=") for name in options.consents):
+        yield ("consents", key), int(number) if number else True
 
 
 def added(before: Any, value: Any) -> Any:
@@ -486,7 +446,7 @@ def policy_of(workspace: Path, role: Role) -> SitePolicy:
 
 
 def _missing(workspace: Path, role: Role) -> Iterator[str]:
-    yield from gaps(workspace)
+    yield from flare_boundary.gaps(workspace)
     yield from leftover_gaps(workspace, role)
     yield from _certificate_gaps(workspace, role)
     if role is Role.SERVER:

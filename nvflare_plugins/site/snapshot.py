@@ -33,13 +33,8 @@ from nvflare_plugins.data.part_files import snapshot_name, snapshots_in
 _BATCH_ROWS = 10_000
 _GROUP_VALUES = 1 << 22
 """Values of a row group of the file, or those of one batch where these are more."""
-_READ_ONLY = {
-    "sqlite": "PRAGMA query_only = ON",
-    "postgresql": "SET TRANSACTION READ ONLY",
-    "mysql": "SET TRANSACTION READ ONLY",
-    "mariadb": "SET TRANSACTION READ ONLY",
-    "oracle": "SET TRANSACTION READ ONLY",
-}
+_READ_ONLY = dict.fromkeys(("postgresql", "mysql", "mariadb", "oracle"), "SET TRANSACTION READ ONLY")
+_READ_ONLY["sqlite"] = "PRAGMA query_only = ON"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +49,7 @@ class Taken:
 
 
 def take_snapshot(
-    source: SnapshotSource,
-    keep: int | None = None,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    source: SnapshotSource, keep: int | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Taken:
     """Run the query, write its rows as a new snapshot (mode 0600, whole or not at all), remove older ones.
 
