@@ -456,13 +456,8 @@ def _in_step(sites: Sequence[Log]) -> Iterator[str]:
     """At each exchange all sites sent the same kind of message and received the same answer, unless it was routed."""
     for log in sites[1:]:
         for mine, first in zip(log.messages, sites[0].messages, strict=False):
-            same_step = (mine.kind, mine.phase, mine.codec, mine.n_values) == (
-                first.kind,
-                first.phase,
-                first.codec,
-                first.n_values,
-            )
-            if not same_step:
+            step, step_of_first = ((one.kind, one.phase, one.codec, one.n_values) for one in (mine, first))
+            if step != step_of_first:
                 yield f"{log.site} and {sites[0].site} were not in step at exchange {mine.counter} ({mine.kind})"
                 break
             if mine.direction == "received" and mine.kind not in _ROUTED and _differ(mine, first):

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from nvflare_plugins.wire.profiles import plugin_of
 
+SAFE_CODECS = frozenset({"MASKED", "SEALED"})
+"""Under every profile scales are agreed under masks and keys are sealed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
@@ -50,8 +53,8 @@ class ThreatModel(Statement):
     """
 
     profile: str
-    codecs: frozenset[str]
     changed: str
+    codecs: frozenset[str] = SAFE_CODECS
     ciphertexts: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -80,9 +83,7 @@ _MASKED_NOISE = {
     "sum",
 }
 
-_SAFE = frozenset({"MASKED", "SEALED"})  # under every profile scales are agreed under masks and keys are sealed
-
-PLUGIN_CODECS = _SAFE | {"PLUGIN"}
+PLUGIN_CODECS = SAFE_CODECS | {"PLUGIN"}
 
 TAGGED = (
     "Noticed (since 0.4.0) by every site before it uses a sum; the job ends. Not if the server colludes with a site or "
@@ -177,7 +178,7 @@ THREAT_MODELS = {
     for model in (
         ThreatModel(
             profile="plain",
-            codecs=_SAFE | {"PLAIN", "PLAIN_32"},
+            codecs=SAFE_CODECS | {"PLAIN", "PLAIN_32"},
             changed="Sums: unnoticed, if all sites are told the same. Nothing is protected under this profile.",
             summary="No protection of sums: the server reads every site's contributions.",
             server_alone="Every site's histograms, label means, counts and metric parts, in clear.",
@@ -189,7 +190,7 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="masks",
-            codecs=_SAFE | {"MASKED_32"},
+            codecs=SAFE_CODECS | {"MASKED_32"},
             changed=TAGGED,
             summary="Pairwise masks on exact integers; the sum itself is blinded from the server.",
             server_alone=_TIMING,
@@ -200,7 +201,7 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="bfv",
-            codecs=_SAFE | {"BFV"},
+            codecs=SAFE_CODECS | {"BFV"},
             changed=TAGGED,
             summary="BFV homomorphic encryption with pairwise masks inside the ciphertext.",
             server_alone=_TIMING,
@@ -214,7 +215,7 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="ckks",
-            codecs=_SAFE | {"CKKS"},
+            codecs=SAFE_CODECS | {"CKKS"},
             changed=f"{TAGGED} An honest sum that CKKS rounds wrong, once in 2^40 messages, ends the job too.",
             summary="CKKS homomorphic encryption on a grid that makes sums exact.",
             server_alone=_TIMING,
@@ -230,7 +231,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="paillier",
-            codecs=_SAFE,
             changed=_HANDED_ON,
             summary="Vertical: gradients leave the active party as Paillier ciphertexts, sums return re-randomised.",
             server_alone=_NODE_SIZES,
@@ -238,15 +238,11 @@ THREAT_MODELS = {
             server_and_one_site="What that party learns; messages between two others stay sealed.",
             all_but_one="All passive parties: the partitions of all nodes. The active one and all but one passive "
             "party: what the active party learns of the last one.",
-            notes=(
-                "2048-bit keys have 112-bit strength, 3072-bit keys 128.",
-                *_VERTICAL_NOTES,
-            ),
+            notes=("2048-bit keys have 112-bit strength, 3072-bit keys 128.", *_VERTICAL_NOTES),
             ciphertexts="PAILLIER",
         ),
         ThreatModel(
             profile="okamoto_uchiyama",
-            codecs=_SAFE,
             changed="As under `paillier`.",
             summary="Vertical, as paillier, with the more brittle Okamoto-Uchiyama scheme of versions up to 0.10.",
             server_alone="As under `paillier`.",
@@ -262,7 +258,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="elgamal",
-            codecs=_SAFE,
             changed="As under `paillier`.",
             summary="Vertical: gradients leave the active party as additive ElGamal on ristretto255's curve, digit by "
             "digit; sums return re-randomised.",
@@ -282,7 +277,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="dp_distributed",
-            codecs=_SAFE,
             changed=TAGGED,
             summary="Differential privacy; each site adds its share of the noise under masks.",
             server_alone="Sizes, order and timing of messages and what the job says. No contribution, no sum.",
@@ -293,7 +287,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="dp_trusted",
-            codecs=_SAFE,
             changed="Unnoticed, if all sites are told the same: it is trusted with sums, and adds the noise.",
             summary="Differential privacy; a trusted server sees exact sums and adds the noise once.",
             server_alone="The exact sums over all sites: it is trusted with them. No single contribution.",
@@ -304,7 +297,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="dp_local",
-            codecs=_SAFE,
             changed=f"{TAGGED} Buckets: sealed; they do not open if they were changed.",
             summary="Local differential privacy: every row's report is noised at its owner before anything is sent.",
             server_alone=_SIZES,
@@ -322,7 +314,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="psi",
-            codecs=_SAFE,
             changed=_HANDED_ON,
             summary="Alignment: private set intersection by commutative blinding in ristretto255, sealed.",
             server_alone="Order and timing of sealed blocks, and the largest set's size rounded up.",
@@ -337,7 +328,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="own_trees",
-            codecs=_SAFE,
             changed=_HANDED_ON,
             summary="Bagging: each site's trees, grown on its own rows alone, sealed for the other sites.",
             server_alone="Order and timing of sealed messages, all of one size, and what the job itself says. No tree.",
@@ -357,7 +347,6 @@ THREAT_MODELS = {
         ),
         ThreatModel(
             profile="vertical_model",
-            codecs=_SAFE,
             changed=_HANDED_ON,
             summary="Use of a finished vertical model: questions along paths of rows, sealed between the parties.",
             server_alone=_NODE_SIZES,
