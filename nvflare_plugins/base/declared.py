@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, EnumType
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
@@ -102,36 +102,28 @@ def _end_at_first(schema: Any) -> None:
             _end_at_first(part)
 
 
-def printable_only(value: str) -> str:
-    """Return a text of printable characters alone. Raises: ValueError."""
-    if not value.isprintable():
-        raise ValueError
-    return value
+def where(holds: Callable[[Any], object]) -> AfterValidator:
+    """Return the check that something holds of a value."""
 
+    def check(value: T) -> T:
+        if not holds(value):
+            raise ValueError
+        return value
 
-def _no_folder(value: str) -> str:
-    if value in (".", ".."):
-        raise ValueError
-    return value
-
-
-def _ascending(value: list[float]) -> list[float]:
-    if value[0] >= value[1]:
-        raise ValueError
-    return value
+    return AfterValidator(check)
 
 
 STRICT = Strict()
+PRINTABLE = where(str.isprintable)
+_ASCENDING = where(lambda value: value[0] < value[1])
 AS_GIVEN = WrapValidator(lambda value, check: (check(value), value)[1])  # 4 stays 4 where 4.0 would do
-Text = Annotated[str, STRICT, Field(min_length=1), AfterValidator(printable_only), Words("a non-empty text")]
-Name = Annotated[
-    str, STRICT, Field(min_length=1, max_length=256), AfterValidator(printable_only), Words("a non-empty text")
-]
+Text = Annotated[str, STRICT, Field(min_length=1), PRINTABLE, Words("a non-empty text")]
+Name = Annotated[str, STRICT, Field(min_length=1, max_length=256), PRINTABLE, Words("a non-empty text")]
 JobId = Annotated[
     str,
     STRICT,
     Field(pattern=r"^[A-Za-z0-9._-]{1,128}$"),
-    AfterValidator(_no_folder),
+    where(lambda value: value not in (".", "..")),
     Words("the id of a job (letters, digits, '.', '_' and '-')"),
 ]
 Flag = Annotated[bool, STRICT]
@@ -149,9 +141,7 @@ Entry = Annotated[
 ]
 Entries = Annotated[list[Entry], Len(1), Words("a list of texts or whole numbers")]
 TwoEntries = Annotated[list[Entry], Len(2, 2), Words("a list of two texts or whole numbers")]
-Bounds = Annotated[
-    list[Number], Len(2, 2), AfterValidator(_ascending), Words("two finite numbers, the lower one first")
-]
+Bounds = Annotated[list[Number], Len(2, 2), _ASCENDING, Words("two finite numbers, the lower one first")]
 BoundsOfColumns = Annotated[
     dict[Name, Bounds], Words("an object that gives each column two finite numbers, the lower one first")
 ]
@@ -163,10 +153,7 @@ EntriesOfSites = Annotated[
     Words("an object that gives sites an object from column to a list of texts or whole numbers"),
 ]
 Range = Annotated[
-    list[Annotated[int, STRICT, Ge(0), Le(1 << 62)]],
-    Len(2, 2),
-    AfterValidator(_ascending),
-    Words("two positions, [first, end)"),
+    list[Annotated[int, STRICT, Ge(0), Le(1 << 62)]], Len(2, 2), _ASCENDING, Words("two positions, [first, end)")
 ]
 Parameters = Annotated[dict[Name, Any], Words("a dictionary of XGBoost parameters")]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.declared import (
     AS_GIVEN,
+    PRINTABLE,
     STRICT,
     Document,
     FilePath,
@@ -24,7 +25,7 @@ from nvflare_plugins.base.declared import (
     Text,
     Words,
     document,
-    printable_only,
+    where,
 )
 from nvflare_plugins.data.part_files import files_of, is_in_parts
 from nvflare_plugins.data.text_values import DECIMALS, THOUSANDS, DatePattern, NumberFormat
@@ -47,12 +48,6 @@ def is_on_loopback(address: str) -> bool:
 def is_under_tls(address: str) -> bool:
     """Tell whether an address of Dask's is one under TLS."""
     return _TLS.fullmatch(address) is not None
-
-
-def _protected(value: str) -> str:
-    if not is_under_tls(value) and not is_on_loopback(value):
-        raise ValueError
-    return value
 
 
 _Deadline = Annotated[float, STRICT, Ge(1), Le(_DAY_S), AS_GIVEN, Words(f"a number of seconds from 1 to {_DAY_S:,}")]
@@ -81,7 +76,7 @@ class Cluster(Document):
     WHAT = "cluster"
     IS_JSON = False  # it holds paths
 
-    scheduler: Annotated[str, STRICT, AfterValidator(_protected), _ADDRESS]
+    scheduler: Annotated[str, STRICT, where(lambda value: is_under_tls(value) or is_on_loopback(value)), _ADDRESS]
     """Address of the scheduler, `tls://host:port`. Without TLS scheduler and workers have to be on this machine's
     loopback, and run by the user who runs this site.
     """
@@ -200,12 +195,6 @@ ENCODINGS = (
 """Characters of one byte, of UTF-8, or of whole units of two: no row of a file changes how the next one is read."""
 
 
-def _no_lie(value: float) -> float:
-    if value > MOST_EPSILON:
-        raise ValueError
-    return value
-
-
 def has_password(url: str) -> bool:
     """Tell whether an address of SQLAlchemy's form seems to hold a password, or an option with a secret."""
     _, _, rest = url.partition("://")
@@ -216,24 +205,6 @@ def has_password(url: str) -> bool:
     return ":" in user or any(word in name for name in names for word in _SECRET_OPTIONS)
 
 
-def _without_password(value: str) -> str:
-    if has_password(value):
-        raise ValueError
-    return value
-
-
-def _different(value: dict[str, str]) -> dict[str, str]:
-    if len(set(value.values())) != len(value):
-        raise ValueError
-    return value
-
-
-def _is_date(value: str) -> str:
-    if DatePattern.of(value) is None:
-        raise ValueError
-    return value
-
-
 Count = Annotated[int, STRICT, Ge(1), Le(MOST_ROWS)]
 CountOrNone = Annotated[int, STRICT, Ge(0), Le(MOST_ROWS)]
 Column = Annotated[str, STRICT]  # any name that a file gives
@@ -242,14 +213,16 @@ BudgetEpsilon = Annotated[
     float,
     STRICT,
     Gt(0),
-    AfterValidator(_no_lie),
+    where(lambda value: value <= MOST_EPSILON),
     Words(f"a number above 0 and at most {MOST_EPSILON:g}: a larger one protects nobody"),
 ]
 Renamed = Annotated[
-    dict[Column, Text], AfterValidator(_different), Words("an object from column to a name, a different one for each")
+    dict[Column, Text],
+    where(lambda value: len(set(value.values())) == len(value)),
+    Words("an object from column to a name, a different one for each"),
 ]
 Dates = Annotated[
-    dict[Column, Annotated[str, STRICT, AfterValidator(_is_date)]],
+    dict[Column, Annotated[str, STRICT, where(DatePattern.of)]],
     Words(
         "an object from column to pattern, such as DD.MM.YYYY or YYYY-MM-DD hh:mm:ss; years of two digits need the "
         "first of the hundred years that they mean, as in DD.MM.YY from 1930"
@@ -266,11 +239,7 @@ Answers = Annotated[
 ]
 _DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
 Statement = Annotated[
-    str,
-    STRICT,
-    Field(max_length=2000),
-    AfterValidator(printable_only),
-    Words("a text of at most 2000 characters on one line"),
+    str, STRICT, Field(max_length=2000), PRINTABLE, Words("a text of at most 2000 characters on one line")
 ]
 _FORMAT = Words("csv or parquet (it does not follow from the file's suffix)")
 _SEPARATOR = Words("one character of ASCII other than a quotation mark")
@@ -512,7 +481,7 @@ class SnapshotSource(Document):
 
     name: SnapshotName
     """The name of the snapshot, and of its files; it stands before it."""
-    url: Annotated[Text, AfterValidator(_without_password), _URL]
+    url: Annotated[Text, where(lambda value: not has_password(value)), _URL]
     """The database in SQLAlchemy's form, such as `postgresql+psycopg://reader@db.hospital/records`, without a
     password. Its driver has to be installed.
     """

@@ -329,9 +329,7 @@ def _row_hashes(
         width, named = 4 * len(names), None if ids is None else ids(places)
         digests = b"".join(
             hashlib.blake2b(
-                data[row * width : (row + 1) * width] + (b"" if named is None else named[row]),
-                digest_size=8,
-                key=key,
+                data[row * width : (row + 1) * width] + (b"" if named is None else named[row]), digest_size=8, key=key
             ).digest()
             for row in range(places.size)
         )

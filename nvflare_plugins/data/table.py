@@ -325,10 +325,6 @@ class RowPasses:
             features[places] = block
         return features
 
-    def part(self, chosen: NDArray[np.bool_]) -> RowPasses:
-        """Return passes over some of these rows, in their order. Shapes: chosen: bool[n_rows]."""
-        return replace(self, rows=np.flatnonzero(chosen) if self.rows is None else self.rows[chosen])
-
     def taken(self, places: NDArray[np.int64]) -> RowPasses:
         """Return passes over these rows in another order. Shapes: places: int64[any], all different."""
         return replace(self, rows=places if self.rows is None else self.rows[places])
@@ -462,19 +458,8 @@ class Table:
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""
-        features = self.features[chosen] if self.passes is None else self.features
-        passes = None if self.passes is None else self.passes.part(chosen)
-        columns: Columns = features.T if passes is None else passes
-        return replace(
-            self,
-            features=features,
-            passes=passes,
-            label=self.label[chosen] if self.label_name else self.label,
-            weight=None if self.weight is None else self.weight[chosen],
-            n_missing=tuple(int(np.count_nonzero(np.isnan(column))) for column in columns),
-            ids=None if self.ids is None else self.ids.filter(pa.array(chosen)),
-            groups=None if self.groups is None else self.groups.filter(pa.array(chosen)),
-        )
+        found = self.taken(np.flatnonzero(chosen))
+        return replace(found, n_missing=tuple(map(_missing_in, found.by_feature)))
 
 
 def load_table(
