@@ -23,23 +23,9 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.part_files import is_in_parts
 
-SHARD_ROWS = 1 << 20
 _FOOTER_END = 8  # bytes: the footer's length, and the format's mark
 _BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 16  # of each column
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """Consecutive rows of a data set, all of one file. Attributes: first, end: row numbers, the end not included."""
-
-    first: int
-    end: int
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return self.end - self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,32 +120,10 @@ class ParquetParts:
                 raise _another_file(spec, number, f"cannot be read ({type(error).__name__}), unlike") from None
         return found
 
-    def shards(self, most_rows: int = SHARD_ROWS) -> list[Shard]:
-        """Divide the rows, in their order, along files and their row groups. Args: most_rows: of a shard."""
-        found: list[Shard] = []
-        for part in self._parts:
-            start = part.first
-            for n_rows in part.group_rows:
-                end = start + n_rows
-                found += [Shard(first, min(first + most_rows, end)) for first in range(start, end, most_rows)]
-                start = end
-        return found
-
-    def read(self, columns: Sequence[str], first: int = 0, end: int | None = None) -> pa.Table:
-        """Return some columns of some rows.
-
-        Args:
-            first, end: row numbers, the end not included; None is the last row's end.
-
-        Raises:
-            DataRefusal: a file has changed.
-            ValueError: there are no such rows.
-        """
-        end = self.n_rows if end is None else end
-        if not 0 <= first <= end <= self.n_rows:
-            raise ValueError("there are no such rows")
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of all rows. Raises: DataRefusal: a file has changed."""
         pieces = [_of(self.schema.empty_table(), columns)]
-        for part, low, high in self._holding(self._start + first, self._start + end):
+        for part, low, high in self._holding():
             with self._opened(part) as file:
                 pieces += _rows_of(file, part, columns, low, high)
         return pa.concat_tables(pieces)
@@ -170,15 +134,15 @@ class ParquetParts:
         Raises:
             DataRefusal: a file has changed, gone or come since the reader was made, as far as a pass can tell.
         """
-        for part, low, high in self._holding(self._start, self._start + self.n_rows):
+        for part, low, high in self._holding():
             with self._opened(part) as file:
                 yield from _batches_of(file, part, columns, low, high, most_rows)
         self.check_unchanged()
 
-    def _holding(self, first: int, end: int) -> Iterator[tuple[_Part, int, int]]:
+    def _holding(self) -> Iterator[tuple[_Part, int, int]]:
         """Yield each file that holds some of the rows, and which of them."""
         for part in self._parts:
-            low, high = max(first, part.first), min(end, part.end)
+            low, high = max(self._start, part.first), min(self._start + self.n_rows, part.end)
             if low < high:
                 yield part, low, high
 

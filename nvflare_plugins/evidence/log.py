@@ -325,11 +325,6 @@ class EvidenceLog:
         """Record the finished model by its HMAC under the group key, which the server cannot test guesses against."""
         self._append({"type": "model", "name": name, "size": size_bytes, "hmac": hmac.hex()})
 
-    def head(self) -> bytes:
-        """Return the hash of the last record, 32 bytes."""
-        with self._lock:
-            return self._head
-
     def signed_head(self) -> bytes:
         """Return this log's present state, signed where the session is, to be exchanged with all sites."""
         with self._lock:

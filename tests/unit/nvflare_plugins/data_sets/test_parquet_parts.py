@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import Relation, identify
-from nvflare_plugins.data.parquet_parts import ParquetParts, Shard
+from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.refusals import refused_for
@@ -77,26 +77,16 @@ def test_the_order_is_that_of_names(tmp_path: Path) -> None:
 
 
 def test_rows_are_read_by_number(tmp_path: Path) -> None:
-    parts = ParquetParts(in_parts(tmp_path / "parts", frame()))
-    expected = frame()
+    spec, expected = in_parts(tmp_path / "parts", frame()), frame()
+    parts = ParquetParts(spec)
     assert parts.n_rows == N_ROWS and parts.schema.names == ["größe", "color", "n", "y"]
     rng = np.random.default_rng(2)
-    for first, end in [(0, 0), (N_ROWS, N_ROWS), (0, N_ROWS), (99, 131), *np.sort(rng.integers(0, N_ROWS, (40, 2)))]:
-        found = parts.read(["n", "color"], int(first), int(end))
+    runs = np.sort([rng.choice(N_ROWS, 2, replace=False) for _ in range(40)])
+    for first, end in [(0, N_ROWS), (99, 131), *runs.tolist()]:
+        found = ParquetParts.as_told(spec, parts.parts_of(first, end), (first, end)).read(["n", "color"])
         assert found.column_names == ["n", "color"]
         assert found["n"].to_pylist() == list(range(first, end))
         assert found["color"].to_pylist() == expected["color"][first:end].tolist()
-    for first, end in ((-1, 3), (4, 3), (0, N_ROWS + 1)):
-        with pytest.raises(ValueError, match="no such rows"):
-            parts.read(["n"], first, end)
-
-
-def test_shards_follow_each_other_within_row_groups(tmp_path: Path) -> None:
-    parts = ParquetParts(in_parts(tmp_path / "parts", frame()))
-    shards = parts.shards(most_rows=64)
-    assert [shard.first for shard in shards] == [0, *(shard.end for shard in shards[:-1])]
-    assert shards[-1].end == N_ROWS and max(shard.n_rows for shard in shards) == 64
-    assert shards[:3] == [Shard(0, 64), Shard(64, 70), Shard(70, 100)] and 555 in [shard.end for shard in shards]
     batches = [batch["n"].to_pylist() for batch in parts.batches(["n"], most_rows=50)]
     assert max(map(len, batches)) == 50 and [n for batch in batches for n in batch] == list(range(N_ROWS))
 

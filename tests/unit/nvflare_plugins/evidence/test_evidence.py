@@ -103,10 +103,10 @@ def test_everything_up_to_the_round_mark_is_on_disk(tmp_path):
 @pytest.mark.parametrize("direction", ["sent", "received"])
 def test_private_message_in_clear_is_refused_and_not_recorded(tmp_path, profile, codec, direction):
     log = make_log(tmp_path, profile=profile)
-    head = log.head()
+    head = log.signed_head()
     with pytest.raises(ProtocolError, match="HISTOGRAM pass in clear"):
         log.record(direction, 0, "HISTOGRAM", "update:0", codec, 1, b"secret", True)
-    assert log.head() == head
+    assert log.signed_head() == head
 
 
 def test_message_record_holds_sizes_and_hash_but_no_payload(tmp_path):

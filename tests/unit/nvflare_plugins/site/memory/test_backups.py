@@ -14,17 +14,10 @@ import numpy as np
 import pytest
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.schema import load_array, store_array
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.memories import told
 from tests.support.notes_in_memory import names, note, policy_of, refusal
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder may have the number of one that another test has deleted, where locks were tried already."""
-    monkeypatch.setattr(store, "_tried", set())
 
 
 def test_a_backup_is_made_while_a_job_writes_and_restores_what_was(

@@ -22,12 +22,6 @@ from tests.support.memories import changed, told
 from tests.support.notes_in_memory import KEY, names, note, refusal
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder may have the number of one that another test has deleted, where locks were tried already."""
-    monkeypatch.setattr(store, "_tried", set())
-
-
 def test_what_is_written_is_there_and_what_fails_is_not(tmp_path: Path) -> None:
     memory = Memory(tmp_path, "site-1")
     note(memory, "kept")

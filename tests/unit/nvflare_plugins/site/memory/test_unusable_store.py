@@ -26,13 +26,6 @@ from nvflare_plugins.site.memory.store import MADE, NAME, Memory
 from tests.support.memories import told
 from tests.support.notes_in_memory import KEY, names, note, policy_of, refusal
 
-
-@pytest.fixture(autouse=True)
-def nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder may have the number of one that another test has deleted, where locks were tried already."""
-    monkeypatch.setattr(store, "_tried", set())
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda content: b"",
     "a header only": lambda content: content[:100],
