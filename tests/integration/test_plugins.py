@@ -22,8 +22,7 @@ from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.horizontal import processors
 from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.processors import choose_profile
-from nvflare_plugins.site.plugins import PROCESSORS, load_plugin
-from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy import PROCESSORS, SitePolicy, load_plugin
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support import federation, plugins
 from tests.support.evidence_attempts import rewrite

@@ -2,7 +2,7 @@
 
 Every profile is one ``SumProfile``. Those that come with VeilBoost stand in ``BUILT_IN``; others are objects of this
 class in packages of others, registered as entry points of the group ``veilboost.processors`` and loaded only where the
-site's policy names them (site/plugins.py). Homomorphic keys are drawn for one attempt and die with it.
+site's policy names them (site/policy.py). Homomorphic keys are drawn for one attempt and die with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS, Statement
 from nvflare_plugins.kinds.horizontal.job import SHORT_WORD_BITS, WORD_BITS
-from nvflare_plugins.site.plugins import load_plugin
-from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy import SitePolicy, load_plugin
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.wire.profiles import (
