@@ -6,7 +6,7 @@ XGBoost does not compare columns between sites: it would add the histograms of o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -72,62 +72,35 @@ class Schema:
         if len(payload) > MAX_DOCUMENT_BYTES:
             raise ProtocolError("a peer's schema document is too long.")
         try:
-            schema = cls._parse(json.loads(payload.decode("ascii")))
-        except (UnicodeDecodeError, ValueError, RecursionError):
+            given = json.loads(payload.decode("ascii"))
+            columns = tuple(Column(one["name"], one["type"], tuple(one["categories"])) for one in given["columns"])
+            classes = given["label_classes"]
+            schema = cls(columns, given["label"], None if classes is None else tuple(classes), given["weight"])
+            is_canonical = schema.to_bytes() == payload
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise ProtocolError("a peer's schema document is not valid.") from None
-        # One spelling only: repeated keys, white space and other escapes are not what a peer of ours writes.
-        if schema.to_bytes() != payload:
-            raise ProtocolError("a peer's schema document is not canonical.")
+        # One spelling only: another version, other fields, repeated keys, white space and other escapes are not what a
+        # peer of ours writes.
+        if not is_canonical:
+            raise ProtocolError(f"a peer's schema document is not canonical, or not of version {VERSION}.")
+        schema._check()
         return schema
 
-    @classmethod
-    def _parse(cls, document: object) -> Schema:
-        given = _object(document, ("version", "columns", "label", "label_classes", "weight"))
-        if type(given["version"]) is not int or given["version"] != VERSION:
-            raise ProtocolError(f"a peer's schema document is not of version {VERSION}.")
-        if not isinstance(given["columns"], list) or not given["columns"]:
-            raise ProtocolError("a peer's schema document has no columns.")
-        columns = tuple(_column(item) for item in given["columns"])
-        if len({column.name for column in columns}) != len(columns):
-            raise ProtocolError("a peer's schema document names a column twice.")
-        classes, weight = given["label_classes"], given["weight"]
-        return cls(
-            columns=columns,
-            label=_text(given["label"]),
-            label_classes=None if classes is None else _texts(classes),
-            weight=None if weight is None else _text(weight),
-        )
-
-
-def _object(value: object, keys: tuple[str, ...]) -> Mapping[str, object]:
-    if not isinstance(value, dict) or set(value) != set(keys):
-        raise ProtocolError("a peer's schema document does not hold the expected fields.")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not is_plain_text(value):
-        raise ProtocolError(f"a peer's schema document holds a name that is not 1 to {MAX_NAME} printable characters.")
-    return value
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
-        raise ProtocolError("a peer's schema document holds an empty or wrong list.")
-    texts = tuple(_text(item) for item in value)
-    if len(set(texts)) != len(texts):
-        raise ProtocolError("a peer's schema document holds a list with a repeated entry.")
-    return texts
-
-
-def _column(value: object) -> Column:
-    given = _object(value, ("name", "type", "categories"))
-    if given["type"] not in _TYPES:
-        raise ProtocolError("a peer's schema document holds an unknown column type.")
-    categories = () if given["type"] == "float" and given["categories"] == [] else _texts(given["categories"])
-    if given["type"] == "float" and categories:
-        raise ProtocolError("a peer's schema document gives a category list to a column of numbers.")
-    return Column(_text(given["name"]), str(given["type"]), categories)
+    def _check(self) -> None:
+        """Refuse what a peer's document must not hold. Raises: ProtocolError."""
+        lists: list[Sequence[str] | None] = [[column.name for column in self.columns], self.label_classes]
+        for column in self.columns:
+            if column.type not in _TYPES or (column.type == "float" and column.categories):
+                raise ProtocolError("a peer's schema document holds an unknown type, or gives numbers a category list.")
+            lists.append(None if column.type == "float" else column.categories)
+        single = [self.label] if self.weight is None else [self.label, self.weight]
+        for texts in (single, *lists):
+            if not all(isinstance(text, str) and is_plain_text(text) for text in texts or ()):
+                raise ProtocolError(
+                    f"a peer's schema document holds a name that is not 1 to {MAX_NAME} printable characters."
+                )
+            if texts is not None and texts is not single and (not texts or len(set(texts)) != len(texts)):
+                raise ProtocolError("a peer's schema document holds a list that is empty or has an entry twice.")
 
 
 def compare(mine: Schema, theirs: Schema, their_site: str) -> None:
