@@ -453,9 +453,9 @@ class SitePolicy(Document):
             PolicyRefusal: the policy forbids what the job asks for; the message names the key and the remedy.
         """
         self._check_protection(job)
-        if job.exact_cuts and not self.consents.gives("exact_cuts"):
-            raise self._refusal("consents.exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
-        if not job.exact_cuts and job.min_rows_per_cut < self.min_rows_per_cut:
+        if job.exact_cuts:
+            self.check_consent("exact_cuts", "does not accept exact cuts", "use the default quantile cuts")
+        elif job.min_rows_per_cut < self.min_rows_per_cut:
             raise self._refusal(
                 "min_rows_per_cut", f"asks for at least {self.min_rows_per_cut} rows per cut", "raise the job's number"
             )
@@ -503,9 +503,8 @@ class SitePolicy(Document):
             allowed = ", ".join(self.allowed_profiles) or "none"
             what = f"does not allow profile {job.profile!r} (allowed: {allowed})"
             raise self._refusal("allowed_profiles", what, "choose another profile")
-        if job.profile == "plain" and not self.consents.gives("plain_profile"):
-            what = "does not let private messages leave in clear"
-            raise self._refusal("consents.plain_profile", what, f"use {protected}")
+        if job.profile == "plain":
+            self.check_consent("plain_profile", "does not let private messages leave in clear", f"use {protected}")
         if job.key_bits is not None and job.key_bits < self.min_key_bits:
             raise self._refusal(
                 "min_key_bits", f"asks for keys of at least {self.min_key_bits} bits", "ask for longer keys"
@@ -533,9 +532,9 @@ class SitePolicy(Document):
         names = set(data_bearing)
         if self.site not in names or len(names) != len(data_bearing):
             raise ConfigurationError(f"the job's site list must hold {self.site} and every other site once.")
-        if len(names) < 3 and not self.consents.gives("fewer_than_three_sites"):
-            raise self._refusal(
-                "consents.fewer_than_three_sites",
+        if len(names) < 3:
+            self.check_consent(
+                "fewer_than_three_sites",
                 f"does not accept {len(names)} data-bearing site(s): the others could subtract their own part",
                 "train with three sites or more",
             )
