@@ -26,7 +26,7 @@ from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.sampling import TreeRandom
 from nvflare_plugins.growth.site_sums import GrowthSums, Parts
 from nvflare_plugins.growth.tree import Tree, TreeGrower
-from nvflare_plugins.wire.channel import Place, RescaleRequested
+from nvflare_plugins.wire.channel import RescaleRequested, SiteProgress
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.model_json import model_bytes
@@ -172,7 +172,7 @@ class Training:
         plan: GrowthPlan,
         rows: HeldRows,
         sums: GrowthSums,
-        channel: Place,
+        channel: SiteProgress,
         settings: LoopSettings,
         draws: Draws | None = None,
         on_round: Callable[[RoundRecord, GrownModel], None] | None = None,

@@ -51,7 +51,7 @@ class Recorder(Protocol):
         """Record a frame, before it is sent or after it was received."""
 
 
-class Place(Protocol):
+class SiteProgress(Protocol):
     """What a training loop needs of a channel: whose part it plays, and where to say how far it is.
 
     Attributes:

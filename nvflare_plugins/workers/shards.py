@@ -266,7 +266,7 @@ def _called(workers: Workers, method: str, arguments: dict[int, tuple[Any, ...]]
 
 @dataclass(slots=True)
 class ShardPlace:
-    """The place of a site among the sites, without a way to them; see ``Place``."""
+    """The place of a site among the sites, without a way to them; see ``SiteProgress``."""
 
     rank: int
     world: int

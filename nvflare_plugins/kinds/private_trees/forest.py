@@ -53,7 +53,7 @@ from nvflare_plugins.kinds.private_trees.plan import (
     ignore_round,
     n_refining_trees,
 )
-from nvflare_plugins.wire.channel import Place
+from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document, shortest_decimals, written
 
@@ -256,7 +256,7 @@ def _not_refreshed(grown: GrownTree) -> tuple[NDArray[np.float32], NDArray[np.fl
 
 def train(
     plan: PrivateTreesPlan,
-    channel: Place,
+    channel: SiteProgress,
     sums: SumsOverSites,
     rows: OwnRows,
     after_round: AfterRound = ignore_round,

@@ -23,7 +23,7 @@ from nvflare_plugins.kinds.horizontal.mediated.grammar import (
     Message,
     TrainingShape,
 )
-from nvflare_plugins.wire.channel import Place
+from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.curves import without_empty_curves
@@ -240,7 +240,7 @@ class RowWeights(Protocol):
 def train(
     params: Mapping[str, object],
     shape: TrainingShape,
-    channel: Place,
+    channel: SiteProgress,
     handler: Answers,
     train_matrix: xgb.DMatrix,
     eval_sets: Sequence[tuple[xgb.DMatrix, str]],
@@ -291,7 +291,7 @@ class _Loop:
     def __init__(
         self,
         mediator: Mediator,
-        channel: Place,
+        channel: SiteProgress,
         handler: Answers,
         shape: TrainingShape,
         settings: LoopSettings,
