@@ -50,7 +50,7 @@ def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:
     return path
 
 
-def make_folder(folder: Path, is_new: bool = False) -> Path:
+def make_folder(folder: Path, *, is_new: bool = False) -> Path:
     """Make a folder, and those above it that are missing, of mode 0700 whatever the umask; return its path.
 
     Raises:

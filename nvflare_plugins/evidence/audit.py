@@ -192,7 +192,7 @@ def audit(
     completed = bool(sites) and all(log.completed for log in logs)
     missing = frozenset() if completed else _expected_sites(logs) - set(by_name)
     gone = missing if ended_early else missing & frozenset(excused)
-    failures = list(_parties(logs, gone, ended_early))
+    failures = list(_parties(logs, gone, ended_early=ended_early))
     failures += _times(logs, datetime.now(UTC) if now is None else now)
     for check in (_same_attempt, _agreement, _in_step, _model):
         failures += check(sites)
@@ -223,12 +223,12 @@ def audit(
         bool(sessions),
         (min(stated), max(stated)) if stated else None,
         tuple(printable(text, _MAX_SENTENCE) for text in failures),
-        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs, gone, ended_early)),
+        tuple(printable(text, _MAX_SENTENCE) for text in _notes(logs, gone, ended_early=ended_early)),
         tuple(logs),
     )
 
 
-def _parties(logs: Sequence[Log], gone: Collection[str], ended_early: bool) -> Iterator[str]:
+def _parties(logs: Sequence[Log], gone: Collection[str], *, ended_early: bool) -> Iterator[str]:
     """One log per party, and a log of every party that any of them names."""
     names = [log.site for log in logs]
     for name in sorted(set(names)):
@@ -569,7 +569,7 @@ def _model(sites: Sequence[Log]) -> Iterator[str]:
                 yield f"{log.site} and {sites[0].site} ended with different models"
 
 
-def _notes(logs: Iterable[Log], gone: Iterable[str], ended_early: bool) -> Iterator[str]:
+def _notes(logs: Iterable[Log], gone: Iterable[str], *, ended_early: bool) -> Iterator[str]:
     logs = list(logs)
     why = (
         "this attempt ended before any sum" if ended_early else "the attempt that completed the job went on without it"

@@ -318,7 +318,7 @@ def _holds_files(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _wanted(document: dict[str, Any], options: SetupOptions, has_heads: bool) -> Iterator[tuple[str, Any]]:
+def _wanted(document: dict[str, Any], options: SetupOptions, *, has_heads: bool) -> Iterator[tuple[str, Any]]:
     """Apply the options to a policy; yield what really changed.
 
     Args:

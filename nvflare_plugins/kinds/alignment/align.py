@@ -166,7 +166,7 @@ def _reserve_together(
     """Go on once every party's registry has allowed the alignment; else nothing has left and nothing is remembered."""
     runs: tuple[AlignmentRun, ...] = ()
     try:
-        runs = registry.reserve(ids, channel.job_id, channel.sites, standing)
+        runs = registry.reserve(ids, channel.job_id, channel.sites, standing=standing)
         tell_all(channel, session, b"", "alignment reserved")
         registry.mark_sent(runs)
     except BaseException:  # whatever ends it, nothing has left

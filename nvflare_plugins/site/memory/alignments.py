@@ -114,7 +114,7 @@ class AlignmentRegistry:
         return digest.hexdigest()
 
     def reserve(
-        self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str], standing: bool = False
+        self, data: Mapping[str, Sequence[bytes]], job_id: str, sites: Sequence[str], *, standing: bool = False
     ) -> tuple[AlignmentRun, ...]:
         """Allow one job to align data sets, and remember it.
 
@@ -222,7 +222,7 @@ class AlignmentRegistry:
                 n_failed += 1
                 if n_failed < MOST_FAILURES:
                     continue
-            remedy = self._remedy(run, n_failed, asked.standing)
+            remedy = self._remedy(run, n_failed, standing=asked.standing)
             text = (
                 f"{self._site} aligned rows of data set {asked.data_set!r} before, in job {run.job_id}: a second "
                 f"alignment would answer further questions about which ids it has. {remedy}"
@@ -230,7 +230,7 @@ class AlignmentRegistry:
             return PolicyRefusal(text) if is_named else DataRefusal(text, REGISTRY_TEXT)
         return None
 
-    def _remedy(self, run: AlignmentRun, n_failed: int, standing: bool) -> str:
+    def _remedy(self, run: AlignmentRun, n_failed: int, *, standing: bool) -> str:
         """Return what helps: the result of a failed alignment cannot be used, and a site may refresh for scoring."""
         ask = f"ask {self._site} to consent."
         if standing and self._consents.scoring:

@@ -105,7 +105,7 @@ def test_what_a_killed_process_leaves_counts_only_if_something_may_have_left(tmp
 
 
 def fail(one: AlignmentRegistry, job_id: str, standing: bool = False) -> None:
-    runs = one.reserve({"people": IDS}, job_id, SITES, standing)
+    runs = one.reserve({"people": IDS}, job_id, SITES, standing=standing)
     one.mark_sent(runs)
     one.finish(runs, has_result=False)
 
