@@ -16,11 +16,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from nvflare_plugins.kinds.vertical.protocol import messages
 
 from nvflare_plugins.cli.parsers import make_parser
-from nvflare_plugins.kinds.horizontal.mediated.grammar import Dtype, Op
-from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.conversation import Flag
+from nvflare_plugins.pooled.mediated.grammar import Dtype, Op
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase
 from nvflare_plugins.xgb.versions import RELEASES, WHEELS

@@ -31,6 +31,7 @@ LEVELS = (
     ("scoring",),
     ("growth",),
     ("attempt",),
+    ("pooled",),
     ("kinds",),
     ("conformance",),
     ("flare",),
@@ -43,31 +44,6 @@ LEVELS = (
 BETWEEN_KINDS = {
     "vertical": ("alignment",),
     "vertical_inference": ("alignment", "vertical"),
-    # It looks at the rows that a horizontal training would, under its rules, on the same cut points and sums.
-    "profile": (
-        "horizontal.cut_agreement",
-        "horizontal.job",
-        "horizontal.preparation",
-        "horizontal.processors",
-        "horizontal.row_floors",
-    ),
-    # It runs many horizontal trainings over parts of the same rows, under one session.
-    "tuning": (
-        "horizontal.cut_agreement",
-        "horizontal.growing",
-        "horizontal.grown_training",
-        "horizontal.job",
-        "horizontal.matrices",
-        "horizontal.mediated.grammar",
-        "horizontal.mediated.shard",
-        "horizontal.mediated.training",
-        "horizontal.preparation",
-        "horizontal.processors",
-        "horizontal.row_floors",
-        "horizontal.shard_rows",
-        "horizontal.sharded",
-        "horizontal.value_bounds",
-    ),
     # It runs many vertical trainings over the same rows; search, folds and results are those of a tuning.
     "vertical_tuning": ("tuning", "vertical"),
     # It makes parts of a vertical model, over aligned rows, under the vertical rules for XGBoost's parameters.
@@ -85,9 +61,9 @@ _OF_COMMUNICATORS = {
     "installed_release",
 }
 COMMUNICATE = {
-    "kinds/horizontal/preparation.py": {"installed_release"},
-    "kinds/horizontal/mediated/communicator.py": {"installed_release", "collective"},
-    "kinds/horizontal/mediated/training.py": {"installed_release", "Federated"},
+    "pooled/preparation.py": {"installed_release"},
+    "pooled/mediated/communicator.py": {"installed_release", "collective"},
+    "pooled/mediated/training.py": {"installed_release", "Federated"},
 }
 """Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""
 
@@ -223,6 +199,8 @@ def test_wrong_arrows_are_noticed() -> None:
     assert not is_allowed("wire", "site.policy.SitePolicy")
     assert not is_allowed("kinds.horizontal", "kinds.vertical.job.VerticalJob")
     assert not is_allowed("kinds.dpboost", "kinds.private_trees.forest.Forest")
+    assert not is_allowed("kinds.tuning", "kinds.horizontal.site.run_site")
+    assert not is_allowed("pooled", "kinds.horizontal.going_on.Course")
     assert is_allowed("kinds.vertical", "kinds.alignment.result.Alignment") and is_allowed("cli", "flare.kinds.KINDS")
 
 

@@ -21,9 +21,9 @@ from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
 from nvflare_plugins.kinds.bagging.job import BaggingJob
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy_values import is_private
 from nvflare_plugins.survey.columns import Finding, Use

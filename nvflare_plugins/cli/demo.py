@@ -28,9 +28,9 @@ from nvflare_plugins.base.files import make_folder, write_atomically, write_priv
 from nvflare_plugins.base.formatting import table_lines
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import Curve, RunRecord
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy_values import MIN_EFFECTIVE_ROWS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts, reference_table

@@ -27,7 +27,7 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.masks import MessageLabel
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.horizontal.processors import BUILT_IN, CheckedSums, SumProfile, check_plugin, open_processor
+from nvflare_plugins.pooled.processors import BUILT_IN, CheckedSums, SumProfile, check_plugin, open_processor
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator

@@ -22,7 +22,6 @@ from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters
 from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
@@ -37,6 +36,7 @@ from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob, check_vertical_tuning_early
 from nvflare_plugins.kinds.vertical_tuning.site import run_vertical_tuning_site
+from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.wire.channel import Transport
 
 RunSite = Callable[[Any, SiteContext, Transport, float, Progress], JobResult]

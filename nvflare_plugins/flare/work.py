@@ -33,7 +33,7 @@ from nvflare_plugins.flare.timeouts import (
     STOP_REASON_S,
 )
 from nvflare_plugins.flare.transport import SiteTransport
-from nvflare_plugins.kinds.horizontal.mediated.communicator import blocked
+from nvflare_plugins.pooled.mediated.communicator import blocked
 
 # Each serves one site and nothing else. A process of any other kind is never left: it may serve several sites.
 _PROCESSES_OF_ONE_SITE = (

@@ -27,8 +27,8 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.pages.local_page import Compared
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.matrices import RowBlocks
 from nvflare_plugins.xgb.rounds import parse_metrics
-from nvflare_plugins.xgb.row_blocks import RowBlocks
 
 _RESAMPLINGS = 200
 _FOLDS = 5

@@ -95,7 +95,7 @@ def train(folder: Path, form: str) -> None:
     """Run the job in this process and print what it took."""
     import xgboost  # noqa: F401  (not part of what the job takes)
 
-    from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+    from nvflare_plugins.pooled.job import HorizontalJob
     from tests.support.federation import Federation, succeed
 
     sites = Federation(folder)

@@ -34,8 +34,8 @@ import pandas as pd
 
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from tests.bench.horizontal_lanes import Baton, Lane

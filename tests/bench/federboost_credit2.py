@@ -25,7 +25,7 @@ import pandas as pd
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"

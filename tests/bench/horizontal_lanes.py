@@ -25,8 +25,8 @@ import xgboost as xgb
 
 from nvflare_plugins.attempt.job_context import Silent, SiteContext
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
-from nvflare_plugins.kinds.horizontal.job import Engine, HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pooled.job import Engine, HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.sums import ProtectedSums

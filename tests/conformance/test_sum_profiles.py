@@ -13,7 +13,7 @@ import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.conformance.sums import SumProfileContract
-from nvflare_plugins.kinds.horizontal.processors import BUILT_IN, SumProfile
+from nvflare_plugins.pooled.processors import BUILT_IN, SumProfile
 from nvflare_plugins.wire.envelope import Codec
 from tests.support.plugin_package.acme_veil.masks import PROFILE, AcmeMasks, _stream
 from tests.support.plugins import install

@@ -154,7 +154,7 @@ def _public_keys() -> Parse:
 def _calls() -> Target:
     from google.protobuf.message import DecodeError
 
-    from nvflare_plugins.kinds.horizontal.mediated.communicator import CALLS, reply_class, request_class
+    from nvflare_plugins.pooled.mediated.communicator import CALLS, reply_class, request_class
 
     def parse(data: bytes) -> None:
         for call in CALLS:

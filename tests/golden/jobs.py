@@ -21,7 +21,6 @@ from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
@@ -32,6 +31,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.memory.store import read_arrays
 from tests.golden.injection import SERVER, as_party, at_site, repeated_randomness
 from tests.support.parties import Parties, succeed

@@ -11,7 +11,6 @@ from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
@@ -19,6 +18,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.memory.store import policy_changes
 from nvflare_plugins.site.policy import SitePolicy

@@ -14,11 +14,11 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.model_files import PASSIVE_FILE
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import breast
 from tests.support.federation import Federation, succeed
 

@@ -16,13 +16,13 @@ from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_buckets
-from nvflare_plugins.kinds.horizontal import preparation
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.model_files import ModelIdentity, PassivePart
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
+from nvflare_plugins.pooled import preparation
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.exact_jobs import BUDGET, SITES, job, place_of, table, with_value

@@ -14,7 +14,7 @@ from nvflare_plugins.cli.plan.horizontal import estimate
 from nvflare_plugins.cli.plan.messages import Network, Workload, final_messages, round_messages
 from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from tests.support.federation import Federation, SiteDied, dies_at, succeed

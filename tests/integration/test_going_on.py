@@ -18,7 +18,7 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Floors

@@ -14,7 +14,7 @@ import pytest
 from he_processors.errors import AuthenticationError, VeilBoostError
 from he_processors.field61 import MODULUS
 from he_processors.sum_tags import PairMacs
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Kind, Operation, pack_list, unpack, unpack_list
 from tests.support import hostile_server, plugins
 from tests.support.federation import Federation, succeed

@@ -10,10 +10,10 @@ import pytest
 
 from nvflare_plugins.attempt.site_attempt import SitePart
 from nvflare_plugins.kinds.bagging.training import run_bagging_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.kinds.profile.site import run_profile_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support import bagging
 from tests.support.federation import Federation
 from tests.support.horizontal_jobs import LOGISTIC, table

@@ -27,10 +27,10 @@ from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare_plugins.flare import work
 from nvflare_plugins.flare.executor import TRAIN_TASK
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.kinds.horizontal.mediated.communicator import Federated
+from nvflare_plugins.pooled.mediated.communicator import Federated
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.format import export_name
-from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+from nvflare_plugins.pooled.mediated.mediator import Mediator
 from tests.unit.nvflare_plugins.flare.test_work import executor_that, flare_context, task
 
 workspace, leaver = Path(sys.argv[1]), sys.argv[2]

@@ -12,8 +12,8 @@ from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import before_attempt, read_log
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
 from tests.support.federation import Federation, SiteDied, dies_at, succeed

@@ -13,7 +13,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
-from nvflare_plugins.kinds.horizontal.row_floors import are_enough
+from nvflare_plugins.pooled.row_floors import are_enough
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, job, table

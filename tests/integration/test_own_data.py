@@ -10,7 +10,7 @@ import pytest
 
 from nvflare_plugins.base.failures import REGISTRY_TEXT
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 ROWS = 120

@@ -19,9 +19,9 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.verify import Verdict, render, to_json, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.kinds.horizontal import processors
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.processors import choose_profile
+from nvflare_plugins.pooled import processors
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import choose_profile
 from nvflare_plugins.site.policy import PROCESSORS, SitePolicy, load_plugin
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support import federation, plugins

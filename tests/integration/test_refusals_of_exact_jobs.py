@@ -20,8 +20,8 @@ from he_processors.errors import CapacityExceeded, ConfigurationError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.flare.executor import error_text
-from nvflare_plugins.kinds.horizontal import preparation
-from nvflare_plugins.kinds.horizontal.row_floors import TOO_FEW
+from nvflare_plugins.pooled import preparation
+from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.site import data_refusals
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
 from nvflare_plugins.site.policy import SitePolicy

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, leaf_difference, succeed
 from tests.support.horizontal_jobs import dies_after, federate, job, table
 from tests.support.row_draws import names, train_centrally, weighted

@@ -16,8 +16,8 @@ from nvflare_plugins.base.failures import ROWS_TEXT, DataRefusal, TooFewRows
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.kinds.horizontal import site as site_module
-from nvflare_plugins.kinds.horizontal.mediated import engine as mediated
-from nvflare_plugins.kinds.horizontal.row_floors import TOO_FEW
+from nvflare_plugins.pooled.mediated import engine as mediated
+from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.versions import installed_release

@@ -22,7 +22,7 @@ from he_processors import masks as masks_module
 from he_processors.bfv import BfvProcessor
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt import session as session_module
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import Federation, succeed

@@ -12,8 +12,8 @@ import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.kinds.horizontal import grown_training
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled import grown_training
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
 from tests.support.local_cluster import LocalDask, local_cluster, stall, worker_of

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from nvflare_plugins.base.failures import TooFewRows
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.row_floors import TOO_FEW
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import unpack
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 

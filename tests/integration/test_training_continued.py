@@ -13,7 +13,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.xgb.cuts import reference_table
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, dies_after, federate, job, table

@@ -9,9 +9,9 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.growth.arithmetic import arithmetic_here
-from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, ActivePart, read_part
+from nvflare_plugins.pooled.mediated.mediator import Mediator
 from tests.support import vertical_jobs
 from tests.support.parties import succeed
 from tests.support.vertical_federation import first_difference

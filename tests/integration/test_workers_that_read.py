@@ -16,10 +16,10 @@ import pytest
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.kinds.horizontal import grown_training
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.sharded import ShardedRows
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
+from nvflare_plugins.pooled import grown_training
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.sharded import ShardedRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.shards import comparing, reads_in_passes
 from nvflare_plugins.workers.worker_connection import PartHost

@@ -17,9 +17,9 @@ from nvflare_plugins.cli.verify import Verification, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import MaskedSums
 from tests.support import federation

@@ -13,8 +13,8 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.grid import NARROW_BITS, WIDE_BITS, pair_grid
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
-from nvflare_plugins.kinds.horizontal.growing import ARITHMETIC_ATTRIBUTE
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import (
     EQUAL_TO_CENTRAL,
     LOGISTIC,

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

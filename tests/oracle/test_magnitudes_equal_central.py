@@ -14,7 +14,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 NAMES = [f"x{i}" for i in range(6)]

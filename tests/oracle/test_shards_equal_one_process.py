@@ -17,7 +17,7 @@ import xgboost as xgb
 
 from dp_components.mechanisms import add_gaussian_noise
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.seeded_randomness import SeededRandomness

@@ -16,8 +16,8 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.growth import grid as grids
 from nvflare_plugins.growth.grid import pair_grid
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family

@@ -18,7 +18,7 @@ from nvflare_plugins.flare.attempt import SiteReport
 from nvflare_plugins.flare.executor import JobTask
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.timeouts import exchange_deadline_s, site_timeout_s
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.conformance.kind_cases import CASES

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from he_processors.elgamal.decryption import STEP_S, draw_out
-from nvflare_plugins.kinds.horizontal.mediated import mediator
 from nvflare_plugins.kinds.vertical.conversation import PendingAnswer
+from nvflare_plugins.pooled.mediated import mediator
 from tests.simulation.scheduler import Scheduler, Task
 
 
@@ -177,8 +177,8 @@ class _Module(ModuleType):
 
 
 NOT_SIMULATED = (
-    "nvflare_plugins.kinds.horizontal.mediated.communicator",
-    "nvflare_plugins.kinds.horizontal.mediated.mediator",
+    "nvflare_plugins.pooled.mediated.communicator",
+    "nvflare_plugins.pooled.mediated.mediator",
 )
 """They wait for XGBoost, not for another site."""
 

@@ -27,7 +27,7 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from jobs import horizontal
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.flare_boundary import (
     CONTROLLER,
     CONTROLLERS,

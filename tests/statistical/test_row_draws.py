@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
+from nvflare_plugins.pooled.row_floors import RowDraws
 
 N_ROWS, N_ROUNDS = 2_000, 200
 ALPHA = 1e-6

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation

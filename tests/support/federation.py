@@ -17,9 +17,9 @@ import xgboost as xgb
 
 from nvflare_plugins.attempt.job_context import JobResult, Progress, RoundFacts, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy

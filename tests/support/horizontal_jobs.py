@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, succeed
 
 LABEL_MEAN_TOLERANCE = 2e-7

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import VeilBoostError
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Frame, Kind, Operation, unpack
 from tests.support.federation import Federation, SiteDied, Tamper
 from tests.support.memories import states

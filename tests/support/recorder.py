@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import xgboost as xgb
 
-from nvflare_plugins.kinds.horizontal.mediated.communicator import CALLS, SERVICE, reply_class, request_class
+from nvflare_plugins.pooled.mediated.communicator import CALLS, SERVICE, reply_class, request_class
 from nvflare_plugins.xgb.versions import RELEASES, known_release
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -11,8 +11,8 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.data.table import load_table
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.row_floors import RowDraws
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.cuts import reference_table

@@ -33,7 +33,7 @@ def in_shards(
             yield workers
 
     monkeypatch.setattr(
-        "nvflare_plugins.kinds.horizontal.preparation.shards_of", lambda policy, data_set: n_shards.get(policy.site, 1)
+        "nvflare_plugins.pooled.preparation.shards_of", lambda policy, data_set: n_shards.get(policy.site, 1)
     )
     for site in SITES:
         monkeypatch.setattr(f"{site}.workers_of", workers_of)

@@ -11,7 +11,6 @@ from he_processors.curve.interface import GROUP_ORDER
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Proofs, pack_block
 from nvflare_plugins.kinds.bagging.model import SharedTree, message_bytes
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
-from nvflare_plugins.kinds.horizontal.mediated.communicator import request_class
 from nvflare_plugins.kinds.vertical.conversation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
 from nvflare_plugins.kinds.vertical.messages import (
     Bits,
@@ -34,6 +33,7 @@ from nvflare_plugins.kinds.vertical.messages import (
     to_bytes,
 )
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
+from nvflare_plugins.pooled.mediated.communicator import request_class
 from tests.vectors import product_parties
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
 

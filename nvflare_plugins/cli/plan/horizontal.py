@@ -38,11 +38,11 @@ from nvflare_plugins.cli.plan.rates import (
 )
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, THREAT_MODELS, leakage_class
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.kinds.horizontal.growing import arithmetic_of_job, check_words, is_grown
-from nvflare_plugins.kinds.horizontal.job import WORD_BITS, HorizontalJob
-from nvflare_plugins.kinds.horizontal.mediated.training import check_histograms
-from nvflare_plugins.kinds.horizontal.row_floors import counts_leaves
-from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.pooled.growing import arithmetic_of_job, check_words, is_grown
+from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
+from nvflare_plugins.pooled.mediated.training import check_histograms
+from nvflare_plugins.pooled.row_floors import counts_leaves
+from nvflare_plugins.pooled.value_bounds import coarsest_pairs
 from nvflare_plugins.wire.envelope import CHUNK_BYTES
 from nvflare_plugins.xgb.parameters import check_parameters
 

@@ -11,10 +11,10 @@ from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.sum_tags import MAC_BYTES, N_TAGS
 from nvflare_plugins.growth.grid import pair_grid
-from nvflare_plugins.kinds.horizontal.job import WORD_BITS
-from nvflare_plugins.kinds.horizontal.row_floors import N_COUNTS
 from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS
-from nvflare_plugins.kinds.horizontal.value_bounds import COARSEST
+from nvflare_plugins.pooled.job import WORD_BITS
+from nvflare_plugins.pooled.row_floors import N_COUNTS
+from nvflare_plugins.pooled.value_bounds import COARSEST
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
@@ -52,7 +52,7 @@ class Workload:
         weighted_sets: data sets with a column of weights, the training set first; 0 without weights.
         row_sets: data sets whose rows are counted beforehand, the training set first.
         wide_pairs: whether histograms take twice the room under `bfv` and `ckks` whatever the number of rows
-            (kinds/horizontal/value_bounds.py).
+            (pooled/value_bounds.py).
         pair_bound: largest magnitude of a row's gradient or hessian, where these have a bound: with many rows the sums
             outgrow what those schemes carry in one piece (``pairs_are_wide``).
         missing: whether every feature has missing values somewhere, which makes the root sum a message of its own.

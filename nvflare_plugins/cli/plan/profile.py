@@ -10,9 +10,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Network, Planned, cut_messages, message_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
-from nvflare_plugins.kinds.horizontal.row_floors import N_COUNTS
 from nvflare_plugins.kinds.profile.cells import spans_of
 from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.pooled.row_floors import N_COUNTS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 

@@ -52,7 +52,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.kinds.horizontal.gradient_moves import States
-from nvflare_plugins.kinds.horizontal.row_floors import counts_leaves, rows_needed
+from nvflare_plugins.pooled.row_floors import counts_leaves, rows_needed
 from nvflare_plugins.site.memory.registry import Reservation, Verdict
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents, Floors

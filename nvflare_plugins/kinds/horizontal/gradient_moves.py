@@ -23,8 +23,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal.matrices import every_nth
-from nvflare_plugins.kinds.horizontal.row_floors import Draws, row_weights
+from nvflare_plugins.pooled.row_floors import Draws, row_weights
+from nvflare_plugins.xgb.matrices import every_nth
 from nvflare_plugins.xgb.model_json import trees_model
 from nvflare_plugins.xgb.objectives import gradients
 from nvflare_plugins.xgb.parameters import TrainingParameters

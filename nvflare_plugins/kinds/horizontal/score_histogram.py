@@ -22,12 +22,12 @@ from scipy.special import expit
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal.matrices import unlabelled_blocks
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.scoring.columns import auc, average_precision, kolmogorov_smirnov
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import shortest_between
+from nvflare_plugins.xgb.matrices import unlabelled_blocks
 
 OBJECTIVES = ("binary:logistic", "binary:logitraw")
 MOST_BINS = 64

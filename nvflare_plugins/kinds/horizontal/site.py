@@ -32,7 +32,6 @@ from nvflare_plugins.evidence.audit import grown_fact, word_fact
 from nvflare_plugins.evidence.reader import named
 from nvflare_plugins.growth.arithmetic import grown_document
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
 from nvflare_plugins.kinds.horizontal.going_on import (
     Course,
     GoingOn,
@@ -44,14 +43,18 @@ from nvflare_plugins.kinds.horizontal.going_on import (
     told,
 )
 from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
-from nvflare_plugins.kinds.horizontal.growing import POOLED_ROWS, Beginning, Grown, arithmetic_here, grown_by, is_grown
-from nvflare_plugins.kinds.horizontal.grown_training import train_grown
-from nvflare_plugins.kinds.horizontal.job import WORD_BITS, HorizontalJob
-from nvflare_plugins.kinds.horizontal.matrices import as_weighed, bins_below, page_files
-from nvflare_plugins.kinds.horizontal.mediated.engine import Mediated
-from nvflare_plugins.kinds.horizontal.preparation import Prepared, allow
-from nvflare_plugins.kinds.horizontal.processors import open_sums
-from nvflare_plugins.kinds.horizontal.row_floors import (
+from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORED
+from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
+from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
+from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
+from nvflare_plugins.pooled.cut_agreement import CutAgreement
+from nvflare_plugins.pooled.growing import POOLED_ROWS, Beginning, Grown, arithmetic_here, grown_by, is_grown
+from nvflare_plugins.pooled.grown_training import train_grown
+from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
+from nvflare_plugins.pooled.mediated.engine import Mediated
+from nvflare_plugins.pooled.preparation import Prepared, allow
+from nvflare_plugins.pooled.processors import open_sums
+from nvflare_plugins.pooled.row_floors import (
     N_COUNTS,
     TOO_FEW,
     AddedRows,
@@ -64,12 +67,8 @@ from nvflare_plugins.kinds.horizontal.row_floors import (
     row_fraction,
     rows_needed,
 )
-from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORED
-from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
-from nvflare_plugins.kinds.horizontal.shard_rows import why_in_one_process
-from nvflare_plugins.kinds.horizontal.value_bounds import check_weights, coarsest_pairs, row_bounds, value_bounds
-from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
-from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
+from nvflare_plugins.pooled.shard_rows import why_in_one_process
+from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.site.policy import SitePolicy
@@ -79,6 +78,7 @@ from nvflare_plugins.workers.shards import workers_of
 from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process, work_section
 from nvflare_plugins.xgb.continuation import check_initial_model, keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.matrices import as_weighed, bins_below, page_files
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, check_lists, finished, with_attribute, without_lists
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult

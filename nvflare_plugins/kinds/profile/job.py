@@ -10,7 +10,7 @@ from annotated_types import Ge
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.declared import Entries, EntriesOfColumns, Flag, Name, Names, Seconds, Whole, document
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob, ProfileName
+from nvflare_plugins.pooled.job import HorizontalJob, ProfileName
 from nvflare_plugins.wire.profiles import Profile
 
 MOST_CLASSES = 64

@@ -25,19 +25,6 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table, log_what_labels_lack
-from nvflare_plugins.kinds.horizontal import preparation
-from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.kinds.horizontal.preparation import Prepared
-from nvflare_plugins.kinds.horizontal.processors import open_sums
-from nvflare_plugins.kinds.horizontal.row_floors import (
-    N_COUNTS,
-    TOO_FEW,
-    AddedRows,
-    check_effective_rows,
-    may_grow,
-    rows_needed,
-)
-from nvflare_plugins.kinds.horizontal.row_floors import are_enough as are_enough_added
 from nvflare_plugins.kinds.profile.cells import (
     are_enough,
     least_values,
@@ -52,6 +39,19 @@ from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.kinds.profile.result import FILE_NAME, Counted, Profile
 from nvflare_plugins.pages.profile_page import LOCAL_PAGE, PAGE, build_local_page, build_page, too_few
 from nvflare_plugins.pages.run_record import DataFacts
+from nvflare_plugins.pooled import preparation
+from nvflare_plugins.pooled.cut_agreement import CutAgreement
+from nvflare_plugins.pooled.preparation import Prepared
+from nvflare_plugins.pooled.processors import open_sums
+from nvflare_plugins.pooled.row_floors import (
+    N_COUNTS,
+    TOO_FEW,
+    AddedRows,
+    check_effective_rows,
+    may_grow,
+    rows_needed,
+)
+from nvflare_plugins.pooled.row_floors import are_enough as are_enough_added
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy

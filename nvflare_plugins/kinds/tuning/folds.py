@@ -22,16 +22,16 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
 from nvflare_plugins.growth.training import GrowthPlan, LoopSettings
-from nvflare_plugins.kinds.horizontal.growing import n_categories
-from nvflare_plugins.kinds.horizontal.matrices import evaluation_matrix, training_matrix
-from nvflare_plugins.kinds.horizontal.mediated.grammar import TrainingShape
-from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, train
-from nvflare_plugins.kinds.horizontal.row_floors import RowDraws, SampledWeights, check_leaves, leaf_counts
+from nvflare_plugins.pooled.growing import n_categories
+from nvflare_plugins.pooled.mediated.grammar import TrainingShape
+from nvflare_plugins.pooled.mediated.training import TrainingHandler, train
+from nvflare_plugins.pooled.row_floors import RowDraws, SampledWeights, check_leaves, leaf_counts
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.matrices import evaluation_matrix, training_matrix
 from nvflare_plugins.xgb.rounds import TrainingResult
 
 # Which fold a row is in, and how many rows a fold must have.
@@ -187,7 +187,7 @@ def check_folds(
 
 
 def _decider(pooled: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
-    """Say whose doing a refusal was; as for the rows of a training (kinds/horizontal/row_floors.py)."""
+    """Say whose doing a refusal was; as for the rows of a training (pooled/row_floors.py)."""
     too_few = (pooled[:, 1] < own_floor) & (here[:, 1] < own_floor)
     if (too_few | (here[:, 0] == 0)).any():
         return Decider.OWN_ROWS

@@ -31,8 +31,8 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
-from nvflare_plugins.kinds.horizontal.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.kinds.tuning.space import MOST_TRIALS, Trial, checked_trials
+from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.profiles import Profile
 

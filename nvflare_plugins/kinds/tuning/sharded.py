@@ -13,8 +13,9 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.site_sums import SiteSums
 from nvflare_plugins.growth.training import LoopSettings, Training
-from nvflare_plugins.kinds.horizontal.growing import Beginning, Grown, Scales, first_model
-from nvflare_plugins.kinds.horizontal.grown_training import (
+from nvflare_plugins.kinds.tuning.folds import EVALUATED, FoldDraws, FoldRows, FoldTraining, bins_of
+from nvflare_plugins.pooled.growing import Beginning, Grown, Scales, first_model
+from nvflare_plugins.pooled.grown_training import (
     grow_shard,
     lead_grown,
     plan_of,
@@ -22,10 +23,9 @@ from nvflare_plugins.kinds.horizontal.grown_training import (
     site_sums,
     training_result,
 )
-from nvflare_plugins.kinds.horizontal.mediated.shard import train_shard
-from nvflare_plugins.kinds.horizontal.shard_rows import ShardTask, digest_of, table_of
-from nvflare_plugins.kinds.horizontal.sharded import ShardDraws, ShardedRows, train_led
-from nvflare_plugins.kinds.tuning.folds import EVALUATED, FoldDraws, FoldRows, FoldTraining, bins_of
+from nvflare_plugins.pooled.mediated.shard import train_shard
+from nvflare_plugins.pooled.shard_rows import ShardTask, digest_of, table_of
+from nvflare_plugins.pooled.sharded import ShardDraws, ShardedRows, train_led
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import (
@@ -50,7 +50,7 @@ from nvflare_plugins.xgb.rounds import TrainingResult
 #
 # read      digest                                            reply: nothing (workers/shards.py)
 #
-# and in each training what any shard of a horizontal training asks (kinds/horizontal/mediated/shard.py).
+# and in each training what any shard of a horizontal training asks (pooled/mediated/shard.py).
 
 
 PATH = "nvflare_plugins.kinds.tuning.sharded:TuningShard"
@@ -106,7 +106,7 @@ class TuningShard(Conversation):
         self._start(lambda ask: train_shard(ask, number, told, None, matrix, [held_out]))
 
     def grow(self, fold: int, task: dict[str, Any]) -> None:
-        """Begin a training with grown trees on all folds but one; see ``horizontal.grown_training.shard_task``."""
+        """Begin a training with grown trees on all folds but one; see ``pooled.grown_training.shard_task``."""
         number, [rows] = self._number, self._rows
 
         def work(ask: Ask) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ class TuningShard(Conversation):
 #
 # A shard is a run of all rows of the site, whatever their folds: each holds some of every fold, and a training on all
 # folds but one is over what the shards hold of these. Folds are drawn by the site over all its rows, as without
-# workers. For the rest a training is a horizontal one over shards (kinds/horizontal/sharded.py).
+# workers. For the rest a training is a horizontal one over shards (pooled/sharded.py).
 
 
 class FoldsOnWorkers:
@@ -192,7 +192,7 @@ class FoldsOnWorkers:
     def grow(
         self, fold: int, task: dict[str, Any], channel: Channel, sums: SiteSums, draws: FoldDraws | None
     ) -> TrainingResult:
-        """Train likewise with trees that the sites grow. Args: task: see ``horizontal.grown_training.shard_task``."""
+        """Train likewise with trees that the sites grow. Args: task: see ``pooled.grown_training.shard_task``."""
         self._begin("grow", fold, task)
         return lead_grown(
             lambda answer: lead_on(self._workers, answer),

@@ -27,22 +27,6 @@ from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import grown_document
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal import preparation
-from nvflare_plugins.kinds.horizontal.cut_agreement import CutAgreement
-from nvflare_plugins.kinds.horizontal.growing import Grown, arithmetic_here, grown_by, is_grown
-from nvflare_plugins.kinds.horizontal.matrices import bin_starts, reference_matrix
-from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, training_shape
-from nvflare_plugins.kinds.horizontal.processors import open_sums
-from nvflare_plugins.kinds.horizontal.row_floors import (
-    TOO_FEW,
-    RowDraws,
-    check_effective_rows,
-    check_sampling,
-    counts_leaves,
-    row_fraction,
-    row_weights,
-)
-from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
 from nvflare_plugins.kinds.tuning.folds import (
     EVALUATED,
     FoldDraws,
@@ -70,6 +54,21 @@ from nvflare_plugins.kinds.tuning.sharded import FoldsOnWorkers, train_on_folds
 from nvflare_plugins.kinds.tuning.space import Trial
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, build_page
+from nvflare_plugins.pooled import preparation
+from nvflare_plugins.pooled.cut_agreement import CutAgreement
+from nvflare_plugins.pooled.growing import Grown, arithmetic_here, grown_by, is_grown
+from nvflare_plugins.pooled.mediated.training import TrainingHandler, training_shape
+from nvflare_plugins.pooled.processors import open_sums
+from nvflare_plugins.pooled.row_floors import (
+    TOO_FEW,
+    RowDraws,
+    check_effective_rows,
+    check_sampling,
+    counts_leaves,
+    row_fraction,
+    row_weights,
+)
+from nvflare_plugins.pooled.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.wire.envelope import BaseScoreSource
@@ -77,6 +76,7 @@ from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
 from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line, work_section
 from nvflare_plugins.xgb.cuts import CutMode, Cuts
+from nvflare_plugins.xgb.matrices import bin_starts, reference_matrix
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import TrainingResult
 

@@ -17,10 +17,10 @@ from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import executor as executor_module
 from nvflare_plugins.flare.executor import JobExecutor, error_text
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.report import keep_report
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from he_processors.masks import MessageLabel
 from nvflare_plugins.evidence.threat_model import Statement
-from nvflare_plugins.kinds.horizontal.processors import SumContext, SumProfile
+from nvflare_plugins.pooled.processors import SumContext, SumProfile
 from nvflare_plugins.wire.envelope import Codec
 
 

@@ -34,9 +34,9 @@ from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.bagging.model import SharedTree
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.mediated.training import training_shape
-from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.mediated.training import training_shape
+from nvflare_plugins.pooled.value_bounds import coarsest_pairs
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel

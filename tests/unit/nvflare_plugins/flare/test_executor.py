@@ -25,7 +25,7 @@ from nvflare_plugins.flare.executor import (
     error_text,
 )
 from nvflare_plugins.flare.kept_jobs import is_noted
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.setup import SetupOptions, set_up

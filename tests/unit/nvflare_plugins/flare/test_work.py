@@ -32,8 +32,8 @@ from nvflare_plugins.flare.kinds import KINDS, JobKind, RunSite
 from nvflare_plugins.flare.timeouts import FLARE_STOP_GRACE_S, SILENCE_LIMIT_S, STOP_GRACE_S, STOP_REASON_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work, leave_process, serves_one_site
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.mediated.communicator import Federated, blocked
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.mediated.communicator import Federated, blocked
 from nvflare_plugins.site.setup import set_up
 from tests.support.flare_network import FakeCell, Network
 

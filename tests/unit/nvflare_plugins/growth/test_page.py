@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth import arithmetic
 from nvflare_plugins.growth.arithmetic import why_not_own
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.versions import RELEASES
 from tests.test_documents import rows

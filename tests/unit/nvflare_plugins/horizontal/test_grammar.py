@@ -8,8 +8,8 @@ import json
 import pytest
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.horizontal.mediated.grammar import HorizontalGrammar, TrainingShape
-from nvflare_plugins.kinds.horizontal.mediated.training import training_shape
+from nvflare_plugins.pooled.mediated.grammar import HorizontalGrammar, TrainingShape
+from nvflare_plugins.pooled.mediated.training import training_shape
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.versions import known_release

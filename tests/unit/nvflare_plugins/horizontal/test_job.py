@@ -10,7 +10,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Terms, compare_documents, compare_versions
 from nvflare_plugins.data.schema import Column, Schema
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.xgb.rounds import parse_metrics
 

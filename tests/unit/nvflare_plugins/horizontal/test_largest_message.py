@@ -6,7 +6,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.kinds.horizontal.mediated.training import training_shape
+from nvflare_plugins.pooled.mediated.training import training_shape
 from nvflare_plugins.xgb.parameters import check_parameters
 
 DEEP: dict[str, object] = {"objective": "binary:logistic", "max_depth": 10}

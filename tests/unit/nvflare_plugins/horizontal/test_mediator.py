@@ -23,10 +23,10 @@ import xgboost as xgb
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.horizontal.mediated import mediator as mediator_module
-from nvflare_plugins.kinds.horizontal.mediated.communicator import SERVICE, reply_class, request_class
-from nvflare_plugins.kinds.horizontal.mediated.grammar import HorizontalGrammar, Message, TrainingShape
-from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+from nvflare_plugins.pooled.mediated import mediator as mediator_module
+from nvflare_plugins.pooled.mediated.communicator import SERVICE, reply_class, request_class
+from nvflare_plugins.pooled.mediated.grammar import HorizontalGrammar, Message, TrainingShape
+from nvflare_plugins.pooled.mediated.mediator import Mediator
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.xgb.versions import installed_release
 

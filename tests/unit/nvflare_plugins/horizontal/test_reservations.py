@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from nvflare_plugins.kinds.horizontal import site as site_module
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
 from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Operation
 from tests.support.memories import states
 from tests.support.parties import Parties

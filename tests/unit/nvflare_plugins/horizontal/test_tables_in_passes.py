@@ -18,10 +18,10 @@ from nvflare_plugins.attempt.job_context import Silent
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import identify, named_rows, row_tags
 from nvflare_plugins.data.table import Table, load_table
-from nvflare_plugins.kinds.horizontal import matrices
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.matrices import page_files, remove_left_behind
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.xgb import matrices
 from nvflare_plugins.xgb.cuts import PassedValues, SortedValues, from_keys, search_quantiles
+from nvflare_plugins.xgb.matrices import page_files, remove_left_behind
 from tests.support.federation import Federation, succeed
 from tests.support.refusals import refused
 

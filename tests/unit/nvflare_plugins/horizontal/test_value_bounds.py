@@ -9,7 +9,7 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal.value_bounds import coarsest_pairs, label_sum, value_bounds
+from nvflare_plugins.pooled.value_bounds import coarsest_pairs, label_sum, value_bounds
 from nvflare_plugins.wire.sums import Family, metric_quantity
 from nvflare_plugins.xgb.parameters import check_parameters
 

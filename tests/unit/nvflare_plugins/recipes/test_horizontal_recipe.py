@@ -9,7 +9,7 @@ import pytest
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import set_up
 

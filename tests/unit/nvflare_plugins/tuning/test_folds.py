@@ -11,8 +11,8 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table, load_table
-from nvflare_plugins.kinds.horizontal.row_floors import RowDraws
 from nvflare_plugins.kinds.tuning.folds import FoldDraws, fold_of_rows, rows_needed
+from nvflare_plugins.pooled.row_floors import RowDraws
 from nvflare_plugins.site.policy_values import Floors
 
 SECRET, OTHER = bytes(range(32)), bytes(32)

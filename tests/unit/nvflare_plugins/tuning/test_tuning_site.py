@@ -16,8 +16,6 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data.table import load_table
-from nvflare_plugins.kinds.horizontal import preparation
-from nvflare_plugins.kinds.horizontal.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.tuning import site as tuning_site
 from nvflare_plugins.kinds.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
@@ -25,6 +23,8 @@ from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled import preparation
+from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind

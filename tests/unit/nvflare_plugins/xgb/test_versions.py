@@ -10,8 +10,8 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.horizontal.mediated import communicator
-from nvflare_plugins.kinds.horizontal.mediated.communicator import Federated
+from nvflare_plugins.pooled.mediated import communicator
+from nvflare_plugins.pooled.mediated.communicator import Federated
 from nvflare_plugins.xgb.versions import (
     RELEASES,
     WHEELS,

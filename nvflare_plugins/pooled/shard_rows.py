@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.data.table import Table, passes_of, plain_reading, values_digest
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal.mediated.grammar import Answer, Dtype, Message, TrainingShape
+from nvflare_plugins.pooled.mediated.grammar import Answer, Dtype, Message, TrainingShape
 from nvflare_plugins.wire.envelope import (
     CURVE_METRICS,
     KIND_BY_CODE,
@@ -29,7 +29,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 
 
 MESSAGE, DRAW, LEAVES, TREE, ROUND, MODEL = "message", "draw", "leaves", "tree", "round", "model"
-PATH = "nvflare_plugins.kinds.horizontal.mediated.shard:HorizontalShard"
+PATH = "nvflare_plugins.pooled.mediated.shard:HorizontalShard"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

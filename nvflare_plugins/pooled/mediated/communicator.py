@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.xgb.versions import installed_release
 
 if TYPE_CHECKING:
-    from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+    from nvflare_plugins.pooled.mediated.mediator import Mediator
 
 
 # XGBoost's end of the federation, opened and closed so that others can see when it does not return.

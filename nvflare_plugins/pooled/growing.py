@@ -21,13 +21,13 @@ from nvflare_plugins.growth.model import check_predictor, continued_model, new_m
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Objective
 from nvflare_plugins.growth.rows import RowSet
 from nvflare_plugins.growth.training import GrownModel, GrowthPlan
-from nvflare_plugins.kinds.horizontal.job import SHORT_WORD_BITS, Engine, HorizontalJob
-from nvflare_plugins.kinds.horizontal.matrices import unlabelled_blocks
-from nvflare_plugins.kinds.horizontal.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
+from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
+from nvflare_plugins.pooled.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.matrices import unlabelled_blocks
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 POOLED_ROWS = "pooled rows"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.kinds.horizontal.growing import check_words
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.preparation import Prepared
+from nvflare_plugins.pooled.growing import check_words
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.site.memory.registry import Registry, Reservation
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind, pack_list

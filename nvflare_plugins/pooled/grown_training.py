@@ -40,10 +40,10 @@ from nvflare_plugins.growth.grid import PairGrid
 from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.site_sums import Floats, GrowthSums, Parts, SiteSums
 from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, GrowthPlan, LoopSettings, Training
-from nvflare_plugins.kinds.horizontal.growing import Beginning, Grown, Scales, first_model, row_set
-from nvflare_plugins.kinds.horizontal.row_floors import check_leaves
-from nvflare_plugins.kinds.horizontal.shard_rows import DRAW, LEAVES, MODEL, ROUND, digest_of, table_of
-from nvflare_plugins.kinds.horizontal.sharded import ShardDraws, ShardedRows
+from nvflare_plugins.pooled.growing import Beginning, Grown, Scales, first_model, row_set
+from nvflare_plugins.pooled.row_floors import check_leaves
+from nvflare_plugins.pooled.shard_rows import DRAW, LEAVES, MODEL, ROUND, digest_of, table_of
+from nvflare_plugins.pooled.sharded import ShardDraws, ShardedRows
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import PHASE_BY_CODE, TrainingStep
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -68,7 +68,7 @@ from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 PAIRS, WIDER, ROWS, QUANTILES, METRICS = "pairs", "wider", "rows", "quantiles", "metrics"
-_PATH = "nvflare_plugins.kinds.horizontal.grown_training:GrownShard"
+_PATH = "nvflare_plugins.pooled.grown_training:GrownShard"
 
 OnRound = Callable[[RoundRecord, bytes | None], None]
 """Gets the record of a round, and the model so far where it is kept."""

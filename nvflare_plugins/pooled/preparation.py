@@ -15,17 +15,17 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.table import Table, column_names, load_table, log_what_labels_lack
-from nvflare_plugins.kinds.horizontal.growing import check_words, is_grown
-from nvflare_plugins.kinds.horizontal.job import HorizontalJob
-from nvflare_plugins.kinds.horizontal.matrices import remove_left_behind
-from nvflare_plugins.kinds.horizontal.processors import ChosenProfile, choose_profile
-from nvflare_plugins.kinds.horizontal.row_floors import check_sampling
-from nvflare_plugins.kinds.horizontal.shard_rows import why_in_one_process
+from nvflare_plugins.pooled.growing import check_words, is_grown
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import ChosenProfile, choose_profile
+from nvflare_plugins.pooled.row_floors import check_sampling
+from nvflare_plugins.pooled.shard_rows import why_in_one_process
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.shards import check_one_cluster, reads_in_passes, shards_of
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
+from nvflare_plugins.xgb.matrices import remove_left_behind
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, with_floor
 from nvflare_plugins.xgb.versions import installed_release

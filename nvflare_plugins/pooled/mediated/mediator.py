@@ -29,8 +29,8 @@ from google.protobuf.message import DecodeError
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure
-from nvflare_plugins.kinds.horizontal.mediated.communicator import CALLS, SERVICE, reply_class, request_class
-from nvflare_plugins.kinds.horizontal.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES
+from nvflare_plugins.pooled.mediated.communicator import CALLS, SERVICE, reply_class, request_class
+from nvflare_plugins.pooled.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES
 from nvflare_plugins.wire.envelope import TrainingStep
 
 _WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry

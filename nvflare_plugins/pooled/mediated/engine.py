@@ -12,18 +12,10 @@ import xgboost as xgb
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal.matrices import (
-    as_weighed,
-    bin_starts,
-    bins_below,
-    evaluation_matrix,
-    reference_matrix,
-    training_matrix,
-)
-from nvflare_plugins.kinds.horizontal.mediated.grammar import TrainingShape
-from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler, train, training_shape
-from nvflare_plugins.kinds.horizontal.preparation import Prepared
-from nvflare_plugins.kinds.horizontal.row_floors import (
+from nvflare_plugins.pooled.mediated.grammar import TrainingShape
+from nvflare_plugins.pooled.mediated.training import TrainingHandler, train, training_shape
+from nvflare_plugins.pooled.preparation import Prepared
+from nvflare_plugins.pooled.row_floors import (
     RowDraws,
     SampledWeights,
     check_leaves,
@@ -31,13 +23,21 @@ from nvflare_plugins.kinds.horizontal.row_floors import (
     leaf_counts,
     row_fraction,
 )
-from nvflare_plugins.kinds.horizontal.shard_rows import ShardTask, quantile_of
-from nvflare_plugins.kinds.horizontal.sharded import ShardedRows, train_sharded
-from nvflare_plugins.kinds.horizontal.value_bounds import label_sum
+from nvflare_plugins.pooled.shard_rows import ShardTask, quantile_of
+from nvflare_plugins.pooled.sharded import ShardedRows, train_sharded
+from nvflare_plugins.pooled.value_bounds import label_sum
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import Workers, shards_line
 from nvflare_plugins.xgb.cuts import Cuts
+from nvflare_plugins.xgb.matrices import (
+    as_weighed,
+    bin_starts,
+    bins_below,
+    evaluation_matrix,
+    reference_matrix,
+    training_matrix,
+)
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal.mediated.communicator import Federated
-from nvflare_plugins.kinds.horizontal.mediated.grammar import (
+from nvflare_plugins.pooled.mediated.communicator import Federated
+from nvflare_plugins.pooled.mediated.grammar import (
     LARGEST_BUFFER_BYTES,
     Answer,
     Dtype,
@@ -32,7 +32,7 @@ from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResul
 from nvflare_plugins.xgb.versions import installed_release
 
 if TYPE_CHECKING:  # it needs gRPC
-    from nvflare_plugins.kinds.horizontal.mediated.mediator import Mediator
+    from nvflare_plugins.pooled.mediated.mediator import Mediator
 
 _BIN_BYTES = 16  # a gradient pair of XGBoost's histograms, float64 each
 
@@ -280,7 +280,7 @@ def train(
 def _with_grpc() -> ModuleType:
     """Load the mediator, the one part that needs gRPC. Raises: ConfigurationError: it is not installed."""
     try:
-        return import_module("nvflare_plugins.kinds.horizontal.mediated.mediator")
+        return import_module("nvflare_plugins.pooled.mediated.mediator")
     except ImportError as error:
         raise ConfigurationError(
             f"engine='xgboost' needs {error.name}: pip install 'veilboost[mediated]', or let the sites grow the trees"

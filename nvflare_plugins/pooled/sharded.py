@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal.mediated.shard import SiteMessages, TreesAhead, is_beside_trees
-from nvflare_plugins.kinds.horizontal.mediated.training import TrainingHandler
-from nvflare_plugins.kinds.horizontal.row_floors import Draws, check_leaves
-from nvflare_plugins.kinds.horizontal.shard_rows import (
+from nvflare_plugins.pooled.mediated.shard import SiteMessages, TreesAhead, is_beside_trees
+from nvflare_plugins.pooled.mediated.training import TrainingHandler
+from nvflare_plugins.pooled.row_floors import Draws, check_leaves
+from nvflare_plugins.pooled.shard_rows import (
     DRAW,
     LEAVES,
     MESSAGE,
