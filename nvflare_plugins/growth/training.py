@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, TreeParameters
 from nvflare_plugins.growth.bins import BinLayout
-from nvflare_plugins.growth.grid import PairGrid, pair_grid, rows_on_grid
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import add_round, n_rounds_of
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, Objective, adaptive_leaves
 from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.sampling import TreeRandom
-from nvflare_plugins.growth.site_sums import GrowthSums, Parts
+from nvflare_plugins.growth.site_sums import GrowthSums, PairGrid, Parts, pair_grid, rows_on_grid
 from nvflare_plugins.growth.tree import Tree, TreeGrower
 from nvflare_plugins.wire.channel import RescaleRequested, SiteProgress
 from nvflare_plugins.wire.envelope import Phase, TrainingStep

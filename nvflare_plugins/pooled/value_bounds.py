@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.growth.grid import WIDE_BITS
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS
+from nvflare_plugins.growth.site_sums import WIDE_BITS
 from nvflare_plugins.wire.envelope import CURVE_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -58,7 +58,7 @@ def value_bounds(parameters: TrainingParameters, tables: Sequence[Table]) -> dic
 
 
 def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]:
-    """Bound the gradient and the hessian of any row of this site: what a grid of rows follows from (growth/grid.py).
+    """Bound the gradient and the hessian of any row of this site: their grid follows from it (growth/site_sums.py).
 
     Each row's bound is of the row alone, so that the largest of all sites does not depend on who holds which rows.
     """

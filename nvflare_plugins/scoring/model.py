@@ -18,6 +18,7 @@ from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.xgb.continuation import clipping_of, recalibrated
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
     COVERS_ATTRIBUTE,
@@ -30,7 +31,6 @@ from nvflare_plugins.xgb.model_json import (
     trees_model,
 )
 from nvflare_plugins.xgb.objectives import OBJECTIVES
-from nvflare_plugins.xgb.recalibration import clipping_of, recalibrated
 
 # A finished model as a site scores with it: read strictly, with the public lists that it carries.
 #

@@ -21,7 +21,7 @@ from dp_components.accounting import compose
 from dp_components.leaf_weights import CLIPPED_AT, LeafQuery
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, Trust
-from nvflare_plugins.xgb.recalibration import recalibrated
+from nvflare_plugins.xgb.continuation import recalibrated
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
 from tests.bench.dp_statistics import Scored, Series

@@ -15,9 +15,9 @@ from nvflare_plugins.growth import float32, training
 from nvflare_plugins.growth import rows as site_rows
 from nvflare_plugins.growth._native import BEST, NUMPY
 from nvflare_plugins.growth.arithmetic import arithmetic_of
-from nvflare_plugins.growth.grid import WIDE_BITS, PairGrid
 from nvflare_plugins.growth.model import new_model
 from nvflare_plugins.growth.rows import BinnedRows, HeldRows
+from nvflare_plugins.growth.site_sums import WIDE_BITS, PairGrid
 from nvflare_plugins.growth.training import GrownModel, LoopSettings, Training
 from nvflare_plugins.growth.tree import TreeGrower
 from nvflare_plugins.pooled.growing import Grown, Scales, row_set

@@ -12,8 +12,8 @@ import xgboost as xgb
 
 from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.continuation import recalibrated
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE
-from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.golden.jobs import MODELS
 
 WHOLE = sorted(path for path in MODELS.glob("*/*.json") if path.name in ("model.json", "merged_model.json"))

@@ -21,8 +21,8 @@ from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.continuation import recalibrated
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
-from nvflare_plugins.xgb.recalibration import recalibrated
 from tests.support.federation import Federation, succeed
 from tests.support.parties import Parties
 from tests.support.parties import succeed as all_succeed

@@ -17,14 +17,14 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.horizontal import going_on
-from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind, unpack
+from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
-from nvflare_plugins.xgb.recalibration import with_last_round_weighed
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, dies_after, job, table
 from tests.support.opened_sums import Opened

@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.pooled import grown_training
+from nvflare_plugins.pooled import growing as grown_training
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table

@@ -11,9 +11,9 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.attempt.job_context import CannotGoOn
-from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.wire.envelope import Kind
-from nvflare_plugins.xgb import recalibration
+from nvflare_plugins.xgb import continuation as recalibration
 from tests.integration.test_going_on import (
     LEFT,
     ROWS,

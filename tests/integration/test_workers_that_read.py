@@ -17,7 +17,7 @@ from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
-from nvflare_plugins.pooled import grown_training
+from nvflare_plugins.pooled import growing as grown_training
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.sharded import ShardedRows
 from nvflare_plugins.site.policy import SitePolicy

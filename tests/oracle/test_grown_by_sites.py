@@ -11,7 +11,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.growth.grid import NARROW_BITS, WIDE_BITS, pair_grid
+from nvflare_plugins.growth.site_sums import NARROW_BITS, WIDE_BITS, pair_grid
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.pooled.job import HorizontalJob

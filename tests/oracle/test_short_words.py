@@ -13,8 +13,8 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import compare_documents
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.growth import grid as grids
-from nvflare_plugins.growth.grid import pair_grid
+from nvflare_plugins.growth import site_sums as grids
+from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.pooled.job import HorizontalJob

@@ -40,7 +40,7 @@ from nvflare_plugins.flare.work import Watch
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer, KeptAnswers
 from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
-from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
+from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.kinds.private_trees.training import Payment
 from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.channel import Channel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.sum_tags import MAC_BYTES, N_TAGS
-from nvflare_plugins.growth.grid import pair_grid
+from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS
 from nvflare_plugins.pooled.job import WORD_BITS
 from nvflare_plugins.pooled.row_floors import N_COUNTS
@@ -143,8 +143,8 @@ def built_nodes(workload: Workload) -> list[int]:
 def pairs_are_wide(workload: Workload, profile: str) -> bool:
     """Return whether histograms take twice the room, as it is decided in the job.
 
-    Where the sites grow the trees that is so under `bfv` from 2^16 rows on (growth/grid.py), where a row's gradient is
-    at most 1; where XGBoost does, under `ckks` and three sites from 262,145 rows a site on.
+    Where the sites grow the trees that is so under `bfv` from 2^16 rows on (growth/site_sums.py), where a row's gradient
+    is at most 1; where XGBoost does, under `ckks` and three sites from 262,145 rows a site on.
     """
     if workload.wide_pairs or profile in ("plain", "masks"):
         return workload.wide_pairs

@@ -14,8 +14,7 @@ from nvflare_plugins.cli.plan.messages import Network, Planned, Workload, messag
 from nvflare_plugins.cli.plan.rates import TreeRate, measure_protection, measure_trees, process_memory_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
-from nvflare_plugins.kinds.tuning.job import TuningJob
-from nvflare_plugins.kinds.tuning.space import Trial
+from nvflare_plugins.kinds.tuning.job import Trial, TuningJob
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pooled.row_floors import N_COUNTS
 from nvflare_plugins.wire.envelope import Kind

@@ -35,6 +35,7 @@ from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.kinds.horizontal.going_on import (
     Course,
     GoingOn,
+    GradientMoves,
     SetUp,
     agree_to_go_on,
     check_can_go_on,
@@ -42,14 +43,20 @@ from nvflare_plugins.kinds.horizontal.going_on import (
     course_of,
     told,
 )
-from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves
 from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORED
 from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.cut_agreement import CutAgreement
-from nvflare_plugins.pooled.growing import POOLED_ROWS, Beginning, Grown, arithmetic_here, grown_by, is_grown
-from nvflare_plugins.pooled.grown_training import train_grown
+from nvflare_plugins.pooled.growing import (
+    POOLED_ROWS,
+    Beginning,
+    Grown,
+    arithmetic_here,
+    grown_by,
+    is_grown,
+    train_grown,
+)
 from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import Mediated
 from nvflare_plugins.pooled.preparation import Prepared, allow

@@ -41,8 +41,8 @@ from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import reads_in_passes, workers_of
 from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
+from nvflare_plugins.xgb.continuation import with_clipping
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
-from nvflare_plugins.xgb.recalibration import with_clipping
 
 # A site's ledger in one private training.
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nvflare_plugins.base.files import inert_csv
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.kinds.tuning.space import Trial
+from nvflare_plugins.kinds.tuning.job import Trial
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.pages.tuning_page import TunedTrial, TuningFacts
 from nvflare_plugins.xgb.rounds import is_larger_better

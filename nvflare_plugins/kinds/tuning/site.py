@@ -33,12 +33,14 @@ from nvflare_plugins.kinds.tuning.folds import (
     FoldRows,
     Folds,
     FoldsHere,
+    FoldsOnWorkers,
     FoldTraining,
     check_folds,
     fold_of_rows,
     rows_needed,
+    train_on_folds,
 )
-from nvflare_plugins.kinds.tuning.job import TuningJob, check_consent, in_trial
+from nvflare_plugins.kinds.tuning.job import Trial, TuningJob, check_consent, in_trial
 from nvflare_plugins.kinds.tuning.result import (
     FILE_NAME,
     SCRIPT,
@@ -50,8 +52,6 @@ from nvflare_plugins.kinds.tuning.result import (
     line_of,
     section_of,
 )
-from nvflare_plugins.kinds.tuning.sharded import FoldsOnWorkers, train_on_folds
-from nvflare_plugins.kinds.tuning.space import Trial
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, build_page
 from nvflare_plugins.pooled import preparation

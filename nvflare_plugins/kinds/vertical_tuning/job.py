@@ -25,8 +25,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
-from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, Search, Trials
-from nvflare_plugins.kinds.tuning.space import MOST_TRIALS, Trial, checked_trials
+from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, MOST_TRIALS, Search, Trial, Trials, checked_trials
 from nvflare_plugins.kinds.vertical.job import (
     AlignmentId,
     NamesOfSites,

@@ -31,7 +31,7 @@ from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS, fold_of_names, names_of
-from nvflare_plugins.kinds.tuning.job import check_consent, in_trial
+from nvflare_plugins.kinds.tuning.job import Trial, check_consent, in_trial
 from nvflare_plugins.kinds.tuning.result import (
     FILE_NAME,
     SCRIPT,
@@ -43,7 +43,6 @@ from nvflare_plugins.kinds.tuning.result import (
     line_of,
     section_of,
 )
-from nvflare_plugins.kinds.tuning.space import Trial
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table, reading_as_told
+from nvflare_plugins.growth.metrics import curve_parts
 from nvflare_plugins.pooled.mediated.grammar import Message
 from nvflare_plugins.pooled.mediated.training import train
 from nvflare_plugins.pooled.row_floors import SampledWeights, leaf_counts
@@ -35,7 +36,6 @@ from nvflare_plugins.pooled.shard_rows import (
 )
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase
 from nvflare_plugins.workers.shards import BINS, READ, TELLS, Ask, Conversation, ShardPlace, said_of_model, telling
-from nvflare_plugins.xgb.curves import curve_parts
 from nvflare_plugins.xgb.cuts import leaf_quantiles, quantile
 from nvflare_plugins.xgb.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.xgb.rounds import RoundRecord

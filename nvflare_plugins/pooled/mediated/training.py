@@ -13,6 +13,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.growth.metrics import without_empty_curves
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.pooled.mediated.communicator import Federated
 from nvflare_plugins.pooled.mediated.grammar import (
@@ -26,7 +27,6 @@ from nvflare_plugins.pooled.mediated.grammar import (
 from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family, ProtectedSums
-from nvflare_plugins.xgb.curves import without_empty_curves
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult, parse_metrics, widest_batch
 from nvflare_plugins.xgb.versions import installed_release

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from nvflare_plugins.growth.metrics import Metric
+from nvflare_plugins.growth.metrics import Metric, without_empty_curves
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.xgb.curves import without_empty_curves
 from nvflare_plugins.xgb.parameters import check_parameters
 
 N = 5_000

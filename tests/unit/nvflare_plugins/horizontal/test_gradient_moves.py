@@ -10,11 +10,11 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.kinds.horizontal import gradient_moves
-from nvflare_plugins.kinds.horizontal.gradient_moves import GradientMoves, States
+from nvflare_plugins.kinds.horizontal import going_on as gradient_moves
+from nvflare_plugins.kinds.horizontal.going_on import GradientMoves, States
+from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.objectives import OBJECTIVES, gradients
 from nvflare_plugins.xgb.parameters import check_parameters
-from nvflare_plugins.xgb.recalibration import with_last_round_weighed
 
 CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
 OWN = {

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.tuning.job import TuningJob
-from nvflare_plugins.kinds.tuning.space import drawn, listed
+from nvflare_plugins.kinds.tuning.job import TuningJob, drawn, listed
 
 SEARCH = {
     "eta": {"low": 0.01, "high": 0.5, "log": True},

@@ -17,8 +17,8 @@ import pytest
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.tuning import folds, site
+from nvflare_plugins.kinds.tuning.folds import runs_of_chosen
 from nvflare_plugins.kinds.tuning.job import TuningJob, in_trial
-from nvflare_plugins.kinds.tuning.sharded import runs_of_chosen
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.store import Memory

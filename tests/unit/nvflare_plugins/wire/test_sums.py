@@ -417,7 +417,7 @@ def test_pairs_that_are_not_wide_travel_in_short_words_and_all_else_in_long_ones
 
 
 def test_a_sum_that_would_wrap_in_a_short_word_is_never_used():
-    """Grids leave room for all rows (growth/grid.py); were one to leave too little, the tags would say so."""
+    """Grids leave room for all rows (growth/site_sums.py); were one to leave too little, the tags would say so."""
 
     def work(sums: ProtectedSums, rank: int):
         return sums.add(Kind.HISTOGRAM, np.array([1 << 30, 3], dtype=np.int64), 2, wide=False)

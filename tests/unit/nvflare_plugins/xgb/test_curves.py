@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.xgb.curves import curve_parts
+from nvflare_plugins.growth.metrics import curve_parts
 
 ONE = {"nthread": 1, "objective": "binary:logistic", "eval_metric": ["auc", "aucpr"]}
 CLASSES = {"nthread": 1, "objective": "multi:softprob", "num_class": 3, "eval_metric": ["auc", "aucpr"]}

@@ -11,7 +11,7 @@ import xgboost as xgb
 from nvflare_plugins.scoring.conversion import facts
 from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.xgb.recalibration import CLIPPING_ATTRIBUTE, clipping_of, recalibrated, with_clipping
+from nvflare_plugins.xgb.continuation import CLIPPING_ATTRIBUTE, clipping_of, recalibrated, with_clipping
 
 C = 0.6
 

@@ -10,8 +10,8 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.xgb.continuation import MOST_STEPS, state_of, with_last_round_weighed
 from nvflare_plugins.xgb.model_json import model_bytes, trees_model, with_attribute
-from nvflare_plugins.xgb.recalibration import MOST_STEPS, state_of, with_last_round_weighed
 
 
 def rows(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
