@@ -143,8 +143,8 @@ def built_nodes(workload: Workload) -> list[int]:
 def pairs_are_wide(workload: Workload, profile: str) -> bool:
     """Return whether histograms take twice the room, as it is decided in the job.
 
-    Where the sites grow the trees that is so under `bfv` from 2^16 rows on (growth/site_sums.py), where a row's gradient
-    is at most 1; where XGBoost does, under `ckks` and three sites from 262,145 rows a site on.
+    Where the sites grow the trees that is so under `bfv` from 2^16 rows on (growth/site_sums.py), where a row's
+    gradient is at most 1; where XGBoost does, under `ckks` and three sites from 262,145 rows a site on.
     """
     if workload.wide_pairs or profile in ("plain", "masks"):
         return workload.wide_pairs
