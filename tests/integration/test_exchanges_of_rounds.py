@@ -13,7 +13,7 @@ import pytest
 from nvflare_plugins.cli.plan.horizontal import estimate
 from nvflare_plugins.cli.plan.messages import Network, Workload, final_messages, round_messages
 from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate
-from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
@@ -151,8 +151,8 @@ def test_metrics_go_alone_once_where_a_root_with_them_does_not_fit(tmp_path, mon
     """Whether a row or a metric was too large, each frame has a counter of its own, and so masks of its own."""
     one = training({"max_depth": 2, "base_score": 0.99, "learning_rate": 0.1, "eval_metric": ["logloss"]})
     name, changed = BOUND[what]
-    bounds = getattr(horizontal_site, name)
-    monkeypatch.setattr(horizontal_site, name, lambda *arguments: bounds(*arguments) | changed)
+    bounds = getattr(pooled_attempt, name)
+    monkeypatch.setattr(pooled_attempt, name, lambda *arguments: bounds(*arguments) | changed)
     riding, frames = run(tmp_path / "riding", one)
     of_second = [(f.kind, f.type is FrameType.RESCALE) for f in frames if f.moment == TrainingStep(Phase.UPDATE, 1)]
     again = [(ROOT, True), (Kind.SCALE, False), (ROOT, False)] if what == "hessians" else [(ROOT, False)]

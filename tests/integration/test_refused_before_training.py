@@ -10,7 +10,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt import session
-from nvflare_plugins.kinds.horizontal import site as site_module
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from tests.support import federation as support
 from tests.support.federation import Federation, succeed
 from tests.support.hostile_jobs import (
@@ -128,7 +128,7 @@ def test_another_version_at_one_site_is_refused_before_a_private_byte(federation
         return {**real_versions(), **({package: "3.2.99"} if this.site == "site-2" else {})}
 
     monkeypatch.setattr(support, "run_site", run_site)
-    monkeypatch.setattr(site_module, "versions", versions)
+    monkeypatch.setattr(pooled_attempt, "versions", versions)
     frames: list = []
     # Where the sites grow the trees, they agree on an arithmetic instead of the wheel.
     engine = "xgboost" if package == "xgboost" else "own"
@@ -140,14 +140,14 @@ def test_another_version_at_one_site_is_refused_before_a_private_byte(federation
 
 @pytest.mark.parametrize("said", ["1.0", "9.9", "3.2.99", ""])
 def test_an_arithmetic_that_nobody_knows_is_refused_before_a_private_byte(federation, monkeypatch, said):
-    real_run, real, this = support.run_site, site_module.arithmetic_here, threading.local()
+    real_run, real, this = support.run_site, pooled_attempt.arithmetic_here, threading.local()
 
     def run_site(job, place, *rest):
         this.site = place.site
         return real_run(job, place, *rest)
 
     monkeypatch.setattr(support, "run_site", run_site)
-    monkeypatch.setattr(site_module, "arithmetic_here", lambda job: said if this.site == "site-2" else real(job))
+    monkeypatch.setattr(pooled_attempt, "arithmetic_here", lambda job: said if this.site == "site-2" else real(job))
     frames: list = []
     outcomes = federation.run(small_job(engine="own"), frames=frames)
     assert_failed_cleanly(federation, outcomes)

@@ -102,7 +102,7 @@ def test_nobody_knows_whose_rows_a_sampled_sum_holds(tmp_path, monkeypatch):
 def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
     honest = mediated.train
     monkeypatch.setattr(mediated, "train", lambda params, *a, **k: honest({**params, "subsample": 0.01}, *a, **k))
-    monkeypatch.setattr(site_module._Run, "_draws", lambda attempt: None)
+    monkeypatch.setattr(site_module._Attempt, "_draws", lambda attempt: None)
     n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch, "xgboost")
     assert n_right == n_predicted >= 13
 

@@ -12,7 +12,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.site_sums import NARROW_BITS, WIDE_BITS, pair_grid
-from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.oracle.test_horizontal_equals_central import (
@@ -168,9 +168,9 @@ def test_gradients_that_no_float_holds_end_the_job_with_one_text(tmp_path, label
 
 def test_what_xgboost_releases_is_what_registries_of_before_know(tmp_path, monkeypatch):
     """They know jobs without ``engine`` and ``arithmetic``: the same job again stays the same release."""
-    seen, reserve = [], horizontal_site.reserve_together
+    seen, reserve = [], pooled_attempt.reserve_together
     monkeypatch.setattr(
-        horizontal_site, "reserve_together", lambda *args: seen.append(json.loads(args[3])["job"]) or reserve(*args)
+        pooled_attempt, "reserve_together", lambda *args: seen.append(json.loads(args[3])["job"]) or reserve(*args)
     )
     for engine in ("xgboost", "own"):
         grown(tmp_path / engine, breast(), LOGISTIC, engine=engine, num_rounds=1)

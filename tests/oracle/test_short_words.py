@@ -15,8 +15,8 @@ from nvflare_plugins.attempt.session import compare_documents
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.growth import site_sums as grids
 from nvflare_plugins.growth.site_sums import pair_grid
-from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.profiles import SHORT_BITS
@@ -204,9 +204,9 @@ def test_too_many_pooled_rows_are_refused_as_soon_as_they_are_counted(tmp_path, 
 
 def narrow_bounds(monkeypatch: pytest.MonkeyPatch, gradient: float) -> None:
     """Have all sites agree on bounds that rows outgrow at once; no objective with bounds does so by itself."""
-    true = horizontal_site.row_bounds
+    true = pooled_attempt.row_bounds
     monkeypatch.setattr(
-        horizontal_site, "row_bounds", lambda *of: {**true(*of), Family.GRADIENTS: gradient, Family.HESSIANS: gradient}
+        pooled_attempt, "row_bounds", lambda *of: {**true(*of), Family.GRADIENTS: gradient, Family.HESSIANS: gradient}
     )
 
 
@@ -274,9 +274,9 @@ def test_a_job_is_not_resumed_in_other_words(tmp_path):
 
 
 def test_registries_of_before_know_jobs_of_64_bits_as_they_were(tmp_path, monkeypatch):
-    seen, reserve = [], horizontal_site.reserve_together
+    seen, reserve = [], pooled_attempt.reserve_together
     monkeypatch.setattr(
-        horizontal_site, "reserve_together", lambda *args: seen.append(json.loads(args[3])["job"]) or reserve(*args)
+        pooled_attempt, "reserve_together", lambda *args: seen.append(json.loads(args[3])["job"]) or reserve(*args)
     )
     for bits in (32, 64):
         succeed(federation(tmp_path / str(bits), table(300)).run(job(word_bits=bits, num_rounds=1)))

@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.session import PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import bounds
-from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table, log_what_labels_lack
 from nvflare_plugins.kinds.profile.cells import (
     Cell,
@@ -57,26 +55,13 @@ from nvflare_plugins.pages.profile_page import (
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pooled import preparation
-from nvflare_plugins.pooled.cut_agreement import CutAgreement
+from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.preparation import Prepared
-from nvflare_plugins.pooled.processors import open_sums
-from nvflare_plugins.pooled.row_floors import (
-    N_COUNTS,
-    TOO_FEW,
-    AddedRows,
-    check_effective_rows,
-    may_grow,
-    rows_needed,
-)
-from nvflare_plugins.pooled.row_floors import are_enough as are_enough_added
-from nvflare_plugins.site.data_refusals import Question, RefusalCount
-from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import OnCluster
-from nvflare_plugins.xgb.cuts import CutMode, Cuts
+from nvflare_plugins.xgb.cuts import Cuts
 
 # What a profile ends with: ``profile.json``, and what its pages show.
 
@@ -300,85 +285,34 @@ def _check_budget(policy: SitePolicy, name: str) -> None:
         )
 
 
-class _Run:
-    """The steps of one attempt after the session is open."""
+class _Attempt(PooledAttempt):
+    """The steps of one attempt once its session is open."""
 
     def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
-        self._attempt, self._prepared = attempt, prepared
         self._job: ProfileJob = attempt.job
-        self._policy, self._world = attempt.context.policy, attempt.channel.world
-        self._registry = Registry.open(self._policy)
+        super().__init__(attempt, prepared, self._job.training(), is_grown=False)
 
     def run(self) -> JobResult:
         """Agree, search cut points, merge bins, count, write pages."""
-        attempt = self._attempt
-        floors = agree(attempt.channel, attempt.session, self._terms()).floors
-        reservations = self._reserve()
-        with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
-            sums = open_sums(self._prepared.chosen.profile, attempt.channel, attempt.session, None)
-        with reservations.cancelled_by(PolicyRefusal, DataRefusal):
-            self._check_floors(sums, floors, reservations)
-        agreement = CutAgreement(
-            self._job.training(),
-            self._prepared,
-            attempt.channel,
-            self._registry,
-            reservations.entries[0],
-            attempt.proof,
-        )
-        cuts, _ = agreement.run(sums)
-        attempt.folder.write_cuts(cuts)
-        return self._finish(
-            reservations, _count(sums, self._prepared.table, cuts, agreement.rows, self._job, self._world)
-        )
+        return self._finish(_count(self.begin(), self._rows.table, self._job, self._world))
 
-    def _terms(self) -> Terms:
-        prepared, policy = self._prepared, self._policy
-        releases = {**versions(), PLUGIN: prepared.chosen.release}
-        schema, document = Schema.of(prepared.table), prepared.parameters.document()
-        return Terms(releases, self._job.to_dict(), document, schema, {}, {}, policy.floors(self._world))
-
-    def _reserve(self) -> Reservations:
-        """Have all sites' registries allow this run and remember it, before the first private byte."""
+    def _release(self) -> dict[str, object]:
         fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
-        release = json.dumps({"kind": "profile", "job": fields}, sort_keys=True).encode()
-        table = self._prepared.table
-        grows = may_grow(table, "", self._prepared.parameters)
-        wanted = [Wanted(table, self._prepared.data_set, may_grow=grows, is_settled=True)]
-        return reserve_together(self._attempt, self._registry, wanted, release, None)
+        return {"kind": "profile", "job": fields}
 
-    def _check_floors(self, sums: ProtectedSums, floors: Floors, reservations: Reservations) -> None:
-        """Go on if enough rows and sites take part, and enough were added since earlier jobs, as before a training."""
-        own, table, parameters = self._policy.floors(self._world), self._prepared.table, self._prepared.parameters
-        if floors.sites > self._world:  # no row can change that
-            raise PolicyRefusal(TOO_FEW)
-        if max(rows_needed(floors, parameters, 1)) > own.effective_rows:
-            RefusalCount(self._policy).check({self._prepared.data_set.name}, Question.DEMAND)
-        added = AddedRows.of(reservations, self._policy.consents)
-        pooled = check_effective_rows(sums, floors, own, parameters, [table], [1.0], self._world, added.counts())
-        pooled = pooled[-N_COUNTS:]
-        if added.needs_consent(pooled, floors.sites):
-            self._policy.consents.gives("recompute_with_changes")
-        reservations.grown(are_enough_added(pooled, floors.sites))
-
-    def _finish(self, reservations: Reservations, counted: Counted) -> JobResult:
-        attempt, job, table = self._attempt, self._job, self._prepared.table
+    def _finish(self, counted: Counted) -> JobResult:
+        attempt, job, table = self._attempt, self._job, self._rows.table
         hmac = attempt.conclude(counted.agreed(), "counts")
         profile = Profile(job, attempt.context.job_id, table, counted)
         path = self._write(profile)
         attempt.all_have_written()
-        reservations.complete(0)
+        self._reservations.complete(0)
         attempt.write_record(
             TITLE,
             {},
             None,
             (profile.section(self._world, too_few(counted.least)),),
-            registry=reservations.message,
-            cuts={
-                "mode": CutMode.QUANTILE.value,
-                "points": sum(of_feature.size for of_feature in counted.cuts.of_feature),
-                "min_rows": job.min_rows_per_cut,
-            },
+            **self._record_of(counted.cuts),
             notes=(_REUSE,),
             data=(DataFacts.of(table, job.data_set),),
         )
@@ -388,7 +322,7 @@ class _Run:
         folder, facts = self._attempt.folder.path, profile.facts(self._world)
         shifts = profile.shifts()
         if shifts:
-            own = build_local_page(self._attempt.context.site, facts, self._prepared.table.n_rows, shifts)
+            own = build_local_page(self._attempt.context.site, facts, self._rows.table.n_rows, shifts)
             write_private(folder / LOCAL_PAGE, own.encode())
         write_private(folder / PAGE, build_page(facts).encode())
         document = json.dumps(profile.document(self._world), ensure_ascii=False, indent=1)
@@ -402,12 +336,13 @@ _REUSE = (
 )
 
 
-def _count(sums: ProtectedSums, table: Table, cuts: Cuts, pooled: Ints, job: ProfileJob, world: int) -> Counted:
+def _count(agreement: Agreement, table: Table, job: ProfileJob, world: int) -> Counted:
     """Decide with all sites which bins are counted together, and count.
 
     Raises:
         ProtocolError: the opened counts contradict what was said before: a site or the server lied.
     """
+    sums, cuts, pooled = agreement.sums, agreement.cuts, agreement.rows
     missing = pooled[0] - pooled[1:]
     counted = Counted(int(pooled[0]), tuple(missing.tolist()), job.min_rows_per_cut, cuts)
     rows = [_own_rows(table, cuts, place, column, job.n_classes) for place, column in enumerate(table.columns())]
@@ -467,7 +402,7 @@ def _blocks(bits: list[NDArray[np.bool_]]) -> Iterator[list[NDArray[np.bool_]]]:
 
 run_profile_site = SitePart(
     prepare,
-    lambda attempt, prepared: _Run(attempt, prepared).run(),
+    lambda attempt, prepared: _Attempt(attempt, prepared).run(),
     protection=lambda job, prepared: prepared.chosen.facts,
     on_cluster=OnCluster.NOT_NEEDED,
 )

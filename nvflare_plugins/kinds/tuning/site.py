@@ -16,13 +16,9 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, Wanted
 from nvflare_plugins.attempt.worker_progress import watched
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_atomically
-from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import grown_document
@@ -55,27 +51,18 @@ from nvflare_plugins.kinds.tuning.result import (
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, build_page
 from nvflare_plugins.pooled import preparation
-from nvflare_plugins.pooled.cut_agreement import CutAgreement
-from nvflare_plugins.pooled.growing import Grown, arithmetic_here, grown_by, is_grown
+from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
+from nvflare_plugins.pooled.growing import grown_by, is_grown
 from nvflare_plugins.pooled.mediated.training import TrainingHandler, training_shape
-from nvflare_plugins.pooled.processors import open_sums
-from nvflare_plugins.pooled.row_floors import (
-    TOO_FEW,
-    RowDraws,
-    check_effective_rows,
-    check_sampling,
-    counts_leaves,
-    row_fraction,
-    row_weights,
-)
-from nvflare_plugins.pooled.value_bounds import coarsest_pairs, label_sum, row_bounds, value_bounds
-from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.pooled.row_floors import check_sampling, row_fraction, row_weights
+from nvflare_plugins.pooled.value_bounds import label_sum
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
-from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line, work_section
-from nvflare_plugins.xgb.cuts import CutMode, Cuts
+from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line
+from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import bin_starts, reference_matrix
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import TrainingResult
@@ -153,87 +140,65 @@ def check_trial(parameters: TrainingParameters) -> TrainingParameters:
     return parameters
 
 
-class _Run:
-    """The steps of one attempt after the session is open."""
+class _Attempt(PooledAttempt):
+    """The steps of one attempt once its session is open.
+
+    Added rows are changed rows here: they are too few for each fold when they are just enough for all.
+    """
+
+    COUNTS_ADDED = False
 
     def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared, workers: Workers | None) -> None:
-        self._attempt, self._prepared, self._base = attempt, prepared, prepared.base
-        self._workers = workers
         self._job: TuningJob = attempt.job
-        self._policy, self._world = attempt.context.policy, attempt.channel.world
-        self._registry = Registry.open(self._policy)
-        self._floors = self._policy.floors(self._world)  # of all sites, once these have agreed
-        self._parameters = prepared.parameters
-        self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
-        self._training = self._job.training_of(prepared.trials[0], list(self._base.table.feature_names))
+        training = self._job.training_of(prepared.trials[0], list(prepared.base.table.feature_names))
+        super().__init__(attempt, prepared.base, training, is_grown=prepared.is_grown, workers=workers)
+        self._prepared, self._trials = prepared, prepared.parameters
 
     def run(self) -> JobResult:
         """Agree, search cut points, train all trials, compare scores, write results."""
-        attempt = self._attempt
-        _, self._floors, self._arithmetic = agree(attempt.channel, attempt.session, self._terms())
-        self._parameters = tuple(with_floor(one, self._floors.rows_per_node) for one in self._parameters)
-        reservations = self._reserve()
-        with reservations.cancelled_by(BaseException):  # keys may travel, nothing of rows
-            sums = open_sums(self._base.chosen.profile, attempt.channel, attempt.session, None)
-        with reservations.cancelled_by(PolicyRefusal, DataRefusal):
-            self._check_floors(sums)
-            reservations.grown(True)
-        agreement = CutAgreement(
-            self._training, self._base, attempt.channel, self._registry, reservations.entries[0], attempt.proof
-        )
-        cuts, root_feature = agreement.run(sums)
-        attempt.folder.write_cuts(cuts)
-        if self._arithmetic:
-            train = self._by_sites(sums, cuts, int(agreement.rows[0]))
-        else:
-            train = self._by_xgboost(sums, cuts, root_feature)
-        return self._finish(reservations, cuts, self._train_all(train))
+        agreement = self.begin()
+        train = self._by_sites(agreement) if self._arithmetic else self._by_xgboost(agreement)
+        return self._finish(agreement.cuts, self._train_all(train))
 
-    def _terms(self) -> Terms:
-        releases = {**versions(), PLUGIN: self._base.chosen.release}
-        grown = self._prepared.is_grown
-        if grown:
-            releases[ARITHMETIC] = arithmetic_here(self._training)
-        documents: dict[str, object] = {
-            f"trial {number}": grown_document(one) if grown else one.document()
-            for number, one in enumerate(self._prepared.parameters, start=1)
+    def _documents(self) -> dict[str, object]:
+        return {
+            f"trial {number}": grown_document(one) if self._is_grown else one.document()
+            for number, one in enumerate(self._trials, start=1)
         }
-        return Terms(releases, self._job.to_dict(), documents, Schema.of(self._base.table), {}, {}, self._floors)
 
-    def _reserve(self) -> Reservations:
-        """Have all sites' registries allow all trials as one release and remember it, before the first private byte.
+    def _take_terms(self, n_done: int) -> None:
+        self._trials = tuple(with_floor(one, self._floors.rows_per_node) for one in self._trials)
+        self._parameters = self._trials[0]
 
-        Added rows are changed rows here: they are too few for each fold when they are just enough for all.
-        """
-        without = _NOT_RELEASED if self._arithmetic else (*_NOT_RELEASED, "engine", "arithmetic")
-        fields = {name: value for name, value in self._job.to_dict().items() if name not in without}
-        document = {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
-        release = json.dumps(document, sort_keys=True).encode()
-        wanted = [
-            Wanted(self._base.table, self._base.data_set, draw=describe_draw(fraction), is_settled=True)
+    def _wanted(self) -> list[Wanted]:
+        return [
+            Wanted(self._rows.table, self._rows.data_set, draw=describe_draw(fraction), is_settled=True)
             for fraction in self._prepared.fractions
         ]
-        return reserve_together(self._attempt, self._registry, wanted, release, None)
 
-    def _check_floors(self, sums: ProtectedSums) -> None:
-        """Go on if enough rows and sites take part, in all and in every fold; every site decides alike."""
-        floors, own, table = self._floors, self._policy.floors(self._world), self._base.table
-        if floors.sites > self._world:  # no row can change that
-            raise PolicyRefusal(TOO_FEW)
-        needed = rows_needed(floors, self._prepared.fractions)
-        if needed > own.effective_rows:
-            RefusalCount(self._policy).check({self._base.data_set.name}, Question.DEMAND)
-        check_effective_rows(sums, floors, own, self._parameters[0], [table], [1.0], self._world)
-        factor = float(self._parameters[0].agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
-        weights = row_weights(table, factor) / max(1.0, factor)
+    def _release(self) -> dict[str, object]:
+        """Return all trials as one release."""
+        without = _NOT_RELEASED if self._arithmetic else (*_NOT_RELEASED, "engine", "arithmetic")
+        fields = {name: value for name, value in self._job.to_dict().items() if name not in without}
+        return {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
+
+    def _most_rows_needed(self, floors: Floors) -> int:
+        return rows_needed(floors, self._prepared.fractions)
+
+    def _check_parts(self, sums: ProtectedSums) -> None:
+        """Hold every fold to the floors."""
+        floors, own = self._floors, self._policy.floors(self._world)
+        factor = float(self._parameters.agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+        weights = row_weights(self._rows.table, factor) / max(1.0, factor)
+        needed = self._most_rows_needed(floors)
         check_folds(sums, floors, own, weights, self._prepared.folds, self._job.folds, needed)
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_all(self, train: _TrainFold) -> TuningResult:
         job, trials, done = self._job, self._prepared.trials, []
-        folds = [_Fold.of(self._base.table, self._prepared.folds == number) for number in range(job.folds)]
-        metric = self._parameters[0].metrics[-1]
+        folds = [_Fold.of(self._rows.table, self._prepared.folds == number) for number in range(job.folds)]
+        metric = self._parameters.metrics[-1]
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
             for f, fold in enumerate(folds):
@@ -246,10 +211,11 @@ class _Run:
             self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
         return TuningResult(metric, tuple(done))
 
-    def _by_xgboost(self, sums: ProtectedSums, cuts: Cuts, root_feature: int | None) -> _TrainFold:
+    def _by_xgboost(self, agreement: Agreement) -> _TrainFold:
         """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
-        table, folds, n_folds = self._base.table, self._prepared.folds, self._job.folds
-        max_bin = self._parameters[0].max_bin
+        sums, cuts, root_feature = agreement.sums, agreement.cuts, agreement.root_feature
+        table, folds, n_folds = self._rows.table, self._prepared.folds, self._job.folds
+        max_bin = self._parameters.max_bin
         starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
         root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
         bins: Folds = self._on_workers(cuts) or FoldsHere(table, folds, n_folds, cuts, max_bin)
@@ -260,18 +226,15 @@ class _Run:
 
         return train
 
-    def _by_sites(self, sums: ProtectedSums, cuts: Cuts, n_rows: int) -> _TrainFold:
-        """Bin all rows once. Args: n_rows: pooled, of all folds."""
-        floor = self._floors.rows_per_node
-        rows = self._on_workers(cuts) or FoldRows(self._base.table, self._prepared.folds, cuts, self._arithmetic)
+    def _by_sites(self, agreement: Agreement) -> _TrainFold:
+        """Bin all rows once."""
+        sums, cuts, n_rows = agreement.sums, agreement.cuts, int(agreement.rows[0])
+        rows = self._on_workers(cuts) or FoldRows(self._rows.table, self._prepared.folds, cuts, self._arithmetic)
 
         def train(t: int, f: int, fold: _Fold) -> TrainingResult:
-            parameters = self._parameters[t]
-            bounds = value_bounds(parameters, [fold.kept, fold.held_out]) | row_bounds(parameters, fold.kept)
-            sums.agree_scales(bounds, coarsest_pairs(parameters, False))
-            least = floor if counts_leaves(parameters, floor) else None
-            grown = Grown(parameters, self._arithmetic, cuts, n_rows, fold.kept, None, least, (EVALUATED,))
-            settings, draws = self._settings(t, f), self._draws(parameters, fold)
+            self._agree_scales(sums, self._trials[t], [fold.kept, fold.held_out])
+            grown = self._grown(self._trials[t], cuts, n_rows, fold.kept, (EVALUATED,))
+            settings, draws = self._settings(t, f), self._draws(self._trials[t], fold)
             return train_on_folds(rows, f, grown, settings, draws, self._attempt.channel, sums)
 
         return train
@@ -279,9 +242,9 @@ class _Run:
     def _on_workers(self, cuts: Cuts) -> FoldsOnWorkers | None:
         if self._workers is None:
             return None
-        table = self._base.table
+        table = self._rows.table
         _log.info("%s", shards_line(table.n_rows, len(self._workers)))
-        max_bin, folds = self._parameters[0].max_bin, self._prepared.folds
+        max_bin, folds = self._parameters.max_bin, self._prepared.folds
         return FoldsOnWorkers(self._workers, table, folds, self._job.folds, cuts, max_bin, self._arithmetic)
 
     def _settings(self, t: int, f: int) -> LoopSettings:
@@ -292,9 +255,9 @@ class _Run:
         self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_bins: slice | None, n_bins: int
     ) -> FoldTraining:
         """Agree on the scales of a training's sums, and return what it is."""
-        parameters, floor = self._parameters[t], self._floors.rows_per_node
-        sums.agree_scales(value_bounds(parameters, [fold.kept, fold.held_out]), coarsest_pairs(parameters, False))
-        n_features = len(self._base.table.feature_names)
+        parameters = self._trials[t]
+        self._agree_scales(sums, parameters, [fold.kept, fold.held_out])
+        n_features = len(self._rows.table.feature_names)
         shape = training_shape(parameters, self._world, n_features, n_bins, False, 1, False)
         is_mean = shape.base_score is BaseScoreSource.MEAN
         is_logistic = parameters.objective.gradient_bound is not None and is_mean
@@ -304,21 +267,18 @@ class _Run:
             shape,
             self._settings(t, f),
             self._draws(parameters, fold),
-            floor if counts_leaves(parameters, floor) else None,
+            self._counted_leaves(parameters),
             TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label),
         )
 
     def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
-        fraction = row_fraction(parameters)
-        if fraction == 1:
-            return None
-        secret = self._registry.secret("row sampling", repr(fraction), *sorted(self._attempt.context.sites))
-        return FoldDraws(RowDraws(secret, self._base.table, fraction), fold.chosen)
+        draws = self._draws_of(parameters, self._rows.table, self._context.sites)
+        return None if draws is None else FoldDraws(draws, fold.chosen)
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _finish(self, reservations: Reservations, cuts: Cuts, result: TuningResult) -> JobResult:
-        attempt, job, table = self._attempt, self._job, self._base.table
+    def _finish(self, cuts: Cuts, result: TuningResult) -> JobResult:
+        attempt, job, table = self._attempt, self._job, self._rows.table
         hmac = attempt.conclude(result.agreed(), "scores")
         job_id, folder = attempt.context.job_id, attempt.folder.path
         facts = facts_of(result, job, job_id, self._world, table.feature_names)
@@ -327,20 +287,14 @@ class _Run:
         write_atomically(folder / SCRIPT, facts.script.encode())
         write_atomically(folder / PAGE, build_page(facts).encode())
         attempt.all_have_written()
-        reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
+        self._reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
         best = result.best
-        of_workers = () if self._workers is None else (work_section(self._workers.work),)
         attempt.write_record(
             TITLE,
-            self._parameters[best.number - 1].agreed,
+            self._trials[best.number - 1].agreed,
             None,
-            (section_of(facts), _notes(self._arithmetic), *of_workers),
-            registry=reservations.message,
-            cuts={
-                "mode": CutMode.QUANTILE.value,
-                "points": sum(of_feature.size for of_feature in cuts.of_feature),
-                "min_rows": job.min_rows_per_cut,
-            },
+            (section_of(facts), _notes(self._arithmetic), *self._work_sections()),
+            **self._record_of(cuts),
             data=(DataFacts.of(table, job.data_set),),
         )
         message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"
@@ -396,7 +350,7 @@ def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
         workers_of(attempt.context.policy, attempt.job.data_set) as workers,
         watched(workers, attempt.progress) as attempt.progress,
     ):
-        return _Run(attempt, prepared, workers).run()
+        return _Attempt(attempt, prepared, workers).run()
 
 
 run_tuning_site = SitePart(

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.kinds.horizontal import site as site_module
 from nvflare_plugins.kinds.horizontal.site import run_site
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Operation
 from tests.support.memories import states
@@ -33,14 +33,14 @@ def test_a_failure_while_sums_are_opened_is_forgotten(
     for site in parties.sites:
         parties.give(site, "train", pd.DataFrame({"Größe": rng.normal(size=40), "y": rng.integers(0, 2, 40)}))
 
-    real: Callable = getattr(site_module, step)
+    real: Callable = getattr(pooled_attempt, step)
 
     def failing(*arguments: object) -> object:
         if is_remembered:
             real(*arguments)
         raise error
 
-    monkeypatch.setattr(site_module, step, failing)
+    monkeypatch.setattr(pooled_attempt, step, failing)
     outcomes = parties.run(run_site, JOB)
     assert all(isinstance(outcome, Exception) for outcome in outcomes.values())
     assert any(isinstance(outcome, error) for outcome in outcomes.values()), outcomes

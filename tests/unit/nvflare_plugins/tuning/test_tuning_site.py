@@ -23,6 +23,7 @@ from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
 from nvflare_plugins.site.memory.registry import Registry
@@ -179,8 +180,8 @@ def test_what_xgboost_released_before_is_the_same_release_still(
 ) -> None:
     """Registries of before know tunings without ``engine`` and ``arithmetic``."""
     seen: list[bytes] = []
-    reserve = tuning_site.reserve_together
-    monkeypatch.setattr(tuning_site, "reserve_together", lambda *args: seen.append(args[3]) or reserve(*args))
+    reserve = pooled_attempt.reserve_together
+    monkeypatch.setattr(pooled_attempt, "reserve_together", lambda *args: seen.append(args[3]) or reserve(*args))
     for engine in ("xgboost", "own"):
         succeed(sites(tmp_path / engine).run(run_tuning_site, job(num_rounds=1, engine=engine)))
     fields = [json.loads(release)["job"] for release in seen]
