@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -35,29 +34,29 @@ from nvflare_plugins.growth.site_sums import (
 from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, GrowthPlan, LoopSettings, Training
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.pooled.row_floors import check_leaves
-from nvflare_plugins.pooled.shard_rows import DRAW, LEAVES, MODEL, ROUND, digest_of, table_of
-from nvflare_plugins.pooled.sharded import ShardDraws, ShardedRows
+from nvflare_plugins.pooled.shards import (
+    LEAVES,
+    AskedDraws,
+    RoundWatch,
+    ShardDraws,
+    ShardLeader,
+    joined,
+    tables_of,
+    tell_round,
+)
 from nvflare_plugins.pooled.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.workers.shards import (
-    BINS,
-    READ,
-    TELLS,
     Answer,
     Ask,
     Conversation,
     ShardPlace,
-    comparing,
-    lead,
     one_model,
-    runs_of,
     said_of_model,
-    telling,
 )
-from nvflare_plugins.workers.workers import Workers, note_rows
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import unlabelled_blocks
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
@@ -326,11 +325,10 @@ def n_categories(table: Table) -> dict[int, int]:
 
 # A site's training with trees that the sites grow themselves, over rows in this process or in shards at workers.
 #
-# Every shard grows all trees from the sums of all sites. What it asks with goes to the process that speaks for its site
-# and nowhere else. There the shards' integers are added, which gives those of the site whatever their number, and
-# protected once. So the model is the same bytes for any number of shards.
+# Every shard grows all trees from the sums of all sites. The process that speaks for its site adds the integers of its
+# shards, which gives those of the site whatever their number, and protects them once. So the model is the same bytes
+# for any number of shards. Beside what every shard asks (shards.py):
 #
-#     read       digest               first, where shards read files      reply: nothing (workers/shards.py)
 #     pairs      moment, sums, grid,  sums of gradient pairs, and with    reply: int64, those of all sites, and those
 #                whether all fit,     a root what metrics sends, of the   of metrics; none where another grid or scale
 #                parts                round before                        is needed
@@ -342,74 +340,110 @@ def n_categories(table: Table) -> dict[int, int]:
 #                residuals, weights,
 #                number of leaves
 #     metrics    moment, parts        of each metric                      reply: those of all sites
-#     draw       round                which rows take part in a round?    reply: bool[n_rows of the shard]
-#     round      number, metrics      a round is over                     reply: whether the model is to be kept
-#     model      digest, model        SHA-256 of the model so far;        reply: nothing
-#                                     the model, of the first shard
 
 
 PAIRS, WIDER, ROWS, QUANTILES, METRICS = "pairs", "wider", "rows", "quantiles", "metrics"
-_PATH = "nvflare_plugins.pooled.growing:GrownShard"
-
-OnRound = Callable[[RoundRecord, bytes | None], None]
-"""Gets the record of a round, and the model so far where it is kept."""
+SHARD = "nvflare_plugins.pooled.growing:GrownShard"
 
 
-def train_grown(
-    grown: Grown,
-    begin: Beginning,
-    evaluated: Sequence[Table | None],
-    sums: ProtectedSums,
-    channel: Channel,
-    settings: LoopSettings,
-    draws: Draws | None,
-    is_kept: Callable[[int], bool],
-    on_round: OnRound,
-    workers: Workers | None,
-    files: Sequence[Path | None],
-) -> TrainingResult:
-    """Train with the other sites.
+class GrownTraining:
+    """One training, from the model that it begins with.
 
-    Args:
-        files: for the bins of the training rows, and of each evaluation set; None holds them.
-        evaluated: rows of each evaluation set; None stands for the training rows.
-        is_kept: tells, by the number of rounds done, whether ``on_round`` gets the model so far.
-
-    Raises:
-        VeilBoostError: what ended the training; what happened at a worker comes with its number.
+    Attributes:
+        plan: what is public about it.
+        model: that training adds to.
+        start: of ``first_model``.
+        sums: what the site's own process asks of all sites.
+        draws: which rows take part in each round; None for all.
     """
-    scales = Scales.of(sums, grown)
-    plan = grown.plan(scales)
-    model, start = first_model(grown, plan, begin, sums, channel.world)
-    site = site_sums(grown, plan, sums)
-    if workers is not None:
-        rows, runs = ShardedRows(grown.table, evaluated, draws), runs_of(grown.table.n_rows, len(workers))
-        task = shard_task(grown, scales, model, start, settings, channel, draws is not None, rows.are_read)
-        drawn = None if draws is None else ShardDraws(draws, runs)
-        note_rows(workers, runs)
-        return lead_grown(
-            lambda answer: _lead_shards(workers, task, rows, answer), channel, site, drawn, is_kept, on_round
-        )
-    training = row_set(plan, grown.table, start, files[0])
-    pairs = zip(evaluated, files[1:], strict=True)
+
+    def __init__(
+        self,
+        grown: Grown,
+        begin: Beginning,
+        sums: ProtectedSums,
+        channel: Channel,
+        settings: LoopSettings,
+        draws: Draws | None,
+    ) -> None:
+        """Agree on the first estimate, once the scales are agreed."""
+        self._grown, self._channel, self._settings, self.draws = grown, channel, settings, draws
+        self._scales = Scales.of(sums, grown)
+        self.plan = grown.plan(self._scales)
+        self.model, self.start = first_model(grown, self.plan, begin, sums, channel.world)
+        least, alpha = grown.rows_per_leaf or 0, float(self.plan.objective.leaf_quantile)
+        self.sums = SiteSums(sums, self.plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
+
+    def rows(self, evaluated: Sequence[Table | None], files: Sequence[Path | None] | None = None) -> HeldRows:
+        """Bin the rows.
+
+        Args:
+            evaluated: rows of each evaluation set; None stands for the training rows.
+            files: for the bins of the training rows, and of each evaluation set; None holds them.
+        """
+        return _held(self.plan, self._grown.table, evaluated, self.start, files)
+
+    def here(self, held: HeldRows, watch: RoundWatch) -> TrainingResult:
+        """Train with the other sites, over rows in this process."""
+
+        def after(record: RoundRecord, so_far: GrownModel) -> None:
+            watch.round_over(record, so_far.to_bytes)
+
+        training = Training(self.plan, held, self.sums, self._channel, self._settings, self.draws, after)
+        found = training.run(self.model)
+        return _finished(found.model.to_bytes(), found.rounds, found.best_round, found.best_score)
+
+    def at_shards(
+        self, lead_shards: Callable[[Answer], list[Any]], draws: ShardDraws | None, watch: RoundWatch
+    ) -> TrainingResult:
+        """Train likewise over shards, wherever they are.
+
+        Args:
+            lead_shards: has all shards train, answers what they ask, and returns what ``grow_shard`` has returned at
+                each.
+
+        Raises:
+            VeilBoostError: what ended the training; what happened at a worker comes with its number.
+        """
+        leader = _Leader(self._channel, self.sums, draws, watch)
+        results = lead_shards(leader.answer)
+        self._channel.moment = TrainingStep(*_moment_of(results[0][4:]))
+        return _finished(one_model(results), leader.rounds, *results[0][2:4])
+
+    def shard_task(self, *, reads: bool) -> dict[str, Any]:
+        """Return what each shard must know of the training, as plain values. Args: reads: shards read rows."""
+        grown, parameters = self._grown, self._grown.parameters
+        return {
+            "params": {**parameters.agreed, "eval_metric": list(parameters.metrics)},
+            "arithmetic": grown.arithmetic,
+            "cuts": list(grown.cuts.of_feature),
+            "n_rows": grown.n_rows,
+            "finest": grown.finest,
+            "rows_per_leaf": grown.rows_per_leaf,
+            "sets": grown.sets,
+            "scales": astuple(self._scales),
+            "model": self.model.to_bytes(),
+            "start": self.start,
+            "settings": astuple(self._settings),
+            "place": (self._channel.rank, self._channel.world),
+            "is_sampled": self.draws is not None,
+            "reads": reads,
+        }
+
+
+def _held(
+    plan: GrowthPlan,
+    table: Table,
+    evaluated: Sequence[Table | None],
+    start: NDArray[np.float32] | bytes,
+    files: Sequence[Path | None] | None = None,
+) -> HeldRows:
+    """Bin the rows of a training; see ``GrownTraining.rows``."""
+    own, *of_sets = files or [None] * (1 + len(evaluated))
+    training = row_set(plan, table, start, own)
+    pairs = zip(evaluated, of_sets, strict=True)
     sets = [None if one is None else row_set(plan, one, start, file) for one, file in pairs]
-
-    def after(record: RoundRecord, so_far: GrownModel) -> None:
-        on_round(record, so_far.to_bytes() if is_kept(record.round + 1) else None)
-
-    held = HeldRows(plan.layout, plan.objective, training, sets)
-    return training_result(Training(plan, held, site, channel, settings, draws, after).run(model))
-
-
-def site_sums(grown: Grown, plan: GrowthPlan, sums: ProtectedSums) -> SiteSums:
-    """Return what a training of the site's own process asks of all sites."""
-    least, alpha = grown.rows_per_leaf or 0, float(plan.objective.leaf_quantile)
-    return SiteSums(sums, plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
-
-
-def training_result(found: GrownResult) -> TrainingResult:
-    """Return a grown model as every training hands its own over."""
-    return _finished(found.model.to_bytes(), found.rounds, found.best_round, found.best_score)
+    return HeldRows(plan.layout, plan.objective, training, sets)
 
 
 def _finished(
@@ -421,111 +455,18 @@ def _finished(
 # -- at the site ------------------------------------------------------------------------------------------------------
 
 
-def shard_task(
-    grown: Grown,
-    scales: Scales,
-    model: GrownModel,
-    start: NDArray[np.float32] | bytes,
-    settings: LoopSettings,
-    channel: Channel,
-    is_sampled: bool,
-    reads: bool,
-) -> dict[str, Any]:
-    """Return what each shard must know of a training, as plain values."""
-    parameters = grown.parameters
-    return {
-        "params": {**parameters.agreed, "eval_metric": list(parameters.metrics)},
-        "arithmetic": grown.arithmetic,
-        "cuts": list(grown.cuts.of_feature),
-        "n_rows": grown.n_rows,
-        "finest": grown.finest,
-        "rows_per_leaf": grown.rows_per_leaf,
-        "sets": grown.sets,
-        "scales": astuple(scales),
-        "model": model.to_bytes(),
-        "start": start,
-        "settings": astuple(settings),
-        "place": (channel.rank, channel.world),
-        "is_sampled": is_sampled,
-        "reads": reads,
-    }
-
-
-def _lead_shards(workers: Workers, task: dict[str, Any], rows: ShardedRows, answer: Answer) -> list[Any]:
-    of_shards = rows.of_shards(len(workers))
-    arguments = [(number, task, *own) for number, own in enumerate(of_shards)]
-    with comparing(answer, lambda go_on: rows.digests(of_shards, go_on)) as compared:
-        return lead(workers, _PATH, arguments, compared)
-
-
-def lead_grown(
-    lead_shards: Callable[[Answer], list[Any]],
-    channel: Channel,
-    site: SiteSums,
-    draws: ShardDraws | None,
-    is_kept: Callable[[int], bool],
-    on_round: OnRound,
-) -> TrainingResult:
-    """Train over shards wherever they are; see ``train_grown``.
-
-    Args:
-        lead_shards: has all shards train, answers what they ask, and returns what ``grow_shard`` has returned at each.
-    """
-    leader = _Leader(channel, site, draws, is_kept, on_round)
-    results = lead_shards(leader.answer)
-    channel.moment = TrainingStep(*_moment_of(results[0][4:]))
-    return _finished(one_model(results), leader.rounds, *results[0][2:4])
-
-
-class _Leader:
+class _Leader(ShardLeader):
     """Answers what all shards ask."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        sums: SiteSums,
-        draws: ShardDraws | None,
-        is_kept: Callable[[int], bool],
-        on_round: OnRound,
-    ) -> None:
-        self.channel, self._sums, self._is_kept, self._on_round = channel, sums, is_kept, on_round
-        self._draws = draws
-        self.rounds: list[RoundRecord] = []
-        self._record: RoundRecord | None = None
-        self._last = self._clocks()
+    def __init__(self, channel: Channel, sums: SiteSums, draws: ShardDraws | None, watch: RoundWatch) -> None:
+        super().__init__(channel, sums, draws, watch)
+        self._sums = sums
 
-    def answer(self, word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
-        """Return a reply for each shard; see ``lead``."""
-        if word == DRAW and self._draws is not None:
-            return self._draws.of_round(asked[0][0])
-        if word == ROUND:
-            return [self._round_over(*asked[0])] * len(asked)
-        if word == MODEL and self._record is not None:
-            self._finish_round(self._record, one_model(asked))
-            return [None] * len(asked)
+    def _answer(self, word: str, asked: list[tuple[Any, ...]]) -> Any:
         if word not in _ANSWERS or any(one[:2] != asked[0][:2] for one in asked):
             raise ProtocolError("the shards of this site are not in step")
         self.channel.moment = TrainingStep(*_moment_of(asked[0]))
-        return [_ANSWERS[word](self._sums, [one[2:] for one in asked])] * len(asked)
-
-    def _round_over(self, number: int, metrics: dict[str, float]) -> bool:
-        """Take note of a round; its times are those of the site. Returns: whether the model is wanted first."""
-        total, summed, waited = (a - b for a, b in zip(self._clocks(), self._last, strict=True))
-        record = RoundRecord(number, metrics, total, total - summed, summed - waited, waited)
-        self.rounds.append(record)
-        if self._is_kept(number + 1):
-            self._record = record
-            return True
-        self._finish_round(record, None)
-        return False
-
-    def _finish_round(self, record: RoundRecord, model: bytes | None) -> None:
-        self._record = None
-        self._on_round(record, model)
-        self._last = self._clocks()
-
-    def _clocks(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self._sums.seconds, self.channel.network_seconds
+        return _ANSWERS[word](self._sums, [one[2:] for one in asked])
 
 
 def _moment_of(fields: Sequence[Any]) -> tuple[Any, int]:
@@ -548,7 +489,7 @@ def _widen(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> tuple[int, int]:
 
 
 def _quantiles(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> tuple[NDArray[np.int64], Floats]:
-    leaf, residuals, weight = _joined([one[:3] for one in asked])
+    leaf, residuals, weight = joined([one[:3] for one in asked])
     return sums.leaf_quantiles(leaf, residuals, weight, asked[0][3])
 
 
@@ -557,7 +498,7 @@ def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, 
     of_all: list[tuple[str, Parts]] = []
     for of_metric in zip(*of_shards, strict=True):
         name, values = of_metric[0][0], [part for _, part in of_metric]
-        of_all.append((name, _joined(values) if isinstance(values[0], tuple) else _added(values)))
+        of_all.append((name, joined(values) if isinstance(values[0], tuple) else _added(values)))
     return of_all
 
 
@@ -580,13 +521,6 @@ def _added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     for part in parts[1:]:
         total = total + part
     return total
-
-
-def _joined(parts: Sequence[tuple[Any, ...]]) -> Any:
-    """Join columns of the shards in their order; a shard without rows says nothing of whether rows have weights."""
-    filled = [part for part in parts if part[0].shape[0]] or [parts[0]]
-    columns = zip(*filled, strict=True)
-    return tuple(None if any(c is None for c in column) else np.concatenate(column) for column in columns)
 
 
 # -- at a worker ------------------------------------------------------------------------------------------------------
@@ -613,19 +547,9 @@ def _train_shard(
 ) -> tuple[Any, ...]:
     """Return what ``grow_shard`` returns."""
     with reading_as_told():
-        table, sets = table_of(rows), [None if one is None else table_of(one) for one in evaluated]
-        if task["reads"]:
-            read = [one for one in (table, *sets) if one is not None and one.passes is not None]
-            ask(READ, digest_of(read, telling(ask, sum(one.n_rows for one in read))))
-        ask(TELLS, BINS, 0, 0)
+        table, sets = tables_of(ask, rows, evaluated, reads=task["reads"])
         plan = plan_of(task, table)
-        training = row_set(plan, table, task["start"])
-        held = HeldRows(
-            plan.layout,
-            plan.objective,
-            training,
-            [None if one is None else row_set(plan, one, task["start"]) for one in sets],
-        )
+        held = _held(plan, table, sets, task["start"])
     return grow_shard(ask, number, task, plan, held)
 
 
@@ -641,7 +565,7 @@ def grow_shard(ask: Ask, number: int, task: dict[str, Any], plan: GrowthPlan, he
 
     Args:
         number: of the shard; the first, 0, hands over the model.
-        task: see ``shard_task``.
+        task: see ``GrownTraining.shard_task``.
 
     Returns:
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early; the moment.
@@ -649,25 +573,14 @@ def grow_shard(ask: Ask, number: int, task: dict[str, Any], plan: GrowthPlan, he
     place = ShardPlace(*task["place"])
 
     def after(record: RoundRecord, model: GrownModel) -> None:
-        if ask(ROUND, record.round, record.metrics):
-            ask(MODEL, *said_of_model(number, model.to_bytes()))
+        tell_round(ask, number, record, model.to_bytes)
 
-    sums, draws = _AskedSums(ask, place), _AskedDraws(ask) if task["is_sampled"] else None
+    sums, draws = _AskedSums(ask, place), AskedDraws(ask, held.n_rows) if task["is_sampled"] else None
     result: GrownResult = Training(plan, held, sums, place, LoopSettings(*task["settings"]), draws, after).run(
         GrownModel.of_bytes(task["model"])
     )
     said = said_of_model(number, result.model.to_bytes())
     return *said, result.best_round, result.best_score, *_plain(place.moment)
-
-
-class _AskedDraws:
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """See ``Draws``: made by the site, from a secret that stays there."""
-        drawn: NDArray[np.bool_] = self._ask(DRAW, number)
-        return drawn
 
 
 class _AskedSums:

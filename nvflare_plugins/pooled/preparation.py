@@ -19,7 +19,7 @@ from nvflare_plugins.pooled.growing import check_words, is_grown
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import ChosenProfile, choose_profile
 from nvflare_plugins.pooled.row_floors import check_sampling
-from nvflare_plugins.pooled.shard_rows import why_in_one_process
+from nvflare_plugins.pooled.shards import why_in_one_process
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import JobTerms

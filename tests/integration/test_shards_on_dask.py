@@ -12,7 +12,7 @@ import pytest
 
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.pooled import growing as grown_training
+from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
@@ -138,7 +138,7 @@ def test_a_job_that_waits_goes_on_once_a_killed_worker_is_back(
         with monkeypatch.context() as patch:
             hook = after_round({"amid": 2, "after the last tree": 4}.get(when, 99), kill)
             if when == "while rows are handed out":
-                patch.setattr(grown_training, "note_rows", lambda workers, runs: kill())
+                patch.setattr(shards, "note_rows", lambda workers, runs: kill())
             lost = federation.run(waiting, on_progress=hook, notices_death=True)
         with pytest.raises(WorkerLost, match="worker 1 of this site's cluster was lost"):
             succeed({"site-2": lost["site-2"]})

@@ -19,7 +19,7 @@ from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.pooled import growing as grown_training
 from nvflare_plugins.pooled.job import HorizontalJob
-from nvflare_plugins.pooled.sharded import ShardedRows
+from nvflare_plugins.pooled.shards import ShardedRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.shards import comparing, reads_in_passes
 from nvflare_plugins.workers.worker_connection import PartHost

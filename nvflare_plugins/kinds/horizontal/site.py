@@ -45,28 +45,23 @@ from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.growing import (
-    POOLED_ROWS,
-    Beginning,
-    grown_by,
-    is_grown,
-    train_grown,
-)
+from nvflare_plugins.pooled.growing import POOLED_ROWS, SHARD, Beginning, GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
-from nvflare_plugins.pooled.mediated.engine import Mediated
+from nvflare_plugins.pooled.mediated.engine import MediatedEngine
+from nvflare_plugins.pooled.mediated.shard import PATH as MEDIATED_SHARD
 from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.row_floors import RowDraws, counts_leaves, may_grow, row_fraction
-from nvflare_plugins.pooled.shard_rows import why_in_one_process
+from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
 from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs
 from nvflare_plugins.site.memory.registry import ResumePoint, describe_draw
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
-from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process
+from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process, shards_line
 from nvflare_plugins.xgb.continuation import check_initial_model, keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.matrices import as_weighed, bins_below, page_files
+from nvflare_plugins.xgb.matrices import as_weighed, bins_below, evaluation_matrix, page_files, training_matrix
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, check_lists, finished, with_attribute, without_lists
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
@@ -346,61 +341,68 @@ class _Attempt(PooledAttempt):
             yield folder
 
     def _train(self, agreement: Agreement, pages: Path | None) -> TrainingResult:
-        job, sums, cuts, n_done = self._job, agreement.sums, agreement.cuts, self._n_done
-        evaluated, initial = self._evaluated(), self._initial()
-        self._take_scales(sums)
-        self._begin_course(sums, agreement.root_feature, initial)
+        job, initial, n_done = self._job, self._initial(), self._n_done
+        self._take_scales(agreement.sums)
+        self._begin_course(agreement.sums, agreement.root_feature, initial)
         # A site must note that it enters a state (going_on.py) before it sends the first sum there.
-        rides = bool(self._arithmetic) and sums.takes_metrics and self._course is None
+        rides = bool(self._arithmetic) and agreement.sums.takes_metrics and self._course is None
         settings = LoopSettings(job.num_rounds - n_done, job.early_stopping_rounds, n_done, metrics_ride=rides)
-        if self._arithmetic:
-            return self._grow(sums, cuts, evaluated, initial, settings, pages)
-        mediated = Mediated(
-            self._attempt,
-            self._rows,
-            self._parameters,
-            self._workers,
-            self._floors.rows_per_node,
-            self._draws(),
-        )
-        return mediated.train(
-            sums, cuts, agreement.root_feature, evaluated, initial, settings, pages, self._is_kept, self._after_round
-        )
+        by = self._by_sites if self._arithmetic else self._by_xgboost
+        return by(agreement, settings, initial, pages, RoundWatch(self._is_kept, self._after_round))
 
-    def _grow(
-        self,
-        sums: ProtectedSums,
-        cuts: Cuts,
-        evaluated: Sequence[tuple[Table | None, str]],
-        initial: bytes | None,
-        settings: LoopSettings,
-        pages: Path | None,
+    def _by_sites(
+        self, agreement: Agreement, settings: LoopSettings, initial: bytes | None, pages: Path | None, watch: RoundWatch
     ) -> TrainingResult:
         """Train with trees that the sites grow themselves."""
-        names = tuple(name for _, name in evaluated)
-        grown = self._grown(self._parameters, cuts, self._n_rows, self._rows.table, names)
-        return train_grown(
-            grown,
-            Beginning(initial, is_own=self._n_done > 0),
-            [one for one, _ in evaluated],
-            sums,
-            self._attempt.channel,
-            settings,
-            self._draws(),
-            self._is_kept,
-            self._after_round,
-            self._workers,
-            [
-                self._bins_file(pages, "train"),
-                *(None if one is None else self._bins_file(pages, name) for one, name in evaluated),
-            ],
+        evaluated, draws, table = self._evaluated(), self._draws(), self._rows.table
+        names, sets = tuple(name for _, name in evaluated), [one for one, _ in evaluated]
+        grown = self._grown(self._parameters, agreement.cuts, self._n_rows, table, names)
+        begin = Beginning(initial, is_own=self._n_done > 0)
+        training = GrownTraining(grown, begin, agreement.sums, self._attempt.channel, settings, draws)
+        if self._workers is None:
+            kept = [("train", True), *((name, one is not None) for one, name in evaluated)]
+            folders = [self._bins_below(pages, name) if is_own else None for name, is_own in kept]
+            files = [None if folder is None else folder / "bins.page" for folder in folders]
+            return training.here(training.rows(sets, files), watch)
+        workers, rows = self._workers, ShardedRows(table, sets, draws)
+        task = training.shard_task(reads=rows.are_read)
+        return training.at_shards(
+            lambda answer: rows.lead(workers, SHARD, task, answer), rows.drawn(len(workers)), watch
         )
 
-    def _bins_file(self, pages: Path | None, name: str) -> Path | None:
+    def _by_xgboost(
+        self, agreement: Agreement, settings: LoopSettings, initial: bytes | None, pages: Path | None, watch: RoundWatch
+    ) -> TrainingResult:
+        """Train with stock XGBoost beside a mediator."""
+        evaluated, draws, table = self._evaluated(), self._draws(), self._trained_rows()
+        max_bin, least = self._parameters.max_bin, self._counted_leaves(self._parameters)
+        engine = MediatedEngine.of(self._attempt, agreement, table, max_bin)
+        training = engine.training(self._parameters, table, settings, draws, least, len(evaluated), initial)
+        if self._workers is None:
+            matrix = training_matrix(table, agreement.cuts, max_bin, self._bins_below(pages, "train"))
+            sets = [(matrix if one is None else self._scored(one, matrix, pages), name) for one, name in evaluated]
+            return training.here(matrix, table.weight, sets, watch)
+        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+        workers, rows = self._workers, ShardedRows(table, [one for one, _ in evaluated], draws)
+        names = tuple(name for _, name in evaluated)
+        task = training.shard_task(agreement.cuts, max_bin, names, reads=rows.are_read)
+        plain = task.to_plain()
+        return training.at_shards(
+            lambda answer: rows.lead(workers, MEDIATED_SHARD, plain, answer),
+            task,
+            table,
+            rows.drawn(len(workers)),
+            watch,
+        )
+
+    def _scored(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
+        below = self._bins_below(pages, "eval")
+        return evaluation_matrix(as_weighed(table), matrix, self._parameters.max_bin, below)
+
+    def _bins_below(self, pages: Path | None, name: str) -> Path | None:
         """Return where the bins of a set are kept, if the site's policy does not want them held."""
         spec = self._rows.data_set if name == "train" else self._rows.eval_set
-        folder = None if spec is None else bins_below(pages, name, spec)
-        return None if folder is None else folder / "bins.page"
+        return None if spec is None else bins_below(pages, name, spec)
 
     def _take_scales(self, sums: ProtectedSums) -> None:
         """Agree on the scales of sums, or take those of the attempt before."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,35 +22,20 @@ from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
-from nvflare_plugins.growth.site_sums import SiteSums
-from nvflare_plugins.growth.training import GrowthPlan, LoopSettings, Training
-from nvflare_plugins.pooled.growing import (
-    Beginning,
-    Grown,
-    Scales,
-    first_model,
-    grow_shard,
-    lead_grown,
-    n_categories,
-    plan_of,
-    shard_task,
-    site_sums,
-    training_result,
-)
-from nvflare_plugins.pooled.mediated.grammar import TrainingShape
-from nvflare_plugins.pooled.mediated.shard import train_shard
-from nvflare_plugins.pooled.mediated.training import TrainingHandler, train
-from nvflare_plugins.pooled.row_floors import RowDraws, SampledWeights, check_leaves, leaf_counts
-from nvflare_plugins.pooled.shard_rows import ShardTask, digest_of, table_of
-from nvflare_plugins.pooled.sharded import ShardDraws, ShardedRows, train_led
+from nvflare_plugins.growth.training import GrowthPlan
+from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, n_categories, plan_of
+from nvflare_plugins.pooled.mediated.engine import MediatedTraining
+from nvflare_plugins.pooled.mediated.shard import ShardTask, train_shard
+from nvflare_plugins.pooled.row_floors import Draws, RowDraws
+from nvflare_plugins.pooled.shards import RoundWatch, ShardDraws, ShardedRows, digest_of, table_of
 from nvflare_plugins.site.policy_values import Floors
-from nvflare_plugins.wire.channel import Channel
-from nvflare_plugins.wire.envelope import BaseScoreSource, Kind
+from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import (
     BINS,
     READ,
     TELLS,
+    Answer,
     Ask,
     Conversation,
     comparing,
@@ -230,36 +215,6 @@ def _decider(pooled: NDArray[np.int64], here: NDArray[np.int64], own_floor: int,
 EVALUATED = "eval"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FoldTraining:
-    """One training on all folds but one.
-
-    Attributes:
-        params: for the Booster.
-        draws: which rows take part in each round; None for all.
-        rows_per_node: least rows in a leaf, where they are counted; None where they need not be.
-    """
-
-    params: dict[str, object]
-    shape: TrainingShape
-    settings: LoopSettings
-    draws: FoldDraws | None
-    rows_per_node: int | None
-    handler: TrainingHandler
-
-    @property
-    def estimates(self) -> bool:
-        """Whether XGBoost begins with an estimate from all rows."""
-        return self.shape.base_score is not BaseScoreSource.GIVEN
-
-
-class Folds(Protocol):
-    """The rows of a site, in bins, wherever they are."""
-
-    def train(self, fold: int, training: FoldTraining, channel: Channel, sums: ProtectedSums) -> TrainingResult:
-        """Train on all rows but those of a fold, with the other sites, and score these."""
-
-
 def bins_of(
     table: Table, folds: NDArray[np.int64] | NDArray[np.int8], fold: int, cuts: Cuts, max_bin: int
 ) -> tuple[xgb.DMatrix, xgb.DMatrix]:
@@ -273,35 +228,15 @@ def bins_of(
 
 
 class FoldsHere:
-    """All rows in the site's own process."""
+    """All rows in the site's own process, in bins."""
 
     def __init__(self, table: Table, folds: NDArray[np.int64], n_folds: int, cuts: Cuts, max_bin: int) -> None:
         self._bins = [bins_of(table, folds, fold, cuts, max_bin) for fold in range(n_folds)]
 
-    def train(self, fold: int, training: FoldTraining, channel: Channel, sums: ProtectedSums) -> TrainingResult:
-        """See ``Folds``."""
+    def train(self, fold: int, training: MediatedTraining) -> TrainingResult:
+        """Train on all rows but those of a fold, with the other sites, and score these."""
         matrix, held_out = self._bins[fold]
-        rows = SampledWeights(matrix, None, training.draws, training.estimates)
-        training.handler.on_base_score = rows.base_score_known
-        return train(
-            training.params,
-            training.shape,
-            channel,
-            training.handler,
-            matrix,
-            [(held_out, EVALUATED)],
-            training.settings,
-            row_weights=rows,
-            on_tree=_leaf_check(sums, training.rows_per_node, matrix, rows),
-        )
-
-
-def _leaf_check(
-    sums: ProtectedSums, floor: int | None, matrix: xgb.DMatrix, rows: SampledWeights
-) -> Callable[[xgb.Booster, int], None] | None:
-    if floor is None:
-        return None
-    return lambda booster, number: check_leaves(sums, leaf_counts(booster, matrix, rows.taking_part(number)), floor)
+        return training.here(matrix, None, [(held_out, EVALUATED)], RoundWatch())
 
 
 # The rows of a tuning whose trees the sites grow: bins that are made once for all folds and trials.
@@ -315,6 +250,11 @@ class FoldRows:
         layout = BinLayout.from_cuts(cuts, n_categories(table), ARITHMETICS[arithmetic])
         self._bins, self._folds = bin_rows(layout, table.blocks(), table.n_rows), folds
         self.labels = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
+
+    def grow(self, fold: int, training: GrownTraining) -> TrainingResult:
+        """Train on all rows but those of a fold, with the other sites, and score these."""
+        start = cast("NDArray[np.float32]", training.start)  # no model is continued
+        return training.here(self.without(fold, training.plan, start), RoundWatch())
 
     def without(self, fold: int, plan: GrowthPlan, start: NDArray[np.float32]) -> HeldRows:
         """Return the rows of all folds but one, and those of that one to be scored. Args: start: margins of any row."""
@@ -394,7 +334,7 @@ class TuningShard(Conversation):
         self._start(lambda ask: train_shard(ask, number, told, None, matrix, [held_out]))
 
     def grow(self, fold: int, task: dict[str, Any]) -> None:
-        """Begin a training with grown trees on all folds but one; see ``pooled.grown_training.shard_task``."""
+        """Begin a training with grown trees on all folds but one; see ``GrownTraining.shard_task``."""
         number, [rows] = self._number, self._rows
 
         def work(ask: Ask) -> tuple[Any, ...]:
@@ -408,7 +348,7 @@ class TuningShard(Conversation):
 #
 # A shard is a run of all rows of the site, whatever their folds: each holds some of every fold, and a training on all
 # folds but one is over what the shards hold of these. Folds are drawn by the site over all its rows, as without
-# workers. For the rest a training is a horizontal one over shards (pooled/sharded.py).
+# workers. For the rest a training is a horizontal one over shards (pooled/shards.py).
 
 
 class FoldsOnWorkers:
@@ -432,7 +372,7 @@ class FoldsOnWorkers:
             arithmetic: in which the sites grow the trees; "" where XGBoost does.
 
         Raises:
-            VeilBoostError: as ``train_sharded``.
+            VeilBoostError: as ``GrownTraining.at_shards``.
         """
         self._workers, self._table, self._max_bin = workers, table, max_bin
         runs, rows = runs_of(table.n_rows, len(workers)), ShardedRows(table, (), None)
@@ -447,54 +387,25 @@ class FoldsOnWorkers:
         with comparing(_nothing_else, lambda go_on: rows.digests(of_shards, go_on)) as answer:
             lead(workers, PATH, arguments, answer)
 
-    def train(self, fold: int, training: FoldTraining, channel: Channel, sums: ProtectedSums) -> TrainingResult:
-        """See ``Folds``."""
-        task = ShardTask(
-            channel.rank,
-            channel.world,
-            {**training.params, "nthread": 1},
-            training.shape,
-            Cuts(()),  # the bins are made
-            self._max_bin,
-            (EVALUATED,),
-            training.settings,
-            None,
-            training.draws is not None,
-            training.estimates,
-            training.rows_per_node is not None,
-        )
+    def train(self, fold: int, training: MediatedTraining) -> TrainingResult:
+        """Train on all rows but those of a fold, with the other sites, and score these."""
+        task = training.shard_task(Cuts(()), self._max_bin, (EVALUATED,), reads=False)  # the bins are made
         self._begin("train", fold, task.to_plain())
-        return train_led(
-            lambda answer: lead_on(self._workers, answer),
-            task,
-            self._table,
-            self._draws(training.draws, fold),
-            channel,
-            sums,
-            training.handler,
-            training.rows_per_node or 0,
-            lambda n_done: False,
-            lambda record, model: None,
-        )
+        draws = self._drawn(training.draws, fold)
+        return training.at_shards(self._lead, task, self._table, draws, RoundWatch())
 
-    def grow(
-        self, fold: int, task: dict[str, Any], channel: Channel, sums: SiteSums, draws: FoldDraws | None
-    ) -> TrainingResult:
-        """Train likewise with trees that the sites grow. Args: task: see ``pooled.grown_training.shard_task``."""
-        self._begin("grow", fold, task)
-        return lead_grown(
-            lambda answer: lead_on(self._workers, answer),
-            channel,
-            sums,
-            self._draws(draws, fold),
-            lambda n_done: False,
-            lambda record, model: None,
-        )
+    def grow(self, fold: int, training: GrownTraining) -> TrainingResult:
+        """Train likewise with trees that the sites grow."""
+        self._begin("grow", fold, training.shard_task(reads=False))
+        return training.at_shards(self._lead, self._drawn(training.draws, fold), RoundWatch())
 
     def _begin(self, method: str, fold: int, task: dict[str, Any]) -> None:
         collect([self._workers.call(number, method, fold, task) for number in range(len(self._workers))])
 
-    def _draws(self, draws: FoldDraws | None, fold: int) -> ShardDraws | None:
+    def _lead(self, answer: Answer) -> list[Any]:
+        return lead_on(self._workers, answer)
+
+    def _drawn(self, draws: Draws | None, fold: int) -> ShardDraws | None:
         return None if draws is None else ShardDraws(draws, self._kept[fold])
 
 
@@ -506,31 +417,3 @@ def runs_of_chosen(chosen: NDArray[np.bool_], runs: list[slice]) -> list[slice]:
     """Return the runs that the chosen rows of runs make, one after the other. Shapes: chosen: bool[n_rows]."""
     ends = np.cumsum([0, *(np.count_nonzero(chosen[run]) for run in runs)]).tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-
-
-# One training of a tuning whose trees the sites grow, over rows in this process or at workers.
-
-
-def train_on_folds(
-    rows: FoldRows | FoldsOnWorkers,
-    fold: int,
-    grown: Grown,
-    settings: LoopSettings,
-    draws: FoldDraws | None,
-    channel: Channel,
-    sums: ProtectedSums,
-) -> TrainingResult:
-    """Train on all rows but those of a fold, with the other sites, and score these.
-
-    Args:
-        grown: its table has labels alone, of the rows that are trained on.
-    """
-    scales = Scales.of(sums, grown)
-    plan = grown.plan(scales)
-    model, start = first_model(grown, plan, Beginning(None, is_own=False), sums, channel.world)
-    site = site_sums(grown, plan, sums)
-    if isinstance(rows, FoldRows):
-        held = rows.without(fold, plan, cast("NDArray[np.float32]", start))  # no model is continued
-        return training_result(Training(plan, held, site, channel, settings, draws).run(model))
-    task = shard_task(grown, scales, model, start, settings, channel, draws is not None, reads=False)
-    return rows.grow(fold, task, channel, site, draws)

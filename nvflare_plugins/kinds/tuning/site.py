@@ -27,14 +27,11 @@ from nvflare_plugins.kinds.tuning.folds import (
     EVALUATED,
     FoldDraws,
     FoldRows,
-    Folds,
     FoldsHere,
     FoldsOnWorkers,
-    FoldTraining,
     check_folds,
     fold_of_rows,
     rows_needed,
-    train_on_folds,
 )
 from nvflare_plugins.kinds.tuning.job import Trial, TuningJob, check_consent, in_trial
 from nvflare_plugins.kinds.tuning.result import (
@@ -52,18 +49,15 @@ from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, build_page
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.growing import grown_by, is_grown
-from nvflare_plugins.pooled.mediated.training import TrainingHandler, training_shape
+from nvflare_plugins.pooled.growing import Beginning, GrownTraining, grown_by, is_grown
+from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.row_floors import check_sampling, row_fraction, row_weights
-from nvflare_plugins.pooled.value_bounds import label_sum
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
 from nvflare_plugins.site.policy_values import Floors
-from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
 from nvflare_plugins.workers.workers import OnCluster, Workers, shards_line
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.matrices import bin_starts, reference_matrix
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import TrainingResult
 
@@ -213,16 +207,15 @@ class _Attempt(PooledAttempt):
 
     def _by_xgboost(self, agreement: Agreement) -> _TrainFold:
         """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
-        sums, cuts, root_feature = agreement.sums, agreement.cuts, agreement.root_feature
-        table, folds, n_folds = self._rows.table, self._prepared.folds, self._job.folds
-        max_bin = self._parameters.max_bin
-        starts = bin_starts(reference_matrix(table, cuts, max_bin), table)
-        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
-        bins: Folds = self._on_workers(cuts) or FoldsHere(table, folds, n_folds, cuts, max_bin)
+        table, cuts, max_bin = self._rows.table, agreement.cuts, self._parameters.max_bin
+        engine = MediatedEngine.of(self._attempt, agreement, table, max_bin)
+        bins = self._on_workers(cuts) or FoldsHere(table, self._prepared.folds, self._job.folds, cuts, max_bin)
 
         def train(t: int, f: int, fold: _Fold) -> TrainingResult:
-            training = self._fold_training(sums, t, f, fold, root_bins, int(starts[-1]))
-            return bins.train(f, training, self._attempt.channel, sums)
+            parameters = self._trials[t]
+            self._agree_scales(agreement.sums, parameters, [fold.kept, fold.held_out])
+            draws, least = self._draws(parameters, fold), self._counted_leaves(parameters)
+            return bins.train(f, engine.training(parameters, fold.kept, self._settings(t, f), draws, least, 1))
 
         return train
 
@@ -234,8 +227,9 @@ class _Attempt(PooledAttempt):
         def train(t: int, f: int, fold: _Fold) -> TrainingResult:
             self._agree_scales(sums, self._trials[t], [fold.kept, fold.held_out])
             grown = self._grown(self._trials[t], cuts, n_rows, fold.kept, (EVALUATED,))
-            settings, draws = self._settings(t, f), self._draws(self._trials[t], fold)
-            return train_on_folds(rows, f, grown, settings, draws, self._attempt.channel, sums)
+            begin, draws = Beginning(None, is_own=False), self._draws(self._trials[t], fold)
+            settings, channel = self._settings(t, f), self._attempt.channel
+            return rows.grow(f, GrownTraining(grown, begin, sums, channel, settings, draws))
 
         return train
 
@@ -250,26 +244,6 @@ class _Attempt(PooledAttempt):
     def _settings(self, t: int, f: int) -> LoopSettings:
         job = self._job
         return LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, (t * job.folds + f) * job.num_rounds)
-
-    def _fold_training(
-        self, sums: ProtectedSums, t: int, f: int, fold: _Fold, root_bins: slice | None, n_bins: int
-    ) -> FoldTraining:
-        """Agree on the scales of a training's sums, and return what it is."""
-        parameters = self._trials[t]
-        self._agree_scales(sums, parameters, [fold.kept, fold.held_out])
-        n_features = len(self._rows.table.feature_names)
-        shape = training_shape(parameters, self._world, n_features, n_bins, False, 1, False)
-        is_mean = shape.base_score is BaseScoreSource.MEAN
-        is_logistic = parameters.objective.gradient_bound is not None and is_mean
-        label = label_sum(fold.kept) if is_mean else None
-        return FoldTraining(
-            {**parameters.for_booster(), "subsample": 1.0},
-            shape,
-            self._settings(t, f),
-            self._draws(parameters, fold),
-            self._counted_leaves(parameters),
-            TrainingHandler(sums, shape, root_bins, self._attempt.evidence, is_logistic, label_sum=label),
-        )
 
     def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
         draws = self._draws_of(parameters, self._rows.table, self._context.sites)

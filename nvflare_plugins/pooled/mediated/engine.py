@@ -1,153 +1,252 @@
-"""A site's training by stock XGBoost beside its mediator: ``engine: xgboost``, for XGBoost 3.2 and 3.3."""
+"""A site's training by stock XGBoost beside its mediator: ``engine: xgboost``, for XGBoost 3.2 and 3.3.
+
+Where the site's rows are in shards, every shard's XGBoost adds gradients in float64 by itself. These sums are added
+here in the order of the shards, rounded once to the grid, and protected once. For a fixed number of shards the model is
+therefore the same bytes wherever they are. With another number sums differ by roundings of float64, far below the step
+of the grid, which change an integer of the grid only where a sum lies next to the middle between two.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import xgboost as xgb
+from numpy.typing import NDArray
 
+from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.mediated.grammar import TrainingShape
+from nvflare_plugins.pooled.mediated.shard import (
+    MESSAGE,
+    TREE,
+    ShardTask,
+    SiteMessages,
+    TreesAhead,
+    is_beside_trees,
+    message_of,
+    quantile_of,
+)
 from nvflare_plugins.pooled.mediated.training import TrainingHandler, train, training_shape
-from nvflare_plugins.pooled.preparation import Prepared
-from nvflare_plugins.pooled.row_floors import (
-    RowDraws,
-    SampledWeights,
-    check_leaves,
-    counts_leaves,
-    leaf_counts,
-    row_fraction,
-)
-from nvflare_plugins.pooled.shard_rows import ShardTask, quantile_of
-from nvflare_plugins.pooled.sharded import ShardedRows, train_sharded
+from nvflare_plugins.pooled.row_floors import Draws, SampledWeights, check_leaves, leaf_counts
+from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardLeader
 from nvflare_plugins.pooled.value_bounds import label_sum
-from nvflare_plugins.wire.envelope import BaseScoreSource
+from nvflare_plugins.wire.channel import Channel
+from nvflare_plugins.wire.envelope import BaseScoreSource, Phase, TrainingStep
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.workers.workers import Workers, shards_line
+from nvflare_plugins.workers.shards import Answer, one_model
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.matrices import (
-    as_weighed,
-    bin_starts,
-    bins_below,
-    evaluation_matrix,
-    reference_matrix,
-    training_matrix,
-)
+from nvflare_plugins.xgb.matrices import bin_starts, reference_matrix
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Mediated:
-    """One training at one site.
+class MediatedEngine:
+    """Trains over one set of cut points, as often as it is asked to.
 
     Attributes:
-        rows_per_node: the floor that the sites have agreed on.
-        draws: which rows take part in each round; None for all.
+        n_bins: of all features.
+        root_bins: bins of a feature that no site lacks values in.
     """
 
     attempt: SiteAttempt
-    prepared: Prepared
-    parameters: TrainingParameters
-    workers: Workers | None
-    rows_per_node: int
-    draws: RowDraws | None
+    sums: ProtectedSums
+    n_bins: int
+    root_bins: slice | None
 
-    def train(
+    @classmethod
+    def of(cls, attempt: SiteAttempt, agreement: Agreement, table: Table, max_bin: int) -> MediatedEngine:
+        """Take the agreed cut points. Args: table: this site's rows."""
+        starts = bin_starts(reference_matrix(table, agreement.cuts, max_bin), table)
+        root = agreement.root_feature
+        root_bins = None if root is None else slice(*map(int, starts[root : root + 2]))
+        return cls(attempt, agreement.sums, int(starts[-1]), root_bins)
+
+    def training(
         self,
-        sums: ProtectedSums,
-        cuts: Cuts,
-        root_feature: int | None,
-        evaluated: Sequence[tuple[Table | None, str]],
-        initial: bytes | None,
+        parameters: TrainingParameters,
+        table: Table,
         settings: LoopSettings,
-        pages: Path | None,
-        is_kept: Callable[[int], bool],
-        after_round: Callable[[RoundRecord, bytes | None], None],
-    ) -> TrainingResult:
-        """Train with the other sites, once the scales are agreed.
+        draws: Draws | None,
+        rows_per_leaf: int | None,
+        n_sets: int,
+        initial: bytes | None = None,
+    ) -> MediatedTraining:
+        """Return one training, once the scales are agreed.
 
         Args:
-            root_feature: a feature without missing values at any site.
-            evaluated: rows and name of each evaluation set; no rows stand for the training rows.
-            pages: a folder for bins that the site's policy does not want held.
-            is_kept: tells, by the number of rounds done, whether ``after_round`` gets the model so far.
+            table: labels and weights of the rows that are trained on.
+            rows_per_leaf: least rows in a leaf, where they are counted; None where they need not be.
+            n_sets: number of evaluation sets.
+            initial: the model that training continues.
         """
-        channel, table, parameters = self.attempt.channel, as_weighed(self.prepared.table), self.parameters
-        starts = bin_starts(reference_matrix(table, cuts, parameters.max_bin), table)
-        shape = training_shape(
-            parameters,
-            channel.world,
-            len(table.feature_names),
-            int(starts[-1]),
-            table.weight is not None,
-            len(evaluated),
-            initial is not None,
+        weighted, n_features = table.weight is not None, len(table.feature_names)
+        world, is_continued = self.attempt.channel.world, initial is not None
+        shape = training_shape(parameters, world, n_features, self.n_bins, weighted, n_sets, is_continued)
+        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
+        is_mean = shape.base_score is BaseScoreSource.MEAN
+        is_logistic = parameters.objective.gradient_bound is not None and is_mean
+        label, log = label_sum(table) if is_mean else None, self.attempt.evidence
+        return MediatedTraining(
+            self.attempt.channel,
+            self.sums,
+            TrainingHandler(self.sums, shape, self.root_bins, log, is_logistic, label_sum=label),
+            {**parameters.for_booster(), "subsample": 1.0},
+            shape,
+            settings,
+            draws,
+            rows_per_leaf,
+            quantile_of(parameters),
+            initial,
         )
-        root_bins = None if root_feature is None else slice(*map(int, starts[root_feature : root_feature + 2]))
-        estimates = shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
-        params, handler = {**parameters.for_booster(), "subsample": 1.0}, self._handler(sums, shape, root_bins)
-        floor = self.rows_per_node
-        if self.workers is not None:
-            _log.info("%s", shards_line(table.n_rows, len(self.workers)))
-            rows_of_all = ShardedRows(table, [one for one, _ in evaluated], self.draws)
-            task = ShardTask(
-                channel.rank,
-                channel.world,
-                {**params, "nthread": 1},
-                shape,
-                cuts,
-                parameters.max_bin,
-                tuple(name for _, name in evaluated),
-                settings,
-                initial,
-                row_fraction(parameters) < 1,
-                estimates,
-                counts_leaves(parameters, floor),
-                quantile_of(parameters),
-                reads=rows_of_all.are_read,
-            )
-            return train_sharded(self.workers, task, rows_of_all, channel, sums, handler, floor, is_kept, after_round)
-        matrix = training_matrix(table, cuts, parameters.max_bin, bins_below(pages, "train", self.prepared.data_set))
-        rows = SampledWeights(matrix, table.weight, self.draws, estimates)
-        handler.on_base_score = rows.base_score_known
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MediatedTraining:
+    """One training at one site.
+
+    Attributes:
+        params: for the Booster.
+        draws: which rows take part in each round; None for all.
+        rows_per_leaf: least rows in a leaf, where they are counted; None where they need not be.
+        alpha: the quantile that the leaves are; None for leaves that are sums.
+        initial: the model that training continues.
+    """
+
+    channel: Channel
+    sums: ProtectedSums
+    handler: TrainingHandler
+    params: dict[str, object]
+    shape: TrainingShape
+    settings: LoopSettings
+    draws: Draws | None
+    rows_per_leaf: int | None
+    alpha: float | None
+    initial: bytes | None
+
+    @property
+    def estimates(self) -> bool:
+        """Whether XGBoost begins with an estimate from all rows."""
+        return self.shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
+
+    def check_leaves(self, counts: NDArray[np.int64]) -> None:
+        """Add the rows in each leaf of the last round over all sites. Raises: PolicyRefusal: one holds too few."""
+        check_leaves(self.sums, counts, self.rows_per_leaf or 0)
+
+    def here(
+        self,
+        matrix: xgb.DMatrix,
+        weight: NDArray[np.float32] | None,
+        evaluated: Sequence[tuple[xgb.DMatrix, str]],
+        watch: RoundWatch,
+    ) -> TrainingResult:
+        """Train with the other sites, over rows in this process. Shapes: weight: float32[n_rows]; None for 1 each."""
+        rows = SampledWeights(matrix, weight, self.draws, self.estimates)
+        self.handler.on_base_score = rows.base_score_known
 
         def after(record: RoundRecord, booster: xgb.Booster) -> None:
-            after_round(record, bytes(booster.save_raw("json")) if is_kept(record.round + 1) else None)
+            watch.round_over(record, lambda: bytes(booster.save_raw("json")))
 
         def check(booster: xgb.Booster, number: int) -> None:
             """Count the rows of each new leaf over all sites, where hessians do not bound them."""
-            check_leaves(sums, leaf_counts(booster, matrix, rows.taking_part(number)), floor)
+            self.check_leaves(leaf_counts(booster, matrix, rows.taking_part(number)))
 
         return train(
-            params,
-            shape,
-            channel,
-            handler,
+            self.params,
+            self.shape,
+            self.channel,
+            self.handler,
             matrix,
-            [(matrix if one is None else self._evaluation(one, matrix, pages), name) for one, name in evaluated],
-            settings,
-            initial,
+            evaluated,
+            self.settings,
+            self.initial,
             after,
             rows,
-            check if counts_leaves(parameters, floor) else None,
+            None if self.rows_per_leaf is None else check,
         )
 
-    def _evaluation(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
-        spec = self.prepared.eval_set
-        below = None if spec is None else bins_below(pages, "eval", spec)
-        return evaluation_matrix(as_weighed(table), matrix, self.parameters.max_bin, below)
+    def shard_task(self, cuts: Cuts, max_bin: int, names: tuple[str, ...], *, reads: bool) -> ShardTask:
+        """Return what all shards train alike. Args: names: of the evaluation sets; reads: shards read rows."""
+        return ShardTask(
+            self.channel.rank,
+            self.channel.world,
+            {**self.params, "nthread": 1},
+            self.shape,
+            cuts,
+            max_bin,
+            names,
+            self.settings,
+            self.initial,
+            self.draws is not None,
+            self.estimates,
+            self.rows_per_leaf is not None,
+            self.alpha,
+            reads=reads,
+        )
 
-    def _handler(self, sums: ProtectedSums, shape: TrainingShape, root_bins: slice | None) -> TrainingHandler:
-        # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
-        is_mean = shape.base_score is BaseScoreSource.MEAN
-        is_logistic = self.parameters.objective.gradient_bound is not None and is_mean
-        label = label_sum(self.prepared.table) if is_mean else None
-        return TrainingHandler(sums, shape, root_bins, self.attempt.evidence, is_logistic, label_sum=label)
+    def at_shards(
+        self,
+        lead_shards: Callable[[Answer], list[Any]],
+        task: ShardTask,
+        table: Table,
+        draws: ShardDraws | None,
+        watch: RoundWatch,
+    ) -> TrainingResult:
+        """Train likewise over shards, wherever they are.
+
+        Args:
+            lead_shards: has all shards train, answers what they ask, and returns what ``train_shard`` has returned at
+                each.
+            table: of the site, for names and types of its columns.
+            draws: which rows take part in each round; None for all.
+
+        Raises:
+            VeilBoostError: what ended the training; what happened at a worker comes with its number.
+        """
+        trees = None if task.alpha is None else TreesAhead(task, table)
+        leader = _Leader(self, trees, draws, watch)
+        try:
+            results = lead_shards(leader.answer)
+        finally:
+            if trees is not None:
+                trees.end()
+        last = self.settings.moments_before + self.settings.first_round + self.settings.num_rounds
+        self.channel.moment = TrainingStep(Phase.FINISH, last)
+        booster = xgb.Booster(task.params, model_file=bytearray(one_model(results)))
+        return TrainingResult(booster, leader.rounds, *results[0][2:])
+
+
+class _Leader(ShardLeader):
+    """Answers what all shards ask."""
+
+    def __init__(
+        self, training: MediatedTraining, trees: TreesAhead | None, draws: ShardDraws | None, watch: RoundWatch
+    ) -> None:
+        super().__init__(training.channel, training.handler, draws, watch)
+        self._training, self._trees = training, trees
+        self._messages = SiteMessages(training.shape.base_score, training.alpha)
+
+    def _answer(self, word: str, asked: list[tuple[Any, ...]]) -> Any:
+        if word == MESSAGE:
+            if any(one[0] != asked[0][0] for one in asked):
+                raise ProtocolError("the shards of this site are not in step")
+            return self._answer_message(asked[0][0], [(buffer, rows) for _, buffer, rows in asked])
+        if word == TREE and self._trees is not None:
+            return self._trees.tree()
+        if word == LEAVES and self._training.rows_per_leaf is not None:
+            return self._training.check_leaves(np.sum([counts for (counts,) in asked], axis=0))
+        return super()._answer(word, asked)
+
+    def _answer_message(self, fields: tuple[Any, ...], asked: list[tuple[bytes, Any]]) -> bytes:
+        message = message_of(fields)
+        self.channel.moment = message.moment
+        reply = self._training.handler.answer_shards(message, self._messages.buffers(message, asked))
+        if self._trees is not None and not is_beside_trees(message):
+            self._trees.answered(fields, reply)
+        return reply

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,30 +16,33 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.metrics import curve_parts
-from nvflare_plugins.pooled.mediated.grammar import Message
+from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.pooled.mediated.grammar import Answer, Dtype, Message, TrainingShape
 from nvflare_plugins.pooled.mediated.training import train
 from nvflare_plugins.pooled.row_floors import SampledWeights, leaf_counts
-from nvflare_plugins.pooled.shard_rows import (
+from nvflare_plugins.pooled.shards import (
     DRAW,
     LEAVES,
-    MEDIAN,
-    MESSAGE,
-    MODEL,
     ROUND,
-    TREE,
-    ShardRows,
-    ShardTask,
-    digest_of,
-    is_of_all_rows,
-    message_of,
-    plain_message,
+    AskedDraws,
+    joined,
     plain_rows,
-    table_of,
+    tables_of,
+    tell_round,
 )
-from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase
-from nvflare_plugins.workers.shards import BINS, READ, TELLS, Ask, Conversation, ShardPlace, said_of_model, telling
-from nvflare_plugins.xgb.cuts import leaf_quantiles, quantile
+from nvflare_plugins.wire.envelope import (
+    CURVE_METRICS,
+    KIND_BY_CODE,
+    PHASE_BY_CODE,
+    BaseScoreSource,
+    Kind,
+    Phase,
+    TrainingStep,
+)
+from nvflare_plugins.workers.shards import TELLS, Ask, Conversation, ShardPlace, said_of_model
+from nvflare_plugins.xgb.cuts import Cuts, leaf_quantiles, quantile
 from nvflare_plugins.xgb.matrices import as_weighed, evaluation_matrix, training_matrix
+from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord
 
 # The training over one shard of a site's rows: stock XGBoost beside a mediator, whose messages the site answers.
@@ -45,18 +50,88 @@ from nvflare_plugins.xgb.rounds import RoundRecord
 # To XGBoost every shard is the site itself: all claim its rank, and each gets the answer that the site got for the sum
 # of its shards. So neither the messages of a job nor the other sites tell into how many shards a site has cut its rows.
 #
-# What a shard asks with goes to the process that speaks for its site (sharded.py), and nowhere else:
+# Beside what every shard asks (pooled/shards.py) it asks the process that speaks for its site, and nobody else:
 #
-# read      digest              first, where shards read files     reply: nothing (workers/shards.py) message   fields,
-# buffer,     a message of XGBoost's;            reply: bytes, XGBoost's answer rows                what the site makes
-# its own of, see shard_rows.py draw      round               which rows take part in a round?   reply: bool[n_rows of
-# the shard] leaves    counts              int64[n_leaves] of a round         reply: nothing tree
-# which tree gets its leaves?        reply: bytes, a model round     number, metrics     a round is over
-# reply: whether the model is to be kept model     digest, model       SHA-256 of the model so far;       reply: nothing
-# the model, of the first shard
+#     message    fields, buffer,      a message of XGBoost's;             reply: bytes, XGBoost's answer
+#                rows                 what the site makes its own of
+#     leaves     counts               int64[n_leaves] of a round          reply: nothing
+#     tree                            which tree gets its leaves?         reply: bytes, a model
 
 
+MESSAGE, TREE = "message", "tree"
+PATH = "nvflare_plugins.pooled.mediated.shard:HorizontalShard"
+_ESTIMATES = (BaseScoreSource.MEDIAN, BaseScoreSource.QUANTILE)
 _OF_LEAVES = (Kind.LEAF_VALID, Kind.LEAF_QUANTILE)
+MEDIAN = 0.5
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardTask:
+    """What all shards of a site train alike.
+
+    Attributes:
+        rank, world: of the site among the sites.
+        params: for the Booster.
+        names: of the evaluation sets.
+        is_sampled: rounds train on rows that the site has drawn.
+        estimates: XGBoost begins with an estimate from all rows.
+        counts_leaves: rows are counted in the leaves of each tree.
+        alpha: the quantile that the leaves are; None for leaves that are sums.
+        tells_trees: each tree is handed over.
+        reads: shards read some of their rows themselves.
+    """
+
+    rank: int
+    world: int
+    params: dict[str, object]
+    shape: TrainingShape
+    cuts: Cuts
+    max_bin: int
+    names: tuple[str, ...]
+    settings: LoopSettings
+    initial_model: bytes | None
+    is_sampled: bool
+    estimates: bool
+    counts_leaves: bool
+    alpha: float | None = None
+    tells_trees: bool = False
+    reads: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values, for a worker."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        shape = {**asdict(self.shape), "base_score": self.shape.base_score.value}
+        return {**plain, "shape": shape, "cuts": list(self.cuts.of_feature), "settings": asdict(self.settings)}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> ShardTask:
+        """Read what ``to_plain`` wrote."""
+        shape = {**plain["shape"], "base_score": BaseScoreSource(plain["shape"]["base_score"])}
+        rest = {"cuts": Cuts(tuple(plain["cuts"])), "settings": LoopSettings(**plain["settings"])}
+        return cls(**{**plain, **rest, "shape": TrainingShape(**shape)})
+
+
+def plain_message(message: Message) -> tuple[Any, ...]:
+    """Return a message of XGBoost's as plain values."""
+    moment, dtype = message.moment, message.dtype
+    return (
+        message.kind.code,
+        message.answer.value,
+        None if dtype is None else int(dtype),
+        message.n_values,
+        moment.phase.value,
+        moment.round,
+        message.reply_size,
+        message.metric,
+    )
+
+
+def message_of(fields: tuple[Any, ...]) -> Message:
+    """Read what ``plain_message`` wrote."""
+    kind, answer, dtype, n_values, phase, number, reply_size, metric = fields
+    moment = TrainingStep(PHASE_BY_CODE[phase], number)
+    found = None if dtype is None else Dtype(dtype)
+    return Message(KIND_BY_CODE[kind], Answer(answer), found, n_values, moment, reply_size, metric)
 
 
 class HorizontalShard(Conversation):
@@ -76,29 +151,16 @@ class HorizontalShard(Conversation):
         told = ShardTask.of_plain(task)
 
         def work(ask: Ask) -> tuple[bytes, bytes | None, int | None, float | None]:
-            weight, matrix, eval_sets = _bins(ask, told, rows, evaluated)
-            return train_shard(ask, number, told, weight, matrix, eval_sets)
+            with reading_as_told():
+                table, sets = tables_of(ask, rows, evaluated, reads=told.reads)
+                table = as_weighed(table)
+                matrix = training_matrix(table, told.cuts, told.max_bin)
+                eval_sets = [
+                    matrix if one is None else evaluation_matrix(as_weighed(one), matrix, told.max_bin) for one in sets
+                ]
+            return train_shard(ask, number, told, table.weight, matrix, eval_sets)
 
         super().__init__(work)
-
-
-def _bins(
-    ask: Ask, task: ShardTask, rows: dict[str, Any], evaluated: list[dict[str, Any] | None]
-) -> tuple[NDArray[np.float32] | None, xgb.DMatrix, list[xgb.DMatrix]]:
-    """Return the rows' weights, and their bins; what is read here is compared with what the site has read."""
-    with reading_as_told():
-        table = table_of(rows)
-        sets = [None if one is None else table_of(one) for one in evaluated]
-        if task.reads:
-            read = [one for one in (table, *sets) if one is not None and one.passes is not None]
-            ask(READ, digest_of(read, telling(ask, sum(one.n_rows for one in read))))
-        ask(TELLS, BINS, 0, 0)
-        table = as_weighed(table)
-        matrix = training_matrix(table, task.cuts, task.max_bin)
-        eval_sets = [
-            matrix if one is None else evaluation_matrix(as_weighed(one), matrix, task.max_bin) for one in sets
-        ]
-    return table.weight, matrix, eval_sets
 
 
 def train_shard(
@@ -118,7 +180,7 @@ def train_shard(
     Returns:
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
     """
-    draws = _AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
+    draws = AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
     rows = SampledWeights(matrix, weight, draws, task.estimates)
     initial = task.initial_model
     start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
@@ -132,12 +194,8 @@ def train_shard(
         if task.counts_leaves:
             ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
 
-    def said(booster: xgb.Booster) -> tuple[bytes, bytes | None]:
-        return said_of_model(number, bytes(booster.save_raw("json")))
-
     def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
-        if ask(ROUND, record.round, record.metrics):
-            ask(MODEL, *said(booster))
+        tell_round(ask, number, record, lambda: bytes(booster.save_raw("json")))
 
     result = train(
         task.params,
@@ -152,7 +210,7 @@ def train_shard(
         rows,
         after_tree,
     )
-    return *said(result.booster), result.best_round, result.best_score
+    return *said_of_model(number, result.model), result.best_round, result.best_score
 
 
 class _AskedAnswers:
@@ -179,19 +237,117 @@ class _AskedAnswers:
         return reply
 
 
-class _AskedDraws:
-    """Draws that the site makes: from a secret that stays there, over the rows of all shards."""
+# What a shard gives of its rows where the site's message is none that messages of shards add up to.
 
-    def __init__(self, ask: Ask, n_rows: int):
-        self._ask, self._n_rows = ask, n_rows
-        self._last: tuple[int, NDArray[np.bool_]] | None = None
 
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """See ``Draws``."""
-        if self._last is None or self._last[0] != number:
-            drawn = self._ask(DRAW, number)  # none for the row that stands for no rows (``as_weighed``)
-            self._last = number, drawn if drawn.size == self._n_rows else np.zeros(self._n_rows, dtype=bool)
-        return self._last[1]
+def quantile_of(parameters: TrainingParameters) -> float | None:
+    """Return which quantile an objective's leaves are; None for others."""
+    if not parameters.objective.adaptive_leaf:
+        return None
+    return float(parameters.agreed.get("quantile_alpha", MEDIAN))  # type: ignore[arg-type]
+
+
+def is_of_all_rows(message: Message, source: BaseScoreSource) -> bool:
+    """Tell whether a message is none that shards' add up to. Args: source: of the first estimate."""
+    if message.kind is Kind.LABEL_MEAN:
+        return source in _ESTIMATES
+    return message.kind is Kind.LEAF_VALID or (message.kind is Kind.METRIC and message.metric in CURVE_METRICS)
+
+
+class ShardRows:
+    """What one shard gives of its rows. Called while XGBoost waits for an answer, from another thread than its own."""
+
+    def __init__(
+        self, task: ShardTask, matrix: xgb.DMatrix, evaluated: Sequence[xgb.DMatrix], initial: xgb.Booster | None
+    ) -> None:
+        """Args: initial: the model that training continues, outside any communicator."""
+        self._task, self._matrix, self._evaluated = task, matrix, evaluated
+        self._margins = None if initial is None else initial.predict(matrix, output_margin=True)
+        self._of_sets: list[NDArray[np.float32]] = []
+        self._n_metrics = 0
+        self._to_xgboost: NDArray[np.int64] | None = None
+
+    def after_tree(self, booster: xgb.Booster) -> None:
+        """Take note of the predictions so far; before anything is evaluated, in the thread that trains."""
+        if self._task.alpha is not None:
+            self._margins = booster.predict(self._matrix, output_margin=True)
+        self._n_metrics = 0
+        if any(metric in CURVE_METRICS for metric in self._task.shape.eval_metrics):
+            self._of_sets = [booster.predict(one, output_margin=True) for one in self._evaluated]
+
+    def of_message(self, message: Message, tree: bytes | None) -> tuple[Any, ...] | None:
+        """Return what the site makes its message of; None where it adds up those of its shards.
+
+        Args:
+            tree: of this round, for the values of its leaves.
+
+        Returns:
+            label and weight; or scores, label and weight; or leaf, residual and weight. Scores are float32[n_rows] or
+            float32[n_rows, n_classes], leaves int32[n_rows] in the order of their nodes, the rest float32[n_rows];
+            no weights are None.
+        """
+        given: tuple[Any, ...] | None = None
+        if message.kind is Kind.METRIC and message.metric in CURVE_METRICS:
+            number = self._n_metrics // len(self._task.shape.eval_metrics)
+            matrix = self._evaluated[number]
+            given = self._scores(self._of_sets[number]), matrix.get_label(), _weight_of(matrix)
+        elif tree is not None:
+            given = self._leaves(json.loads(tree), tree)
+        elif is_of_all_rows(message, self._task.shape.base_score):
+            given = self._matrix.get_label(), _weight_of(self._matrix)
+        self._n_metrics += message.kind is Kind.METRIC
+        return given
+
+    def in_own_order(self, reply: bytes) -> bytes:
+        """Return values of leaves as this shard's XGBoost takes them: it walks a tree in which it has no row."""
+        values = np.frombuffer(reply, "<i4")
+        return reply if self._to_xgboost is None else values[self._to_xgboost].tobytes()
+
+    def _scores(self, margins: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return scores as XGBoost's metrics see them: of classes their probabilities, whatever the model predicts."""
+        if not margins.shape[0]:
+            return margins
+        objective = {"multi:softmax": "multi:softprob"}.get(str(self._task.params["objective"]))
+        params = {**self._task.params, **({"objective": objective} if objective else {})}
+        matrix = xgb.DMatrix(np.zeros((margins.shape[0], 1), np.float32), base_margin=margins)
+        kept: dict[str, Any] = {name: params[name] for name in ("objective", "num_class", "nthread") if name in params}
+        return xgb.Booster(kept, [matrix]).predict(matrix)
+
+    def _leaves(self, document: dict[str, Any], model: bytes) -> tuple[Any, ...]:
+        learner = document["learner"]
+        tree = learner["gradient_booster"]["model"]["trees"][-1]
+        nodes = np.flatnonzero(np.array(tree["left_children"]) == -1)
+        n_rows, weight = self._matrix.num_row(), _weight_of(self._matrix)
+        counted = np.ones(n_rows, dtype=bool) if weight is None else weight > 0
+        self._to_xgboost = None if counted.any() else np.searchsorted(nodes, _walked(tree))
+        if not counted.any():
+            nothing = np.empty(0, np.float32)
+            return np.empty(0, np.int32), nothing, None if weight is None else nothing
+        margins = self._margins
+        if margins is None:  # the first prediction is the same for all rows
+            margins = np.full(n_rows, float(learner["learner_model_param"]["base_score"].strip("[]")), np.float32)
+        found = xgb.Booster({"nthread": 1}, model_file=bytearray(model)).predict(self._matrix, pred_leaf=True)
+        leaf = np.searchsorted(nodes, found.reshape(n_rows).astype(np.int64)).astype(np.int32)
+        residuals = self._matrix.get_label() - margins.reshape(n_rows)
+        return leaf[counted], residuals[counted], None if weight is None else weight[counted]
+
+
+def _walked(tree: dict[str, Any]) -> list[int]:
+    """Return the leaves of a tree in XGBoost's order of a walk: the right child first."""
+    found, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        left, right = tree["left_children"][node], tree["right_children"][node]
+        if left == -1:
+            found.append(node)
+        else:
+            waiting += [left, right]
+    return found
+
+
+def _weight_of(matrix: xgb.DMatrix) -> NDArray[np.float32] | None:
+    weight: NDArray[np.float32] = matrix.get_weight()
+    return weight if weight.size else None
 
 
 # What XGBoost would average over shards, formed from all rows of the site: areas under curves, medians and quantiles.
@@ -235,7 +391,7 @@ class SiteMessages:
             return [np.nan_to_num(self._quantiles, nan=0.0).astype("<f4").tobytes()]
         if not is_of_all_rows(message, self._source):
             return buffers
-        columns = _joined([rows for _, rows in asked])
+        columns = joined([rows for _, rows in asked])
         if message.kind is Kind.METRIC:
             return [curve_parts(message.metric, *columns).astype("<f8").tobytes()]
         if message.kind is Kind.LABEL_MEAN:
@@ -245,14 +401,6 @@ class SiteMessages:
         leaf, residuals, weight = columns
         self._quantiles = leaf_quantiles(residuals, weight, leaf, message.n_values, self._alpha)
         return [(~np.isnan(self._quantiles)).astype("<i4").tobytes()]
-
-
-def _joined(parts: Sequence[Any]) -> list[Any]:
-    """Join columns of the shards in their order; a shard without rows says nothing of whether rows have weights."""
-    if any(not isinstance(part, tuple) for part in parts):
-        raise ProtocolError("a shard of this site does not give what its message is made of")
-    filled = [part for part in parts if part[0].shape[0]] or [parts[0]]
-    return [None if any(c is None for c in column) else np.concatenate(column) for column in zip(*filled, strict=True)]
 
 
 class TreesAhead:
