@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -48,6 +48,7 @@ from nvflare_plugins.site.certificates import (
     public_key_bytes,
     verify_signature,
 )
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
@@ -66,25 +67,6 @@ _HASH_BYTES = 32
 
 SIGNED_ROLE = "site"
 UNSIGNED_ROLE = "unsigned site"
-
-
-class SessionPolicy(Protocol):
-    """What the handshake asks of the site's own policy; a job or a peer cannot change it."""
-
-    @property
-    def unsigned_sessions(self) -> bool:
-        """Whether peers without certificates are accepted by a site that has none."""
-
-    @property
-    def unsigned_peers(self) -> bool:
-        """Whether they are accepted by a site that has one."""
-
-    @property
-    def pinned_fingerprints(self) -> Mapping[str, str]:
-        """SHA-256 of the certificate, in hex, by site."""
-
-    def fingerprint(self) -> str:
-        """SHA-256, in hex, of what the policy allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +92,7 @@ class Hello:
     chain: tuple[bytes, ...]
 
     @classmethod
-    def new(cls, identity: Identity, public_key: bytes, policy: SessionPolicy, binding: bytes) -> Hello:
+    def new(cls, identity: Identity, public_key: bytes, policy: SitePolicy, binding: bytes) -> Hello:
         """Make this site's hello for a new attempt."""
         chain = tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain)
         nonce = OS_RANDOMNESS.bytes(NONCE_SIZE_BYTES)
@@ -158,7 +140,7 @@ class Peer:
 
 
 def check_hellos(
-    received: Sequence[bytes], mine: Hello, rank: int, sites: Sequence[str], identity: Identity, policy: SessionPolicy
+    received: Sequence[bytes], mine: Hello, rank: int, sites: Sequence[str], identity: Identity, policy: SitePolicy
 ) -> list[Peer]:
     """Check the hellos of all sites, in rank order.
 
@@ -188,9 +170,7 @@ def check_hellos(
     return peers
 
 
-def _check_certificate(
-    hello: Hello, identity: Identity, policy: SessionPolicy, now: datetime
-) -> x509.Certificate | None:
+def _check_certificate(hello: Hello, identity: Identity, policy: SitePolicy, now: datetime) -> x509.Certificate | None:
     """Return the peer's certificate, or None if it has none and this site's own policy accepts that."""
     site, pinned = hello.site, policy.pinned_fingerprints.get(hello.site)
     if not hello.chain:
@@ -266,24 +246,7 @@ _PAIR = "pair"
 _GROUP = "group"
 
 
-class SessionChannel(Protocol):
-    """What a session needs of ``nvflare_plugins.wire.channel.Channel``."""
-
-    site: str
-    sites: tuple[str, ...]
-    rank: int
-    world: int
-    job_id: str
-    attempt: str
-
-    def gather(self, kind: Kind, payload: bytes, codec: Codec = ...) -> list[bytes]: ...
-
-    def broadcast(self, kind: Kind, payload: bytes | None, codec: Codec = ...) -> bytes: ...
-
-    def route(self, kind: Kind, parts: Sequence[bytes]) -> list[bytes]: ...
-
-
-def open_session(channel: SessionChannel, identity: Identity, policy: SessionPolicy, binding: bytes) -> Session:
+def open_session(channel: Channel, identity: Identity, policy: SitePolicy, binding: bytes) -> Session:
     """Authenticate all sites to each other and derive the keys of this attempt.
 
     Privacy: what leaves the site is public or sealed; nothing of it is derived from rows.
@@ -318,7 +281,7 @@ def open_session(channel: SessionChannel, identity: Identity, policy: SessionPol
     return Session(channel, identity, peers, session_id, binding, pair_secrets, group_secret, boxes)
 
 
-def _exchange_signatures(channel: SessionChannel, identity: Identity, peers: list[Peer], session_id: bytes) -> None:
+def _exchange_signatures(channel: Channel, identity: Identity, peers: list[Peer], session_id: bytes) -> None:
     signature = identity.sign(handshake_statement(session_id, channel.rank)) if identity.is_signed else b""
     received = channel.gather(Kind.HANDSHAKE, signature, Codec.PUBLIC)
     for rank in range(channel.world):
@@ -328,7 +291,7 @@ def _exchange_signatures(channel: SessionChannel, identity: Identity, peers: lis
 
 
 def _agree_group_secret(
-    channel: SessionChannel, session_id: bytes, pair_secrets: Mapping[int, bytes], boxes: _PairBoxes
+    channel: Channel, session_id: bytes, pair_secrets: Mapping[int, bytes], boxes: _PairBoxes
 ) -> bytes:
     me, own = channel.rank, OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
     parts, shares = [b""] * channel.world, [own] * channel.world
@@ -406,7 +369,7 @@ class Session:
 
     def __init__(
         self,
-        channel: SessionChannel,
+        channel: Channel,
         identity: Identity,
         peers: list[Peer],
         session_id: bytes,
@@ -576,14 +539,6 @@ _PURPOSE = "agreement"
 _MAX_DOCUMENT = 1 << 24
 
 
-class GroupSeal(Protocol):
-    """What the agreement needs of a session."""
-
-    def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes: ...
-
-    def open_from(self, rank: int, sealed: bytes, purpose: str) -> bytes: ...
-
-
 def versions() -> dict[str, str]:
     """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
     names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
@@ -656,7 +611,7 @@ class Agreed(NamedTuple):
     arithmetic: str
 
 
-def agree(channel: Channel, session: GroupSeal, mine: Terms) -> Agreed:
+def agree(channel: Channel, session: Session, mine: Terms) -> Agreed:
     """Compare the terms of all sites.
 
     Raises:

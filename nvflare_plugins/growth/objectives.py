@@ -15,7 +15,7 @@ from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
-from nvflare_plugins.xgb.cuts import leaf_quantiles, quantile
+from nvflare_plugins.xgb.cuts import quantile
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
@@ -515,23 +515,12 @@ class FirstEstimate:
         return logs - mean
 
 
-def leaf_parts(
-    objective: Objective, margins: Floats, labels: Floats, weights: Floats | None, leaf: NDArray[np.int32], n: int
-) -> tuple[NDArray[np.int64], Floats]:
-    """Return which leaves have rows here, and the quantile of residuals in each, 0 where it has none.
-
-    Rows that were not drawn for the tree must be left out. The two are summed over the sites.
-
-    Shapes: margins, labels, weights: float32[n_rows], before this round; leaf: int32[n_rows], from 0 to n - 1, in the
-        order of the nodes' numbers; results: int64[n], float32[n].
-    """
-    found = leaf_quantiles(labels - margins.reshape(-1), weights, leaf, n, float(objective.leaf_quantile))
-    is_valid = ~np.isnan(found)
-    return is_valid.astype(np.int64), np.where(is_valid, found, _F(0))
-
-
 def adaptive_leaves(n_valid: NDArray[np.int64], pooled: Floats, leaves: Floats, learning_rate: np.float32) -> Floats:
-    """Return the values of adaptive leaves from the sums of ``leaf_parts``.
+    """Return the values of adaptive leaves from sums over the sites.
+
+    Args:
+        n_valid: sites that have rows in each leaf.
+        pooled: sum of these sites' residual quantiles.
 
     A leaf that no site has rows in keeps its value, times the learning rate once more, as in XGBoost.
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import xgboost as xgb
@@ -20,6 +19,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal, Decider, TooFewRows
 from nvflare_plugins.data.identity import row_tags
 from nvflare_plugins.data.table import Table
+from nvflare_plugins.growth.training import Draws
 from nvflare_plugins.site.memory.registry import ADDED_ROWS, ADDED_SITES, Verdict
 from nvflare_plugins.site.policy_values import Consents, Floors
 from nvflare_plugins.wire.envelope import Kind
@@ -164,13 +164,6 @@ class RowDraws:
         return drawn
 
 
-class Draws(Protocol):
-    """Which rows take part in a round."""
-
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """Return which rows take part in a round. Shapes: bool[n_rows]."""
-
-
 class SampledWeights:
     """The weights of the training matrix: the drawn rows' while XGBoost computes gradients, else the true ones."""
 
@@ -298,14 +291,14 @@ def check_effective_rows(
     pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, np.array([*counts, *further], dtype=np.int64))
     found = pooled[: here.size].reshape(-1, 2)
     if (found[:, 0] < floors.sites).any() or (found[:, 1] < needed).any():
-        raise TooFewRows(TOO_FEW, _decider(found, here, own.effective_rows, max(needed)))
+        raise TooFewRows(TOO_FEW, decider(found, here, own.effective_rows, max(needed)))
     # This site's own floor: what others ask for beyond it is not a question to this site's rows.
     if not all(_carry_their_weight(weights, own.effective_rows / n_sites) for weights in of_rows):
         raise DataRefusal("few of this site's rows would carry nearly all of its weight: choose another weight column")
     return pooled
 
 
-def _decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
+def decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
     """Say whose doing a refusal was. Shapes: found, here: int64[n_sets, 2], sites and rows, of all and of this site.
 
     A site that counts as many rows as its own policy asks for alone has told no more than that, whatever others count.

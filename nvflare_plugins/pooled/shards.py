@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table, passes_of, plain_reading, values_digest
-from nvflare_plugins.pooled.row_floors import Draws
+from nvflare_plugins.growth.training import Draws
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.workers.shards import (
     BINS,

@@ -57,7 +57,6 @@ class ObjectiveFacts:
         n_outputs: outputs per row: ``num_class`` for multiclass objectives, else 1.
         gradient_bound: largest |gradient|, or None.
         hessian_bound: largest hessian, or None.
-        needs_label_range: True exactly if one of the bounds is None.
         adaptive_leaf: leaves are replaced by a mean of local residual quantiles after each tree.
         base_score_source: how ``base_score`` is estimated in this job (a continued model estimates none).
         label_rule: the labels that are accepted.
@@ -73,10 +72,6 @@ class ObjectiveFacts:
     base_score_source: BaseScoreSource
     label_rule: LabelRule
     default_metric: str
-
-    @property
-    def needs_label_range(self) -> bool:
-        return self.gradient_bound is None or self.hessian_bound is None
 
     def check_labels(self, label: NDArray[np.float32]) -> None:
         """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.

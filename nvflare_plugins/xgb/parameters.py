@@ -74,6 +74,13 @@ def check_interaction_constraints(given: object, feature_names: Sequence[str]) -
     return json.dumps(groups, separators=(",", ":"))
 
 
+_CONSTRAINTS = {
+    "monotone_constraints": check_monotone_constraints,
+    "interaction_constraints": check_interaction_constraints,
+}
+"""Parameters that name columns -> their checks."""
+
+
 def _parse(name: str, text: str) -> object:
     try:
         value = json.loads(text)
@@ -171,11 +178,17 @@ def _quantile_alpha(name: str, value: object) -> float:
     return _real(0.0, 1.0, open_low=True, open_high=True)(name, value)  # type: ignore[return-value]
 
 
+def _objective(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}: a name (text) is needed; custom objective functions are not supported.")
+    return value
+
+
 _INT31 = 2**31 - 1
 _ONLY_HIST = "approx sends a new sketch of raw values every round, exact cannot be distributed"
 
 _ALLOWED: dict[str, _Check] = {
-    "objective": lambda name, value: _choice_of_objective(name, value),
+    "objective": _objective,
     "booster": _choice("gbtree", "dart", remedy="gblinear sends no gradients: every site would train its own model"),
     "tree_method": _choice("hist", "auto", remedy=_ONLY_HIST),
     "device": _choice("cpu", remedy="on a GPU XGBoost sends other messages, which are not in the catalogue"),
@@ -246,12 +259,6 @@ _REFUSED: dict[str, str] = {
     "num_target": "it follows from the objective",
     "boost_from_average": "give base_score instead",
 }
-
-
-def _choice_of_objective(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name}: a name (text) is needed; custom objective functions are not supported.")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +338,7 @@ def check_parameters(
     check_plain("params", dict(params))
     given = _canonical_names(params)
     requested_metrics = _requested_metrics(given.pop("eval_metric", None), metrics)
-    constraints: dict[str, object] = {
-        name: given.pop(name) for name in ("monotone_constraints", "interaction_constraints") if name in given
-    }
+    constraints = {name: given.pop(name) for name in _CONSTRAINTS if name in given}
     checked = {name: _check_one(name, value) for name, value in given.items()}
     if checked.get("validate_parameters") is False:
         raise ConfigurationError("validate_parameters must stay on: unknown parameters are refused here.")
@@ -347,7 +352,7 @@ def check_parameters(
     checked.setdefault("seed", 0)
     checked |= {"tree_method": "hist", "device": "cpu"}
     _check_combinations(checked, constraints)
-    checked |= _check_constraints(constraints, feature_names)
+    checked |= {name: _CONSTRAINTS[name](value, feature_names) for name, value in constraints.items()}
     facts = objective_facts(checked)
     chosen = _check_metrics(requested_metrics, facts)
     effective = effective_parameters({**checked, "eval_metric": list(chosen)}, len(feature_names))
@@ -374,7 +379,7 @@ def _check_one(name: str, value: object) -> object:
         return _ALLOWED[name](name, value)
     if name in _REFUSED:
         raise ConfigurationError(f"parameter {name!r} is refused: {_REFUSED[name]}.")
-    known = [*_ALLOWED, *ALIASES, "monotone_constraints", "interaction_constraints", "eval_metric"]
+    known = [*_ALLOWED, *ALIASES, *_CONSTRAINTS, "eval_metric"]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigurationError(f"parameter {shown(name)} is not supported.{hint}")
@@ -399,17 +404,6 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
             raise ConfigurationError("multi_strategy=multi_output_tree needs a multi: objective.")
         if params["booster"] == "dart" or constraints:
             raise ConfigurationError("XGBoost has neither dart nor constraints with multi_output_tree.")
-
-
-def _check_constraints(constraints: Mapping[str, object], feature_names: Sequence[str]) -> dict[str, object]:
-    checked: dict[str, object] = {}
-    if "monotone_constraints" in constraints:
-        checked["monotone_constraints"] = check_monotone_constraints(constraints["monotone_constraints"], feature_names)
-    if "interaction_constraints" in constraints:
-        checked["interaction_constraints"] = check_interaction_constraints(
-            constraints["interaction_constraints"], feature_names
-        )
-    return checked
 
 
 def _requested_metrics(eval_metric: object, metrics: Sequence[str] | None) -> list[object] | None:
@@ -495,12 +489,9 @@ def _same_value(given: object, effective: str) -> bool:
     return isinstance(given, list) or str(given) == effective
 
 
-_NAMING_COLUMNS = ("monotone_constraints", "interaction_constraints")
-
-
 def without_columns(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters without those that name columns, for checks before the columns are known."""
-    return {key: value for key, value in params.items() if ALIASES.get(key, key) not in _NAMING_COLUMNS}
+    return {key: value for key, value in params.items() if ALIASES.get(key, key) not in _CONSTRAINTS}
 
 
 # The least number of rows in every node of a tree, kept by min_child_weight where hessians are bounded.

@@ -58,7 +58,8 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.pooled.row_floors import Draws, counts_leaves, row_weights, rows_needed
+from nvflare_plugins.growth.training import Draws
+from nvflare_plugins.pooled.row_floors import counts_leaves, row_weights, rows_needed
 from nvflare_plugins.site.memory.registry import Reservation, Verdict
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents, Floors

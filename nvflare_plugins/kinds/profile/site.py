@@ -250,7 +250,6 @@ def _names(categories: Sequence[str]) -> str:
 TITLE = "Profile of the data of all sites"
 _MOST_FLAGS = 1 << 18  # in one message: 2 MiB
 _NOT_RELEASED = ("deadline_s",)
-Ints = NDArray[np.int64]
 
 
 def prepare(job: ProfileJob, context: SiteContext) -> Prepared:

@@ -15,18 +15,18 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.base.failures import Decider, TooFewRows
+from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import row_tags, usable_ids
 from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
-from nvflare_plugins.growth.training import GrowthPlan
+from nvflare_plugins.growth.training import Draws, GrowthPlan
 from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, n_categories, plan_of
 from nvflare_plugins.pooled.mediated.engine import MediatedTraining
 from nvflare_plugins.pooled.mediated.shard import ShardTask, train_shard
-from nvflare_plugins.pooled.row_floors import Draws, RowDraws
+from nvflare_plugins.pooled.row_floors import RowDraws, decider
 from nvflare_plugins.pooled.shards import RoundWatch, ShardDraws, ShardedRows, digest_of, table_of
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
@@ -198,15 +198,7 @@ def check_folds(
     here = np.stack([(rows >= LEAST_OF_A_SITE).astype(np.int64), effective], axis=1)
     pooled = sums.sum_counts(Kind.EFFECTIVE_ROWS, here.ravel()).reshape(-1, 2)
     if (pooled[:, 0] < floors.sites).any() or (pooled[:, 1] < needed).any():
-        raise TooFewRows(TOO_FEW_IN_A_FOLD, _decider(pooled, here, own.effective_rows, needed))
-
-
-def _decider(pooled: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, needed: int) -> Decider:
-    """Say whose doing a refusal was; as for the rows of a training (pooled/row_floors.py)."""
-    too_few = (pooled[:, 1] < own_floor) & (here[:, 1] < own_floor)
-    if (too_few | (here[:, 0] == 0)).any():
-        return Decider.OWN_ROWS
-    return Decider.DEMAND if needed > own_floor else Decider.OTHERS
+        raise TooFewRows(TOO_FEW_IN_A_FOLD, decider(pooled, here, own.effective_rows, needed))
 
 
 # The bins of a tuning's folds, made once for all trials, and a training over them in the site's own process.

@@ -390,11 +390,15 @@ def check_tuning_early(job: TuningJob, sites: object, n_sites: int) -> None:
 # What every tuning asks of a site first, and how its errors say where they came.
 
 
-class Sized(Protocol):
-    """How much a tuning trains."""
+class Tuned(Protocol):
+    """What consent and result look at in a tuning's job."""
 
     @property
     def data_set(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def params(self) -> dict[str, Any]: ...
     @property
     def folds(self) -> int: ...
     @property
@@ -403,9 +407,12 @@ class Sized(Protocol):
     def n_of_trials(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def best_recipe(self) -> str: ...
+    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]: ...
 
 
-def check_consent(policy: SitePolicy, job: Sized) -> None:
+def check_consent(policy: SitePolicy, job: Tuned) -> None:
     """Check the site's consent to so many trainings. Raises: PolicyRefusal."""
     if job.size > policy.consents.tuning or not policy.consents.gives("tuning"):
         raise PolicyRefusal(

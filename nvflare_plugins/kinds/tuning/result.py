@@ -8,11 +8,11 @@ import pprint
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nvflare_plugins.base.files import inert_csv
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.kinds.tuning.job import Trial
+from nvflare_plugins.kinds.tuning.job import Trial, Tuned
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.pages.tuning_page import TunedTrial, TuningFacts
 from nvflare_plugins.xgb.rounds import is_larger_better
@@ -22,22 +22,6 @@ from nvflare_plugins.xgb.rounds import is_larger_better
 
 FILE_NAME, TABLE, SCRIPT = "tuning.json", "tuning.csv", "train_best.py"
 FORMAT = "veilboost-tuning-1"
-
-
-class Tuned(Protocol):
-    """What a result says of its job."""
-
-    @property
-    def data_set(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def params(self) -> dict[str, Any]: ...
-    @property
-    def folds(self) -> int: ...
-    @property
-    def best_recipe(self) -> str: ...
-    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

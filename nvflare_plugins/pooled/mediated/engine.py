@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.growth.training import Draws, LoopSettings
 from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.mediated.grammar import TrainingShape
 from nvflare_plugins.pooled.mediated.shard import (
@@ -33,7 +33,7 @@ from nvflare_plugins.pooled.mediated.shard import (
     quantile_of,
 )
 from nvflare_plugins.pooled.mediated.training import TrainingHandler, train, training_shape
-from nvflare_plugins.pooled.row_floors import Draws, SampledWeights, check_leaves, leaf_counts
+from nvflare_plugins.pooled.row_floors import SampledWeights, check_leaves, leaf_counts
 from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardLeader
 from nvflare_plugins.pooled.value_bounds import label_sum
 from nvflare_plugins.wire.channel import Channel

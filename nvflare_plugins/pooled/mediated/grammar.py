@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Protocol
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.wire.envelope import CURVE_METRICS, BaseScoreSource, Kind, Phase, TrainingStep
@@ -129,6 +130,15 @@ def _broadcast(kind: Kind, most: int) -> _Expected:
 
 def _sum(kind: Kind, dtype: Dtype, size: int, metric: str = "") -> _Expected:
     return _Expected(kind, Answer.SUM, "Allreduce", dtype, Op.SUM, _exactly(size), metric)
+
+
+class Answers(Protocol):
+    """Answers the messages of one XGBoost. Units: ``seconds`` that it has taken so far."""
+
+    seconds: float
+
+    def answer(self, message: Message, buffer: bytes) -> bytes:
+        """Return the reply to one message."""
 
 
 class HorizontalGrammar:

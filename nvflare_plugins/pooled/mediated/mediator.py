@@ -19,9 +19,8 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,40 +29,13 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.pooled.mediated.communicator import CALLS, SERVICE, reply_class, request_class
-from nvflare_plugins.pooled.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES
+from nvflare_plugins.pooled.mediated.grammar import FRAME_BYTES, MAX_MESSAGE_BYTES, Answers, HorizontalGrammar
 from nvflare_plugins.wire.envelope import TrainingStep
 
 _WORKERS = 4  # XGBoost has one call under way at a time; the others turn strangers away, and serve an abort's retry
 _LOOPBACK = "127.0.0.1"
 _NO_PROXY = "no_grpc_proxy"  # gRPC reads it in this spelling
 _log = logging.getLogger(__name__)
-
-
-class Classified(Protocol):
-    """What the mediator needs of a classified message."""
-
-    @property
-    def kind(self) -> Enum: ...
-    @property
-    def reply_size(self) -> int: ...
-
-
-class Grammar(Protocol):
-    """Names the messages of one training, in order; refuses every other (catalogue.py)."""
-
-    @property
-    def largest_message_bytes(self) -> int:
-        """The longest buffer that any message of this training can have."""
-
-    def enter(self, moment: TrainingStep) -> None: ...
-    def classify(self, call: str, dtype: int, op: int, size: int) -> Classified: ...
-
-
-class Handler(Protocol):
-    """Answers classified messages; one call at a time."""
-
-    def answer(self, message: Any, buffer: bytes) -> bytes:
-        """Return the reply to one message of this site's XGBoost."""
 
 
 class _Stranger(Exception):
@@ -77,7 +49,7 @@ class Mediator:
     ends every later call.
     """
 
-    def __init__(self, grammar: Grammar, rank: int, handler: Handler):
+    def __init__(self, grammar: HorizontalGrammar, rank: int, handler: Answers):
         self._grammar = grammar
         self._rank = rank
         self._handler = handler

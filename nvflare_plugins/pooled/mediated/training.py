@@ -6,25 +6,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.growth.metrics import without_empty_curves
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.pooled.mediated.communicator import Federated
 from nvflare_plugins.pooled.mediated.grammar import (
     LARGEST_BUFFER_BYTES,
     Answer,
+    Answers,
     Dtype,
     HorizontalGrammar,
     Message,
     TrainingShape,
 )
-from nvflare_plugins.wire.channel import SiteProgress
+from nvflare_plugins.pooled.row_floors import SampledWeights
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -35,21 +37,6 @@ if TYPE_CHECKING:  # it needs gRPC
     from nvflare_plugins.pooled.mediated.mediator import Mediator
 
 _BIN_BYTES = 16  # a gradient pair of XGBoost's histograms, float64 each
-
-
-class LocalLog(Protocol):
-    """Takes note of messages that did not leave the site."""
-
-    def local(self, kind: str, phase: str, how: str) -> None: ...
-
-
-class Answers(Protocol):
-    """Answers the messages of one XGBoost. Units: ``seconds`` that it has taken so far."""
-
-    seconds: float
-
-    def answer(self, message: Message, buffer: bytes) -> bytes:
-        """Return the reply to one message."""
 
 
 def check_histograms(n_bins: int, n_nodes: int) -> None:
@@ -113,7 +100,7 @@ class TrainingHandler:
         sums: ProtectedSums,
         shape: TrainingShape,
         root_bins: slice | None,
-        log: LocalLog | None = None,
+        log: EvidenceLog | None = None,
         starts_at_rate: bool = False,
         on_base_score: Callable[[], None] | None = None,
         label_sum: float | None = None,
@@ -230,13 +217,6 @@ def _added(buffers: Sequence[bytes], dtype: str, wide: type[np.int64] | type[np.
     return total
 
 
-class RowWeights(Protocol):
-    """Which rows count in a round (row_sampling.py)."""
-
-    def begin_update(self, number: int) -> None: ...
-    def end_update(self) -> None: ...
-
-
 def train(
     params: Mapping[str, object],
     shape: TrainingShape,
@@ -247,7 +227,7 @@ def train(
     settings: LoopSettings,
     initial_model: bytes | None = None,
     on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
-    row_weights: RowWeights | None = None,
+    row_weights: SampledWeights | None = None,
     on_tree: Callable[[xgb.Booster, int], None] | None = None,
 ) -> TrainingResult:
     """Train with the other sites.
@@ -296,7 +276,7 @@ class _Loop:
         shape: TrainingShape,
         settings: LoopSettings,
         on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
-        row_weights: RowWeights | None,
+        row_weights: SampledWeights | None,
         on_tree: Callable[[xgb.Booster, int], None] | None,
     ):
         self._mediator = mediator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Objective, adaptive_leaves, leaf_parts
+from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Objective, adaptive_leaves
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.cuts import quantile
@@ -121,11 +121,7 @@ def test_a_site_without_rows_adds_nothing_to_a_quantile(name: str, arithmetic: s
 
 
 def test_adaptive_leaves_are_means_of_the_sites_that_have_rows_there() -> None:
-    objective, _ = _objective("reg:absoluteerror", "3.2")
-    margins, labels = np.zeros((4, 1), np.float32), np.array([1, 2, 3, 10], np.float32)
-    first = leaf_parts(objective, margins, labels, None, np.array([0, 0, 0, 1], np.int32), 3)
-    second = leaf_parts(objective, margins[:1], labels[3:], None, np.array([0], np.int32), 3)
-    assert first[0].tolist() == [1, 1, 0] and first[1].tolist() == [2, 10, 0]
+    n_valid, pooled = np.array([2, 1, 0]), np.array([12, 10, 0], np.float32)
     grown, rate = np.array([5, 6, 7], np.float32), np.float32(0.5)
-    leaves = adaptive_leaves(first[0] + second[0], first[1] + second[1], grown, rate)
+    leaves = adaptive_leaves(n_valid, pooled, grown, rate)
     assert leaves.tolist() == [3.0, 5.0, 3.5] and leaves.dtype == np.float32

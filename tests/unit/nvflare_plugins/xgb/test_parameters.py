@@ -99,7 +99,6 @@ def test_bounds_hold_for_the_gradients_of_the_wheel_and_are_nearly_reached(objec
             assert largest <= 2 * bound * slack
         if bound is not None and facts.n_outputs == 1 and not (position == 0 and facts.adaptive_leaf):
             assert largest >= 2 * bound * 0.5
-    assert facts.needs_label_range == (facts.gradient_bound is None or facts.hessian_bound is None)
 
 
 @pytest.mark.parametrize(
