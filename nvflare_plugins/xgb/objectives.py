@@ -7,6 +7,7 @@ multiplied by the row's weight.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -54,24 +55,28 @@ class ObjectiveFacts:
     Attributes:
         name: XGBoost's name of the objective.
         task: the family of its metrics.
-        n_outputs: outputs per row: ``num_class`` for multiclass objectives, else 1.
         gradient_bound: largest |gradient|, or None.
         hessian_bound: largest hessian, or None.
-        adaptive_leaf: leaves are replaced by a mean of local residual quantiles after each tree.
         base_score_source: how ``base_score`` is estimated in this job (a continued model estimates none).
         label_rule: the labels that are accepted.
         default_metric: the metric XGBoost would choose.
+        own_parameters: parameters that this objective reads and most others do not.
+        adaptive_leaf: leaves are replaced by a mean of local residual quantiles after each tree.
+        base_score_range: between these a given ``base_score`` must lie.
+        n_outputs: outputs per row: ``num_class`` for multiclass objectives, else 1.
     """
 
     name: str
     task: Task
-    n_outputs: int
     gradient_bound: float | None
     hessian_bound: float | None
-    adaptive_leaf: bool
     base_score_source: BaseScoreSource
     label_rule: LabelRule
     default_metric: str
+    own_parameters: tuple[str, ...] = ()
+    adaptive_leaf: bool = False
+    base_score_range: tuple[float, float] = (-np.inf, np.inf)
+    n_outputs: int = 1
 
     def check_labels(self, label: NDArray[np.float32]) -> None:
         """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.
@@ -112,102 +117,52 @@ def _fits(rule: LabelRule, label: NDArray[np.float32], n_classes: int) -> NDArra
     return finite
 
 
-@dataclass(frozen=True, slots=True)
-class _Objective:
-    task: Task
-    gradient_bound: float | None
-    hessian_bound: float | None
-    base_score: BaseScoreSource
-    labels: LabelRule
-    metric: str
-    own_parameters: tuple[str, ...] = ()
-    adaptive_leaf: bool = False
-    base_score_range: tuple[float, float] = (-np.inf, np.inf)
-
-
 _UNIT_INTERVAL = (0.0, 1.0)
 _POSITIVE = (0.0, np.inf)
+_BINARY, _REGRESSION = Task.BINARY, Task.REGRESSION
+_MEAN, _STUMP, _CLASSES = BaseScoreSource.MEAN, BaseScoreSource.STUMP, BaseScoreSource.CLASSES
+_LOGISTIC = (_BINARY, 1.0, 0.25, _MEAN, LabelRule.UNIT)
+_SOFTMAX = (Task.MULTICLASS, 1.0, 0.5, _CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",))
+_ABSOLUTE = (_REGRESSION, 1.0, 1.0)
+_OPEN = (_REGRESSION, None, None)  # labels and predictions drive gradients
 _SPW = ("scale_pos_weight",)
+_TWEEDIE, _POWER = "tweedie-nloglik@{power:g}", ("tweedie_variance_power",)
 
-_OBJECTIVES: dict[str, _Objective] = {
-    "binary:logistic": _Objective(
-        Task.BINARY,
-        1.0,
-        0.25,
-        BaseScoreSource.MEAN,
-        LabelRule.UNIT,
-        "logloss",
-        _SPW,
-        base_score_range=_UNIT_INTERVAL,
-    ),
-    "reg:logistic": _Objective(
-        Task.BINARY,
-        1.0,
-        0.25,
-        BaseScoreSource.MEAN,
-        LabelRule.UNIT,
-        "rmse",
-        _SPW,
-        base_score_range=_UNIT_INTERVAL,
-    ),
-    "binary:logitraw": _Objective(Task.BINARY, 1.0, 0.25, BaseScoreSource.MEAN, LabelRule.UNIT, "logloss", _SPW),
-    "binary:hinge": _Objective(Task.BINARY, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.BINARY, "error"),
-    "multi:softprob": _Objective(
-        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
-    ),
-    "multi:softmax": _Objective(
-        Task.MULTICLASS, 1.0, 0.5, BaseScoreSource.CLASSES, LabelRule.CLASSES, "mlogloss", ("num_class",)
-    ),
-    "reg:squarederror": _Objective(Task.REGRESSION, None, 1.0, BaseScoreSource.MEAN, LabelRule.ANY, "rmse"),
-    "reg:squaredlogerror": _Objective(
-        Task.REGRESSION, None, None, BaseScoreSource.STUMP, LabelRule.ABOVE_MINUS_ONE, "rmsle"
-    ),
-    # The gradient z / sqrt(1 + z^2/s^2) stays below the slope s; the table holds the factor of s.
-    "reg:pseudohubererror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.STUMP, LabelRule.ANY, "mphe", ("huber_slope",)
-    ),
-    "reg:absoluteerror": _Objective(
-        Task.REGRESSION, 1.0, 1.0, BaseScoreSource.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
-    ),
-    "reg:quantileerror": _Objective(
-        Task.REGRESSION,
-        1.0,
-        1.0,
-        BaseScoreSource.QUANTILE,
-        LabelRule.ANY,
-        "quantile",
-        ("quantile_alpha",),
-        adaptive_leaf=True,
-    ),
-    "count:poisson": _Objective(
-        Task.REGRESSION,
-        None,
-        None,
-        BaseScoreSource.MEAN,
-        LabelRule.NON_NEGATIVE,
-        "poisson-nloglik",
-        base_score_range=_POSITIVE,
-    ),
-    "reg:gamma": _Objective(
-        Task.REGRESSION,
-        None,
-        None,
-        BaseScoreSource.MEAN,
-        LabelRule.POSITIVE,
-        "gamma-deviance",
-        base_score_range=_POSITIVE,
-    ),
-    "reg:tweedie": _Objective(
-        Task.REGRESSION,
-        None,
-        None,
-        BaseScoreSource.MEAN,
-        LabelRule.NON_NEGATIVE,
-        "tweedie-nloglik@{power:g}",
-        ("tweedie_variance_power",),
-        base_score_range=_POSITIVE,
-    ),
+_OBJECTIVES = {
+    known.name: known
+    for known in (
+        ObjectiveFacts("binary:logistic", *_LOGISTIC, "logloss", _SPW, base_score_range=_UNIT_INTERVAL),
+        ObjectiveFacts("reg:logistic", *_LOGISTIC, "rmse", _SPW, base_score_range=_UNIT_INTERVAL),
+        ObjectiveFacts("binary:logitraw", *_LOGISTIC, "logloss", _SPW),
+        ObjectiveFacts("binary:hinge", _BINARY, 1.0, 1.0, _STUMP, LabelRule.BINARY, "error"),
+        ObjectiveFacts("multi:softprob", *_SOFTMAX),
+        ObjectiveFacts("multi:softmax", *_SOFTMAX),
+        ObjectiveFacts("reg:squarederror", _REGRESSION, None, 1.0, _MEAN, LabelRule.ANY, "rmse"),
+        ObjectiveFacts("reg:squaredlogerror", *_OPEN, _STUMP, LabelRule.ABOVE_MINUS_ONE, "rmsle"),
+        # The gradient z / sqrt(1 + z^2/s^2) stays below the slope s; the table holds the factor of s.
+        ObjectiveFacts("reg:pseudohubererror", *_ABSOLUTE, _STUMP, LabelRule.ANY, "mphe", ("huber_slope",)),
+        ObjectiveFacts(
+            "reg:absoluteerror", *_ABSOLUTE, BaseScoreSource.MEDIAN, LabelRule.ANY, "mae", adaptive_leaf=True
+        ),
+        ObjectiveFacts(
+            "reg:quantileerror",
+            *_ABSOLUTE,
+            BaseScoreSource.QUANTILE,
+            LabelRule.ANY,
+            "quantile",
+            ("quantile_alpha",),
+            adaptive_leaf=True,
+        ),
+        ObjectiveFacts(
+            "count:poisson", *_OPEN, _MEAN, LabelRule.NON_NEGATIVE, "poisson-nloglik", base_score_range=_POSITIVE
+        ),
+        ObjectiveFacts("reg:gamma", *_OPEN, _MEAN, LabelRule.POSITIVE, "gamma-deviance", base_score_range=_POSITIVE),
+        ObjectiveFacts(
+            "reg:tweedie", *_OPEN, _MEAN, LabelRule.NON_NEGATIVE, _TWEEDIE, _POWER, base_score_range=_POSITIVE
+        ),
+    )
 }
+"""Each objective with parameters at their defaults."""
 
 OBJECTIVES: tuple[str, ...] = tuple(_OBJECTIVES)
 """The objectives of the horizontal mode."""
@@ -242,18 +197,15 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
     if name not in _OBJECTIVES:
         raise ConfigurationError(f"objective {shown(name)} is not supported; supported are: {', '.join(OBJECTIVES)}.")
     known = _OBJECTIVES[name]
-    _check_base_score(name, known, params)
+    _check_base_score(known, params)
     gradient_factor, hessian_factor = _bound_factors(name, params)
-    return ObjectiveFacts(
-        name=name,
-        task=known.task,
-        n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
+    return dataclasses.replace(
+        known,
         gradient_bound=None if known.gradient_bound is None else known.gradient_bound * gradient_factor,
         hessian_bound=None if known.hessian_bound is None else known.hessian_bound * hessian_factor,
-        adaptive_leaf=known.adaptive_leaf,
         base_score_source=_base_score_source(known, params),
-        label_rule=known.labels,
-        default_metric=known.metric.format(power=params.get("tweedie_variance_power", 1.5)),
+        default_metric=known.default_metric.format(power=params.get("tweedie_variance_power", 1.5)),
+        n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
     )
 
 
@@ -268,29 +220,29 @@ def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
     return max(1.0, scale_pos_weight), max(1.0, scale_pos_weight)
 
 
-def _base_score_source(known: _Objective, params: dict[str, object]) -> BaseScoreSource:
+def _base_score_source(known: ObjectiveFacts, params: dict[str, object]) -> BaseScoreSource:
     if "base_score" in params:
         return BaseScoreSource.GIVEN
     # regression_obj.cu, RegLossObj::InitEstimation: a Newton step replaces the mean beyond kRtEps = 1e-6.
     scale_pos_weight = np.float32(params.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]  # checked before
-    if known.base_score is BaseScoreSource.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
+    if known.base_score_source is BaseScoreSource.MEAN and abs(scale_pos_weight - np.float32(1)) > np.float32(1e-6):
         return BaseScoreSource.STUMP
-    return known.base_score
+    return known.base_score_source
 
 
-def _check_base_score(name: str, known: _Objective, params: dict[str, object]) -> None:
+def _check_base_score(known: ObjectiveFacts, params: dict[str, object]) -> None:
     if "base_score" not in params:
         return
     low, high = known.base_score_range
     given = params["base_score"]
     scores = [float(score) for score in (given if isinstance(given, list) else [given])]  # type: ignore[arg-type]
     if len(scores) not in (1, int(params.get("num_class", 1))):  # type: ignore[call-overload]
-        raise ConfigurationError(f"base_score: {name} takes one number, or one per class.")
+        raise ConfigurationError(f"base_score: {known.name} takes one number, or one per class.")
     # XGBoost holds it as float32: a value that rounds onto a limit would become an infinite margin.
     with np.errstate(over="ignore"):  # infinite is out of bounds
         within = all(low < np.float32(score) < high for score in scores)
     if not within:
-        raise ConfigurationError(f"base_score: {name} needs a value above {low:g} and below {high:g}.")
+        raise ConfigurationError(f"base_score: {known.name} needs a value above {low:g} and below {high:g}.")
 
 
 def gradients(params: Mapping[str, object], margins: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[Any]:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import bounds
@@ -56,8 +55,8 @@ from nvflare_plugins.pages.profile_page import (
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
+from nvflare_plugins.pooled.job import check_no_budget
 from nvflare_plugins.pooled.preparation import Prepared
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import OnCluster
@@ -265,7 +264,8 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         "does not count its rows by features and label for other sites",
         "train without a profile",
     )
-    _check_budget(policy, job.data_set)
+    data_set = policy.data_set(job.data_set)
+    check_no_budget(policy, data_set, "the counts of a profile", "profile a data set of other rows without a budget")
     prepared = preparation.prepare(job.training(), context, by_xgboost=False)
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(
@@ -274,14 +274,6 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         )
     log_what_labels_lack(prepared.table, job.data_set, True)
     return prepared
-
-
-def _check_budget(policy: SitePolicy, name: str) -> None:
-    if policy.data_set(name).privacy is not None:
-        raise PolicyRefusal(
-            f"data set {name!r} of {policy.site} has a privacy budget, and the counts of a profile are not charged to "
-            f"it. Policy key: data_sets.{name}.privacy. Remedy: profile a data set of other rows without a budget"
-        )
 
 
 class _Attempt(PooledAttempt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -248,7 +249,8 @@ def train(
     with mediator:
         try:
             with Federated(mediator, channel.world, channel.rank):
-                loop = _Loop(mediator, channel, handler, shape, settings, on_round, row_weights, on_tree)
+                evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
+                loop = _Loop(mediator, channel, handler, evaluates, settings, on_round, row_weights, on_tree)
                 return loop.run(params, train_matrix, eval_sets, initial_model)
         except xgb.core.XGBoostError as error:
             raise mediator.reason(error) from None
@@ -267,26 +269,18 @@ def _with_grpc() -> ModuleType:
         ) from None
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class _Loop:
-    def __init__(
-        self,
-        mediator: Mediator,
-        channel: SiteProgress,
-        handler: Answers,
-        shape: TrainingShape,
-        settings: LoopSettings,
-        on_round: Callable[[RoundRecord, xgb.Booster], None] | None,
-        row_weights: SampledWeights | None,
-        on_tree: Callable[[xgb.Booster, int], None] | None,
-    ):
-        self._mediator = mediator
-        self._channel = channel
-        self._handler = handler
-        self._evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
-        self._settings = settings
-        self._on_round = on_round
-        self._row_weights = row_weights
-        self._on_tree = on_tree
+    """The rounds of one training; see ``train``."""
+
+    mediator: Mediator
+    channel: Place
+    handler: Answers
+    evaluates: bool
+    settings: LoopSettings
+    on_round: Callable[[RoundRecord, xgb.Booster], None] | None
+    row_weights: SampledWeights | None
+    on_tree: Callable[[xgb.Booster, int], None] | None
 
     def run(
         self,
@@ -301,10 +295,10 @@ class _Loop:
         # From a matrix without rows XGBoost takes no names, and this site's model would differ from the others'.
         booster.feature_names, booster.feature_types = train_matrix.feature_names, train_matrix.feature_types
         result = TrainingResult(booster)
-        first, last = self._settings.first_round, self._settings.first_round + self._settings.num_rounds
+        first, last = self.settings.first_round, self.settings.first_round + self.settings.num_rounds
         # Asked of a fresh model, XGBoost would configure it here, and send what is due later.
         before = 0 if initial_model is None else booster.num_boosted_rounds() - first
-        stopping = EarlyStopping(self._settings.early_stopping_rounds, before)
+        stopping = EarlyStopping(self.settings.early_stopping_rounds, before)
         if first:
             stopping.take_up(booster)
         for number in range(first, last):
@@ -313,8 +307,8 @@ class _Loop:
             record = self._round(booster, train_matrix, eval_sets, number)
             result.rounds.append(record)
             stopping.note(booster, record.round, record.metrics)
-            if self._on_round is not None:
-                self._on_round(record, booster)
+            if self.on_round is not None:
+                self.on_round(record, booster)
         self._enter(Phase.FINISH, last)
         result.best_round, result.best_score = stopping.best_round, stopping.best_score
         return result
@@ -322,24 +316,24 @@ class _Loop:
     def _round(
         self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
     ) -> RoundRecord:
-        started, handled, waited = time.perf_counter(), self._handler.seconds, self._channel.network_seconds
+        started, handled, waited = time.perf_counter(), self.handler.seconds, self.channel.network_seconds
         self._enter(Phase.UPDATE, number)
-        if self._row_weights is not None:
-            self._row_weights.begin_update(number)
+        if self.row_weights is not None:
+            self.row_weights.begin_update(number)
         booster.update(matrix, number)
-        if self._row_weights is not None:
-            self._row_weights.end_update()
-        if self._on_tree is not None:
-            self._on_tree(booster, number)
+        if self.row_weights is not None:
+            self.row_weights.end_update()
+        if self.on_tree is not None:
+            self.on_tree(booster, number)
         metrics = {}
-        if self._evaluates:
+        if self.evaluates:
             self._enter(Phase.EVALUATE, number)
             metrics = parse_metrics(booster.eval_set(list(eval_sets), number))
         total = time.perf_counter() - started
-        handled, waited = self._handler.seconds - handled, self._channel.network_seconds - waited
+        handled, waited = self.handler.seconds - handled, self.channel.network_seconds - waited
         return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
 
     def _enter(self, phase: Phase, number: int) -> None:
-        moment = TrainingStep(phase, self._settings.moments_before + number)
-        self._mediator.enter(moment)
-        self._channel.moment = moment
+        moment = TrainingStep(phase, self.settings.moments_before + number)
+        self.mediator.enter(moment)
+        self.channel.moment = moment
