@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support.local_cluster import LocalDask, local_cluster
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
+from tests.support.tunings import result_of
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.slow
@@ -64,13 +64,6 @@ def job(num_rounds: int = 3) -> TuningJob:
             "num_rounds": num_rounds,
         }
     )
-
-
-def result_of(parties: Parties) -> dict[str, Any]:
-    found = json.loads((parties.run_folder("site-1") / "tuning.json").read_text())
-    for trial in found["trials"]:
-        del trial["seconds"]
-    return found
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["handed out", "read"])

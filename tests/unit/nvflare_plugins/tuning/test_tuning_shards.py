@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.kinds.tuning import folds, site
+from nvflare_plugins.kinds.tuning import folds
 from nvflare_plugins.kinds.tuning.folds import runs_of_chosen
 from nvflare_plugins.kinds.tuning.job import TuningJob, in_trial
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
@@ -28,6 +27,7 @@ from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers
 from tests.support.federation import dies_at
 from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
+from tests.support.tunings import result_of
 
 POLICY = {"consents": {"tuning": 1000}, "min_rows_per_node": 0}
 GIVEN = {"objective": "binary:logistic", "max_bin": 16}
@@ -87,28 +87,6 @@ def job(**changes: Any) -> TuningJob:
     return TuningJob.from_dict(fields)
 
 
-def result_of(parties: Parties) -> dict[str, Any]:
-    """Return ``tuning.json`` without what differs between two runs of one job."""
-    found = json.loads((parties.run_folder("site-1") / "tuning.json").read_text())
-    for trial in found["trials"]:
-        del trial["seconds"]
-    return found
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
-    """Return the models of all trainings as they come."""
-    made: set[bytes] = set()
-    score_of = site.score_of
-
-    def noting(result: Any) -> Any:
-        made.add(bytes(result.booster.save_raw("json")))
-        return score_of(result)
-
-    monkeypatch.setattr(site, "score_of", noting)
-    return made
-
-
 ONE = {"trials": [{"max_depth": 2, "eta": 0.5}], "num_rounds": 2}
 
 CASES: list[Any] = [
@@ -130,7 +108,7 @@ CASES: list[Any] = [
 @pytest.mark.parametrize("engine", ["xgboost", "own"])
 @pytest.mark.parametrize("changes", CASES)
 def test_scores_and_models_are_those_of_sites_in_one_process(
-    changes: dict[str, Any], engine: str, models: set[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], engine: str, models: dict[bytes, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, made = [], []
     for number, shards in enumerate(({}, {"site-1": 3, "site-2": 1})):
@@ -195,7 +173,7 @@ def test_workers_that_read_find_what_is_handed_out(
     n_workers: int,
     changes: dict[str, Any],
     engine: str,
-    models: set[bytes],
+    models: dict[bytes, int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

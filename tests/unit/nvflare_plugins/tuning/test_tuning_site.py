@@ -17,7 +17,6 @@ from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.kinds.tuning import site as tuning_site
 from nvflare_plugins.kinds.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
 from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult
@@ -32,6 +31,7 @@ from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.support.federation import central_model, dies_at, leaf_difference
 from tests.support.parties import Parties, succeed
+from tests.support.tunings import result_of
 
 POLICY = {"consents": {"tuning": 1000}, "min_rows_per_node": 0}
 RESULTS = ("tuning.json", "tuning.csv", "tuning.html", "train_best.py")
@@ -80,31 +80,6 @@ def folds_of(parties: Parties, group: str | None, n_folds: int) -> np.ndarray:
         table = load_table(spec, label="y", group=group, features=names, may_lack_rows=True)
         found.append(fold_of_rows(table, spec, Registry.open(policy).secret("folds", str(n_folds)), n_folds))
     return np.concatenate(found)
-
-
-def result_of(parties: Parties, job_id: str = "job") -> dict[str, Any]:
-    """Return ``tuning.json``, which must be the same at every site but for seconds."""
-    found = [json.loads((parties.run_folder(site, job_id) / "tuning.json").read_text()) for site in parties.sites]
-    for one in found:
-        for trial in one["trials"]:
-            del trial["seconds"]
-    assert all(one == found[0] for one in found)
-    return found[0]
-
-
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
-    """Return the models of all trainings as they come, how often each was made."""
-    made: dict[bytes, int] = {}
-    score_of = tuning_site.score_of
-
-    def noting(result: Any) -> FoldScore:
-        model = bytes(result.booster.save_raw("json"))
-        made[model] = made.get(model, 0) + 1
-        return score_of(result)
-
-    monkeypatch.setattr(tuning_site, "score_of", noting)
-    return made
 
 
 TRIALS = [{"max_depth": 2, "eta": 0.5}, {"max_depth": 4, "lambda": 0.3, "colsample_bytree": 0.7}]
