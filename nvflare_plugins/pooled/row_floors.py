@@ -182,7 +182,7 @@ class SampledWeights:
             draws: None, if every round trains on all rows: nothing is ever changed then.
             estimates_base_score: XGBoost's first update begins with an estimate from all rows.
         """
-        self._matrix, self._weight, self._draws = matrix, weight, draws
+        self.matrix, self._weight, self._draws = matrix, weight, draws
         self._estimates = estimates_base_score
         self._number = 0
 
@@ -200,17 +200,17 @@ class SampledWeights:
     def end_update(self) -> None:
         """Put the true weights back."""
         if self._draws is not None:
-            self._matrix.set_weight(np.empty(0, np.float32) if self._weight is None else self._weight)
+            self.matrix.set_weight(np.empty(0, np.float32) if self._weight is None else self._weight)
 
     def taking_part(self, number: int) -> NDArray[np.bool_]:
         """Return which rows have weight in a round. Shapes: bool[n_rows]."""
-        has_weight = np.ones(self._matrix.num_row(), dtype=bool) if self._weight is None else self._weight > 0
+        has_weight = np.ones(self.matrix.num_row(), dtype=bool) if self._weight is None else self._weight > 0
         return has_weight if self._draws is None else has_weight & self._draws.of_round(number)
 
     def _set_drawn(self) -> None:
         if self._draws is not None:
             drawn = self._draws.of_round(self._number).astype(np.float32)
-            self._matrix.set_weight(drawn if self._weight is None else drawn * self._weight)
+            self.matrix.set_weight(drawn if self._weight is None else drawn * self._weight)
 
 
 # The least number of rows behind what a horizontal job releases, as the sites' policies ask for it.

@@ -5,6 +5,7 @@ The attacker is site-1: it knows the job, all code, its own rows and secret, and
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,11 @@ def test_nobody_knows_whose_rows_a_sampled_sum_holds(tmp_path, monkeypatch):
 @pytest.mark.skipif(not installed_release().sends_column_seed, reason="foretells draws as XGBoost 3.2 makes them")
 def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
     honest = mediated.train
-    monkeypatch.setattr(mediated, "train", lambda params, *a, **k: honest({**params, "subsample": 0.01}, *a, **k))
+
+    def by_xgboost(task, *rest):
+        return honest(dataclasses.replace(task, params={**task.params, "subsample": 0.01}), *rest)
+
+    monkeypatch.setattr(mediated, "train", by_xgboost)
     monkeypatch.setattr(site_module._Attempt, "_draws", lambda attempt: None)
     n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch, "xgboost")
     assert n_right == n_predicted >= 13

@@ -32,7 +32,7 @@ from nvflare_plugins.pooled.mediated.shard import (
     message_of,
     quantile_of,
 )
-from nvflare_plugins.pooled.mediated.training import TrainingHandler, train, training_shape
+from nvflare_plugins.pooled.mediated.training import TrainingHandler, TrainingTask, train, training_shape
 from nvflare_plugins.pooled.row_floors import SampledWeights, check_leaves, leaf_counts
 from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardLeader
 from nvflare_plugins.pooled.value_bounds import label_sum
@@ -157,19 +157,9 @@ class MediatedTraining:
             """Count the rows of each new leaf over all sites, where hessians do not bound them."""
             self.check_leaves(leaf_counts(booster, matrix, rows.taking_part(number)))
 
-        return train(
-            self.params,
-            self.shape,
-            self.channel,
-            self.handler,
-            matrix,
-            evaluated,
-            self.settings,
-            self.initial,
-            after,
-            rows,
-            None if self.rows_per_leaf is None else check,
-        )
+        task = TrainingTask(self.params, self.shape, self.settings, self.initial)
+        on_tree = None if self.rows_per_leaf is None else check
+        return train(task, self.channel, self.handler, rows, evaluated, after, on_tree)
 
     def shard_task(self, cuts: Cuts, max_bin: int, names: tuple[str, ...], *, reads: bool) -> ShardTask:
         """Return what all shards train alike. Args: names: of the evaluation sets; reads: shards read rows."""

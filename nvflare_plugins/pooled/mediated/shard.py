@@ -18,7 +18,7 @@ from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.metrics import curve_parts
 from nvflare_plugins.growth.training import LoopSettings
 from nvflare_plugins.pooled.mediated.grammar import Answer, Dtype, Message, TrainingShape
-from nvflare_plugins.pooled.mediated.training import train
+from nvflare_plugins.pooled.mediated.training import TrainingTask, train
 from nvflare_plugins.pooled.row_floors import SampledWeights, leaf_counts
 from nvflare_plugins.pooled.shards import (
     DRAW,
@@ -197,19 +197,10 @@ def train_shard(
     def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
         tell_round(ask, number, record, lambda: bytes(booster.save_raw("json")))
 
-    result = train(
-        task.params,
-        task.shape,
-        ShardPlace(task.rank, task.world),
-        _AskedAnswers(ask, rows, given, task),
-        matrix,
-        list(zip(eval_sets, task.names, strict=True)),
-        task.settings,
-        initial,
-        after_round,
-        rows,
-        after_tree,
-    )
+    answers = _AskedAnswers(ask, rows, given, task)
+    of_xgboost = TrainingTask(task.params, task.shape, task.settings, initial)
+    place, named = ShardPlace(task.rank, task.world), list(zip(eval_sets, task.names, strict=True))
+    result = train(of_xgboost, place, answers, rows, named, after_round, after_tree)
     return *said_of_model(number, result.model), result.best_round, result.best_score
 
 

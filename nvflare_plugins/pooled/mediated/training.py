@@ -218,17 +218,28 @@ def _added(buffers: Sequence[bytes], dtype: str, wide: type[np.int64] | type[np.
     return total
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainingTask:
+    """What one XGBoost trains.
+
+    Attributes:
+        params: for the Booster at this site.
+        initial_model: raw model to continue from.
+    """
+
+    params: Mapping[str, object]
+    shape: TrainingShape
+    settings: LoopSettings
+    initial_model: bytes | None
+
+
 def train(
-    params: Mapping[str, object],
-    shape: TrainingShape,
-    channel: SiteProgress,
+    task: TrainingTask,
+    channel: Place,
     handler: Answers,
-    train_matrix: xgb.DMatrix,
+    rows: SampledWeights,
     eval_sets: Sequence[tuple[xgb.DMatrix, str]],
-    settings: LoopSettings,
-    initial_model: bytes | None = None,
-    on_round: Callable[[RoundRecord, xgb.Booster], None] | None = None,
-    row_weights: SampledWeights | None = None,
+    on_round: Callable[[RoundRecord, xgb.Booster], None],
     on_tree: Callable[[xgb.Booster, int], None] | None = None,
 ) -> TrainingResult:
     """Train with the other sites.
@@ -236,22 +247,18 @@ def train(
     The matrices must have been built outside any communicator, so that XGBoost sends nothing about them.
 
     Args:
-        params: parameters for the Booster at this site.
-        initial_model: raw model to continue from.
+        rows: the training matrix, and what its rows weigh in a round.
         on_round: called after every round with the record and the model so far.
-        row_weights: sets the weights of the training matrix for a round and puts them back.
         on_tree: called after every round before anything is evaluated, with the model so far and the round.
 
     Raises:
         VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
     """
-    mediator: Mediator = _with_grpc().Mediator(HorizontalGrammar(shape), channel.rank, handler)
+    mediator: Mediator = _with_grpc().Mediator(HorizontalGrammar(task.shape), channel.rank, handler)
     with mediator:
         try:
             with Federated(mediator, channel.world, channel.rank):
-                evaluates = bool(shape.eval_metrics and shape.n_eval_sets)
-                loop = _Loop(mediator, channel, handler, evaluates, settings, on_round, row_weights, on_tree)
-                return loop.run(params, train_matrix, eval_sets, initial_model)
+                return _Loop(mediator, channel, handler, task, rows, eval_sets, on_round, on_tree).run()
         except xgb.core.XGBoostError as error:
             raise mediator.reason(error) from None
         except VeilBoostError as error:
@@ -276,64 +283,54 @@ class _Loop:
     mediator: Mediator
     channel: Place
     handler: Answers
-    evaluates: bool
-    settings: LoopSettings
-    on_round: Callable[[RoundRecord, xgb.Booster], None] | None
-    row_weights: SampledWeights | None
+    task: TrainingTask
+    rows: SampledWeights
+    eval_sets: Sequence[tuple[xgb.DMatrix, str]]
+    on_round: Callable[[RoundRecord, xgb.Booster], None]
     on_tree: Callable[[xgb.Booster, int], None] | None
 
-    def run(
-        self,
-        params: Mapping[str, object],
-        train_matrix: xgb.DMatrix,
-        eval_sets: Sequence[tuple[xgb.DMatrix, str]],
-        initial_model: bytes | None,
-    ) -> TrainingResult:
-        cache = [train_matrix, *(m for m, _ in eval_sets if m is not train_matrix)]
-        start = None if initial_model is None else bytearray(initial_model)
-        booster = xgb.Booster(dict(params), cache, model_file=start)
+    def run(self) -> TrainingResult:
+        matrix, settings, initial = self.rows.matrix, self.task.settings, self.task.initial_model
+        cache = [matrix, *(one for one, _ in self.eval_sets if one is not matrix)]
+        start = None if initial is None else bytearray(initial)
+        booster = xgb.Booster(dict(self.task.params), cache, model_file=start)
         # From a matrix without rows XGBoost takes no names, and this site's model would differ from the others'.
-        booster.feature_names, booster.feature_types = train_matrix.feature_names, train_matrix.feature_types
+        booster.feature_names, booster.feature_types = matrix.feature_names, matrix.feature_types
         result = TrainingResult(booster)
-        first, last = self.settings.first_round, self.settings.first_round + self.settings.num_rounds
+        first, last = settings.first_round, settings.first_round + settings.num_rounds
         # Asked of a fresh model, XGBoost would configure it here, and send what is due later.
-        before = 0 if initial_model is None else booster.num_boosted_rounds() - first
-        stopping = EarlyStopping(self.settings.early_stopping_rounds, before)
+        before = 0 if initial is None else booster.num_boosted_rounds() - first
+        stopping = EarlyStopping(settings.early_stopping_rounds, before)
         if first:
             stopping.take_up(booster)
         for number in range(first, last):
             if stopping.is_over(number - 1):
                 break
-            record = self._round(booster, train_matrix, eval_sets, number)
+            record = self._round(booster, number)
             result.rounds.append(record)
             stopping.note(booster, record.round, record.metrics)
-            if self.on_round is not None:
-                self.on_round(record, booster)
+            self.on_round(record, booster)
         self._enter(Phase.FINISH, last)
         result.best_round, result.best_score = stopping.best_round, stopping.best_score
         return result
 
-    def _round(
-        self, booster: xgb.Booster, matrix: xgb.DMatrix, eval_sets: Sequence[tuple[xgb.DMatrix, str]], number: int
-    ) -> RoundRecord:
+    def _round(self, booster: xgb.Booster, number: int) -> RoundRecord:
         started, handled, waited = time.perf_counter(), self.handler.seconds, self.channel.network_seconds
         self._enter(Phase.UPDATE, number)
-        if self.row_weights is not None:
-            self.row_weights.begin_update(number)
-        booster.update(matrix, number)
-        if self.row_weights is not None:
-            self.row_weights.end_update()
+        self.rows.begin_update(number)
+        booster.update(self.rows.matrix, number)
+        self.rows.end_update()
         if self.on_tree is not None:
             self.on_tree(booster, number)
         metrics = {}
-        if self.evaluates:
+        if self.task.shape.eval_metrics and self.task.shape.n_eval_sets:
             self._enter(Phase.EVALUATE, number)
-            metrics = parse_metrics(booster.eval_set(list(eval_sets), number))
+            metrics = parse_metrics(booster.eval_set(list(self.eval_sets), number))
         total = time.perf_counter() - started
         handled, waited = self.handler.seconds - handled, self.channel.network_seconds - waited
         return RoundRecord(number, metrics, total, total - handled, handled - waited, waited)
 
     def _enter(self, phase: Phase, number: int) -> None:
-        moment = TrainingStep(phase, self.settings.moments_before + number)
+        moment = TrainingStep(phase, self.task.settings.moments_before + number)
         self.mediator.enter(moment)
         self.channel.moment = moment
