@@ -168,8 +168,17 @@ class Progress(Protocol):
         """Take note of what this site's workers do from now on: the values change while they work."""
 
 
-class Silent(Progress):
+class Silent:
     """Progress that nobody watches."""
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        """Take no note."""
+
+    def say(self, text: str) -> None:
+        """Write nothing."""
+
+    def note_workers(self, work: Sequence[Work]) -> None:
+        """Take no note."""
 
 
 @dataclass(frozen=True, slots=True)

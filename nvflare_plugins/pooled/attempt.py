@@ -311,7 +311,7 @@ class PooledAttempt:
         if fraction == 1:
             return None
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
-        return RowDraws(secret, table, fraction, parameters.objective.adaptive_leaf)
+        return RowDraws(secret, table, fraction, at_least_one=parameters.objective.adaptive_leaf)
 
     # -- for the run's record -----------------------------------------------------------------------------------------
 

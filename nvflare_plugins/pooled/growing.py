@@ -58,7 +58,7 @@ from nvflare_plugins.workers.shards import (
     said_of_model,
 )
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.matrices import unlabelled_blocks
+from nvflare_plugins.xgb.matrices import n_categories, unlabelled_blocks
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
@@ -316,11 +316,6 @@ def row_set(plan: GrowthPlan, table: Table, start: NDArray[np.float32] | bytes, 
     else:
         margins = np.broadcast_to(start, (table.n_rows, n_outputs)).astype(np.float32)
     return RowSet(bin_rows(plan.layout, table.blocks(), table.n_rows, file=file), table.label, table.weight, margins)
-
-
-def n_categories(table: Table) -> dict[int, int]:
-    """Return the number of categories of each categorical column, by its place."""
-    return {i: len(table.categories[name]) for i, name in enumerate(table.feature_names) if name in table.categories}
 
 
 # A site's training with trees that the sites grow themselves, over rows in this process or in shards at workers.

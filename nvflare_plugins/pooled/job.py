@@ -29,10 +29,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
-from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
 from nvflare_plugins.xgb.parameters import check_parameters, without_columns
@@ -206,15 +203,6 @@ class HorizontalJob(JobDocument):
                 "multi_strategy=multi_output_tree takes no categories in XGBoost 3.2; leave multi_strategy out, or "
                 "give the categorical columns as numbers"
             )
-
-
-def check_no_budget(policy: SitePolicy, data_set: DataSet, what: str, remedy: str) -> None:
-    """Refuse a data set with a privacy budget for what is not charged to it. Raises: PolicyRefusal."""
-    if data_set.privacy is not None:
-        raise PolicyRefusal(
-            f"data set {data_set.name!r} of {policy.site} has a privacy budget, and {what} are not charged to it. "
-            f"Policy key: data_sets.{data_set.name}.privacy. Remedy: {remedy}"
-        )
 
 
 def check_horizontal_early(job: HorizontalJob, sites: object, n_sites: int) -> None:

@@ -41,7 +41,7 @@ _LEAST_OF_A_SITE = 10
 
 def may_grow(table: Table, draw: str, parameters: TrainingParameters) -> bool:
     """Tell whether added rows can be counted: where rows weigh differently, or some are drawn, one may stand alone."""
-    scale = float(parameters.agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+    scale = parameters.number("scale_pos_weight", 1.0)
     return table.weight is None and not draw and scale == 1 and not parameters.objective.adaptive_leaf
 
 
@@ -111,7 +111,7 @@ _PURPOSE = "row sampling"
 
 def row_fraction(parameters: TrainingParameters) -> float:
     """Return the job's ``subsample``, 1 if it has none."""
-    return float(parameters.agreed.get("subsample", 1.0))  # type: ignore[arg-type]
+    return parameters.number("subsample", 1.0)
 
 
 def check_sampling(parameters: TrainingParameters) -> None:
@@ -132,7 +132,7 @@ class RowDraws:
         other draw the same rows, and their difference shows none.
     """
 
-    def __init__(self, secret: bytes, table: Table, fraction: float, at_least_one: bool = False):
+    def __init__(self, secret: bytes, table: Table, fraction: float, *, at_least_one: bool = False):
         """Draw from a secret.
 
         Args:
@@ -172,6 +172,7 @@ class SampledWeights:
         matrix: xgb.DMatrix,
         weight: NDArray[np.float32] | None,
         draws: Draws | None,
+        *,
         estimates_base_score: bool,
     ):
         """Weigh the rows of a matrix.
@@ -279,7 +280,7 @@ def check_effective_rows(
         DataRefusal: few of this site's own rows carry its weight. Other sites may lie about theirs.
     """
     needed = rows_needed(floors, parameters, len(tables))
-    positive = [float(parameters.agreed.get("scale_pos_weight", 1.0)), *(1.0 for _ in tables[1:])]  # type: ignore[arg-type]
+    positive = [parameters.number("scale_pos_weight", 1.0), *(1.0 for _ in tables[1:])]
     counts, of_rows = [], []
     for table, top, factor, enough in zip(tables, largest, positive, needed, strict=True):
         weights = row_weights(table, factor)
@@ -309,9 +310,9 @@ def decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, n
     return Decider.DEMAND if needed > own_floor else Decider.OTHERS
 
 
-def row_weights(table: Table, positive: float) -> NDArray[np.float64]:
+def row_weights(table: Table, positive: float = 1.0) -> NDArray[np.float64]:
     """Return what each row counts. Shapes: float64[n_rows]. Args: positive: the factor of rows with label 1."""
-    weights = np.ones(table.n_rows) if table.weight is None else table.weight.astype(np.float64)
+    weights = np.ones(table.label.size) if table.weight is None else table.weight.astype(np.float64)
     return weights if positive == 1 else np.where(table.label == 1, weights * positive, weights)
 
 

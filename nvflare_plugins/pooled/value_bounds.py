@@ -17,6 +17,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS
 from nvflare_plugins.growth.site_sums import WIDE_BITS
+from nvflare_plugins.pooled.row_floors import row_weights
 from nvflare_plugins.wire.envelope import CURVE_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -63,16 +64,15 @@ def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]
     Each row's bound is of the row alone, so that the largest of all sites does not depend on who holds which rows.
     """
     facts, label = parameters.objective, np.abs(table.label.astype(np.float64))
-    weight = 1.0 if table.weight is None else table.weight.astype(np.float64)
-    start = _largest_base_score(parameters)
-    largest = _largest_of(weight * np.ones(label.size))
+    weight, start = row_weights(table), _largest_base_score(parameters)
+    largest = _largest_of(weight)
     if facts.name in (*_LINEAR, "reg:pseudohubererror") or facts.adaptive_leaf:
         size = _largest_of(weight * (label + start))
     elif facts.name == "reg:squaredlogerror":
         logs = np.abs(np.log1p(np.maximum(table.label.astype(np.float64), -1.0 + 1e-7)))
         size = _largest_of(weight * (1.0 + np.maximum(logs, math.log1p(start))))
     elif facts.name == "reg:tweedie":
-        power = 2.0 - _number(parameters, "tweedie_variance_power", 1.5)
+        power = 2.0 - parameters.number("tweedie_variance_power", 1.5)
         size = _largest_of(weight * np.maximum(label, start) ** power)
     else:  # gamma: ratios of labels and predictions
         size = largest
@@ -95,8 +95,7 @@ def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]
 
 def label_sum(table: Table) -> float:
     """Return the sum of this site's labels, times their weights."""
-    weight = 1.0 if table.weight is None else table.weight.astype(np.float64)
-    return float(np.sum(weight * table.label.astype(np.float64)))
+    return float(np.sum(row_weights(table) * table.label.astype(np.float64)))
 
 
 def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
@@ -107,7 +106,7 @@ def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     """
     facts = parameters.objective
     unbounded = facts.gradient_bound is None or facts.hessian_bound is None
-    factor = _number(parameters, "scale_pos_weight", 1.0)
+    factor = parameters.number("scale_pos_weight", 1.0)
     sloped = facts.name == "reg:pseudohubererror"  # bounded by a slope that may be far above all residuals
     is_plain = not (unbounded or weighted or sloped) and 1 / _MODERATE_WEIGHT <= factor <= _MODERATE_WEIGHT
     return COARSEST if is_plain else 0.0
@@ -145,15 +144,14 @@ def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted:
 def _gradient_sums(parameters: TrainingParameters, table: Table, total: float) -> tuple[float, float]:
     """Bound the sums of |gradient| and of the hessian over this site's rows."""
     facts, label = parameters.objective, table.label.astype(np.float64)
-    weight = np.ones(label.size) if table.weight is None else table.weight.astype(np.float64)
     start = _largest_base_score(parameters)
-    sum_of_labels = float(np.dot(weight, np.abs(label)))
+    sum_of_labels = float(np.dot(row_weights(table), np.abs(label)))
     if facts.name in _LINEAR:
         gradient = hessian = _HEADROOM * (sum_of_labels + total * start)
     elif facts.name == "reg:squaredlogerror":
         gradient = hessian = _HEADROOM * total * (1.0 + _largest_log1p(label, start))
     elif facts.name == "reg:tweedie":
-        power = 2.0 - _number(parameters, "tweedie_variance_power", 1.5)
+        power = 2.0 - parameters.number("tweedie_variance_power", 1.5)
         gradient = hessian = _HEADROOM * total * max(_largest(label), start) ** power
     else:  # gamma: ratios of labels and predictions
         gradient = hessian = _HEADROOM * total
@@ -181,7 +179,7 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     if name in ("mae", "quantile"):
         return _HEADROOM * total * largest
     if name == "mphe":
-        return _HEADROOM * total * largest * _number(parameters, "huber_slope", 1.0)
+        return _HEADROOM * total * largest * parameters.number("huber_slope", 1.0)
     if name == "rmsle":
         return _HEADROOM * total * (1.0 + _largest_log1p(label, start)) ** 2
     if name == "mape":
@@ -198,9 +196,8 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
 def _relative_errors(table: Table, largest: float) -> float:
     """Bound the sum of |prediction - label| / |label|; rows of label 0 make the metric infinite, and are left out."""
     label = np.abs(table.label.astype(np.float64))
-    weight = np.ones(label.size) if table.weight is None else table.weight.astype(np.float64)
     present = label > 0
-    return float(np.dot(weight[present], 1.0 + largest / label[present]))
+    return float(np.dot(row_weights(table)[present], 1.0 + largest / label[present]))
 
 
 def _largest_of(values: NDArray[np.float64]) -> float:
@@ -209,10 +206,6 @@ def _largest_of(values: NDArray[np.float64]) -> float:
 
 def _total_weight(table: Table) -> float:
     return float(table.label.size if table.weight is None else np.sum(table.weight, dtype=np.float64))
-
-
-def _number(parameters: TrainingParameters, name: str, default: float) -> float:
-    return float(str(parameters.agreed.get(name, default)))
 
 
 def _largest(label: NDArray[Any]) -> float:

@@ -110,7 +110,7 @@ def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | No
 
 def reference_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:
     """Return a matrix that holds the agreed cuts, and none of the rows."""
-    reference = reference_table(cuts, _n_categories(table))
+    reference = reference_table(cuts, n_categories(table))
     return xgb.QuantileDMatrix(reference, **_layout(table), max_bin=max_bin)
 
 
@@ -123,12 +123,12 @@ def training_matrix(table: Table, cuts: Cuts, max_bin: int, pages: Path | None =
     Raises:
         ProtocolError: XGBoost did not take over the cuts; another site's bins would then mean something else.
     """
-    n_categories, reference = _n_categories(table), reference_matrix(table, cuts, max_bin)
+    reference = reference_matrix(table, cuts, max_bin)
     matrix = _binned(table, reference, max_bin, pages)
-    ends, values = matrix.get_quantile_cut()
+    (ends, values), by_category = matrix.get_quantile_cut(), n_categories(table)
     for feature, inner in enumerate(cuts.of_feature):
         found = values[int(ends[feature]) + 1 : int(ends[feature + 1]) - 2]
-        if feature not in n_categories and not np.array_equal(found, inner):
+        if feature not in by_category and not np.array_equal(found, inner):
             raise ProtocolError("XGBoost did not take over the agreed cut points")
     return matrix
 
@@ -168,7 +168,8 @@ def bin_starts(matrix: xgb.DMatrix, table: Table) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(listed - is_numeric)])
 
 
-def _n_categories(table: Table) -> dict[int, int]:
+def n_categories(table: Table) -> dict[int, int]:
+    """Return the number of categories of each categorical column, by its place."""
     return {i: len(table.categories[name]) for i, name in enumerate(table.feature_names) if name in table.categories}
 
 

@@ -285,6 +285,10 @@ class TrainingParameters:
     def max_bin(self) -> int:
         return int(str(self.agreed["max_bin"]))
 
+    def number(self, name: str, default: float) -> float:
+        """Return an agreed parameter that is one number, or its default."""
+        return float(str(self.agreed.get(name, default)))
+
     def document(self) -> dict[str, object]:
         """Return the JSON-able document that all sites compare before training (local settings left out)."""
         return {"agreed": self.agreed, "metrics": list(self.metrics), "effective": self.effective}
@@ -510,7 +514,7 @@ def obeys_child_weight(parameters: TrainingParameters) -> bool:
 
 def child_weight(parameters: TrainingParameters) -> float:
     """Return the min_child_weight in effect."""
-    return float(parameters.agreed.get("min_child_weight", _DEFAULT_CHILD_WEIGHT))  # type: ignore[arg-type]
+    return parameters.number("min_child_weight", _DEFAULT_CHILD_WEIGHT)
 
 
 def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: float = 1.0) -> TrainingParameters:

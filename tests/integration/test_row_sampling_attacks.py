@@ -107,7 +107,7 @@ def test_the_attack_works_on_rows_drawn_by_xgboost(tmp_path, monkeypatch):
         return honest(dataclasses.replace(task, params={**task.params, "subsample": 0.01}), *rest)
 
     monkeypatch.setattr(mediated, "train", by_xgboost)
-    monkeypatch.setattr(site_module._Attempt, "_draws", lambda attempt: None)
+    monkeypatch.setattr(site_module.TrainingAttempt, "_draws", lambda attempt: None)
     n_predicted, n_right = single_rows_read_by_name(tmp_path, monkeypatch, "xgboost")
     assert n_right == n_predicted >= 13
 

@@ -46,7 +46,7 @@ from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSectio
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import POOLED_ROWS, SHARD, Beginning, GrownTraining, grown_by, is_grown
-from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob, check_no_budget
+from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.mediated.shard import PATH as MEDIATED_SHARD
 from nvflare_plugins.pooled.preparation import Prepared, allow
@@ -201,11 +201,15 @@ def _check_pooled(policy: SitePolicy, parameters: TrainingParameters, sets: Sequ
         "does not count its evaluation rows by the model's scores for other sites",
         "leave pooled_metrics out",
     )
-    for one in filter(None, sets):
-        check_no_budget(policy, one, "counts by scores", "leave pooled_metrics out")
+    for one in sets:
+        if one is not None and one.privacy is not None:
+            raise PolicyRefusal(
+                f"data set {one.name!r} of {policy.site} has a privacy budget, and counts by scores are not charged to "
+                f"it. Policy key: data_sets.{one.name}.privacy. Remedy: leave pooled_metrics out"
+            )
 
 
-class _Attempt(PooledAttempt):
+class TrainingAttempt(PooledAttempt):
     """The steps of one attempt once its session is open."""
 
     def __init__(self, attempt: SiteAttempt, prepared: PreparedTraining, workers: Workers | None):
@@ -547,7 +551,7 @@ def _take_part(attempt: SiteAttempt, prepared: PreparedTraining) -> JobResult:
         watched(workers, attempt.progress) as attempt.progress,
     ):
         attempt.folder.write_shards(1 if workers is None else len(workers))
-        return _Attempt(attempt, prepared, workers).run()
+        return TrainingAttempt(attempt, prepared, workers).run()
 
 
 run_site = SitePart(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import bounds
@@ -55,7 +56,6 @@ from nvflare_plugins.pages.profile_page import (
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.job import check_no_budget
 from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -264,8 +264,12 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         "does not count its rows by features and label for other sites",
         "train without a profile",
     )
-    data_set = policy.data_set(job.data_set)
-    check_no_budget(policy, data_set, "the counts of a profile", "profile a data set of other rows without a budget")
+    if policy.data_set(job.data_set).privacy is not None:
+        raise PolicyRefusal(
+            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the counts of a profile are not "
+            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: profile a data set of other rows "
+            "without a budget"
+        )
     prepared = preparation.prepare(job.training(), context, by_xgboost=False)
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(
@@ -276,7 +280,7 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
     return prepared
 
 
-class _Attempt(PooledAttempt):
+class ProfileAttempt(PooledAttempt):
     """The steps of one attempt once its session is open."""
 
     def __init__(self, attempt: SiteAttempt, prepared: Prepared) -> None:
@@ -393,7 +397,7 @@ def _blocks(bits: list[NDArray[np.bool_]]) -> Iterator[list[NDArray[np.bool_]]]:
 
 run_profile_site = SitePart(
     prepare,
-    lambda attempt, prepared: _Attempt(attempt, prepared).run(),
+    lambda attempt, prepared: ProfileAttempt(attempt, prepared).run(),
     protection=lambda job, prepared: prepared.chosen.facts,
     on_cluster=OnCluster.NOT_NEEDED,
 )

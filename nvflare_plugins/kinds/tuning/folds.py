@@ -23,7 +23,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
 from nvflare_plugins.growth.training import Draws, GrowthPlan
-from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, n_categories, plan_of
+from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, plan_of
 from nvflare_plugins.pooled.mediated.engine import MediatedTraining
 from nvflare_plugins.pooled.mediated.shard import ShardTask, train_shard
 from nvflare_plugins.pooled.row_floors import RowDraws, decider
@@ -46,7 +46,7 @@ from nvflare_plugins.workers.shards import (
 )
 from nvflare_plugins.workers.workers import Workers, collect, note_rows
 from nvflare_plugins.xgb.cuts import Cuts
-from nvflare_plugins.xgb.matrices import evaluation_matrix, training_matrix
+from nvflare_plugins.xgb.matrices import evaluation_matrix, n_categories, training_matrix
 from nvflare_plugins.xgb.rounds import TrainingResult
 
 # Which fold a row is in, and how many rows a fold must have.

@@ -34,7 +34,7 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
-from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early, check_no_budget
+from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.profiles import Profile
 from nvflare_plugins.xgb.parameters import ALIASES
@@ -420,8 +420,12 @@ def check_consent(policy: SitePolicy, job: Tuned) -> None:
             f"tuning, and the job asks for {job.n_of_trials} x {job.folds} x {job.num_rounds} = {job.size}. Policy "
             f"key: consents.tuning. Remedy: fewer trials, folds or rounds, or ask {policy.site} to change it."
         )
-    data_set, remedy = policy.data_set(job.data_set), "tune on a data set of other rows without a budget"
-    check_no_budget(policy, data_set, "the models of a tuning", remedy)
+    if policy.data_set(job.data_set).privacy is not None:
+        raise PolicyRefusal(
+            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the models of a tuning are not "
+            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: tune on a data set of other rows "
+            "without a budget"
+        )
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def check_trial(parameters: TrainingParameters) -> TrainingParameters:
     return parameters
 
 
-class _Attempt(PooledAttempt):
+class TuningAttempt(PooledAttempt):
     """The steps of one attempt once its session is open.
 
     Added rows are changed rows here: they are too few for each fold when they are just enough for all.
@@ -182,7 +182,7 @@ class _Attempt(PooledAttempt):
     def _check_parts(self, sums: ProtectedSums) -> None:
         """Hold every fold to the floors."""
         floors, own = self._floors, self._policy.floors(self._world)
-        factor = float(self._parameters.agreed.get("scale_pos_weight", 1.0))  # type: ignore[arg-type]
+        factor = self._parameters.number("scale_pos_weight", 1.0)
         weights = row_weights(self._rows.table, factor) / max(1.0, factor)
         needed = self._most_rows_needed(floors)
         check_folds(sums, floors, own, weights, self._prepared.folds, self._job.folds, needed)
@@ -324,7 +324,7 @@ def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
         workers_of(attempt.context.policy, attempt.job.data_set) as workers,
         watched(workers, attempt.progress) as attempt.progress,
     ):
-        return _Attempt(attempt, prepared, workers).run()
+        return TuningAttempt(attempt, prepared, workers).run()
 
 
 run_tuning_site = SitePart(

@@ -96,7 +96,7 @@ class MediatedEngine:
         return MediatedTraining(
             self.attempt.channel,
             self.sums,
-            TrainingHandler(self.sums, shape, self.root_bins, log, is_logistic, label_sum=label),
+            TrainingHandler(self.sums, shape, self.root_bins, log, starts_at_rate=is_logistic, label_sum=label),
             {**parameters.for_booster(), "subsample": 1.0},
             shape,
             settings,
@@ -147,7 +147,7 @@ class MediatedTraining:
         watch: RoundWatch,
     ) -> TrainingResult:
         """Train with the other sites, over rows in this process. Shapes: weight: float32[n_rows]; None for 1 each."""
-        rows = SampledWeights(matrix, weight, self.draws, self.estimates)
+        rows = SampledWeights(matrix, weight, self.draws, estimates_base_score=self.estimates)
         self.handler.on_base_score = rows.base_score_known
 
         def after(record: RoundRecord, booster: xgb.Booster) -> None:

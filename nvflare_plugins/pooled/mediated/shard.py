@@ -181,7 +181,7 @@ def train_shard(
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
     """
     draws = AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
-    rows = SampledWeights(matrix, weight, draws, task.estimates)
+    rows = SampledWeights(matrix, weight, draws, estimates_base_score=task.estimates)
     initial = task.initial_model
     start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
     given = ShardRows(task, matrix, eval_sets, start if task.alpha is not None else None)
@@ -235,7 +235,7 @@ def quantile_of(parameters: TrainingParameters) -> float | None:
     """Return which quantile an objective's leaves are; None for others."""
     if not parameters.objective.adaptive_leaf:
         return None
-    return float(parameters.agreed.get("quantile_alpha", MEDIAN))  # type: ignore[arg-type]
+    return parameters.number("quantile_alpha", MEDIAN)
 
 
 def is_of_all_rows(message: Message, source: BaseScoreSource) -> bool:

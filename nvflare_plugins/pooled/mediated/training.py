@@ -94,7 +94,11 @@ def training_shape(
 
 
 class TrainingHandler:
-    """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds."""
+    """Answers the messages of one training: sums through ``ProtectedSums``, the rest from what the site holds.
+
+    Attributes:
+        on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
+    """
 
     def __init__(
         self,
@@ -102,8 +106,8 @@ class TrainingHandler:
         shape: TrainingShape,
         root_bins: slice | None,
         log: EvidenceLog | None = None,
+        *,
         starts_at_rate: bool = False,
-        on_base_score: Callable[[], None] | None = None,
         label_sum: float | None = None,
     ):
         """Serve one training.
@@ -111,17 +115,12 @@ class TrainingHandler:
         Args:
             root_bins: bins of a feature that no site lacks values in; its bins add up to the root sum.
             starts_at_rate: the objective is logistic and its first prediction is the pooled label mean.
-            on_base_score: called while XGBoost waits, between its estimate of the base score and its first gradients.
             label_sum: weighted sum of this site's labels, where the first prediction is their pooled mean.
         """
-        self._label_sum = label_sum
-        self.on_base_score = on_base_score
-        self._starts_at_rate = starts_at_rate
+        self._sums, self._shape, self._root_bins, self._log = sums, shape, root_bins, log
+        self._starts_at_rate, self._label_sum = starts_at_rate, label_sum
+        self.on_base_score: Callable[[], None] | None = None
         self._total_weight: float | None = None
-        self._sums = sums
-        self._shape = shape
-        self._root_bins = root_bins
-        self._log = log
         self._root_histogram: NDArray[np.float64] | None = None
         self.seconds = 0.0
 
