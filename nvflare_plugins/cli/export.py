@@ -13,39 +13,13 @@ By the suffix of its name the copy is XGBoost's own JSON (``.json``), ONNX (``.o
 from __future__ import annotations
 
 import argparse
-import json
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.cli.outputs import check_output
-from nvflare_plugins.xgb.model_json import model_bytes, trees_model
 
-STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
-STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
 ONNX, TREELITE = ".onnx", ".treelite"
-_NO_MODEL = "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
-
-
-def strip_sum_hessian(model: bytes) -> bytes:
-    """Return a JSON model with every ``sum_hessian`` set to NaN and an attribute that says so.
-
-    Raises:
-        ConfigurationError: not a JSON model of XGBoost.
-    """
-    try:
-        document = json.loads(model)
-        learner = document["learner"]
-        trees = trees_model(learner)["trees"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ConfigurationError(_NO_MODEL) from None
-    try:
-        for tree in trees:
-            tree["sum_hessian"] = [float("nan")] * len(tree["sum_hessian"])
-        learner.setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
-        return model_bytes(document)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigurationError("the model holds a tree that is none, or is damaged: copy it again") from None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
             model = options.model.read_bytes()
         except OSError as error:
             raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
+        from nvflare_plugins.scoring.export import strip_sum_hessian
+
         content = strip_sum_hessian(model)
         what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
     try:
@@ -73,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _converted(options: argparse.Namespace, suffix: str) -> bytes:
     """Return the model in another library's form, which is loaded for it alone."""
+    from nvflare_plugins.scoring.export import to_onnx, to_treelite
     from nvflare_plugins.scoring.model import FinishedModel
-    from nvflare_plugins.scoring.onnx_model import to_onnx
-    from nvflare_plugins.scoring.treelite_model import to_treelite
 
     return (to_onnx if suffix == ONNX else to_treelite)(FinishedModel.read(options.model))

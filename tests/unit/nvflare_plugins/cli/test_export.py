@@ -13,8 +13,8 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.export import STRIPPED_ATTRIBUTE, strip_sum_hessian
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.scoring.export import STRIPPED_ATTRIBUTE, strip_sum_hessian
 
 
 @pytest.mark.parametrize("params", [{}, {"booster": "dart", "rate_drop": 0.5}, {"num_parallel_tree": 2}])

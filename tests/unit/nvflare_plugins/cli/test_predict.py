@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from nvflare_plugins.cli.export import strip_sum_hessian
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.scoring import load_model
+from nvflare_plugins.scoring.export import strip_sum_hessian
 from tests.support.scoring import CLASSES, ID, NAMES, Trained, changed, frame, train
 
 BINARY = {"objective": "binary:logistic"}

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.cli.export import strip_sum_hessian
 from nvflare_plugins.scoring import ScoringError, load_model
+from nvflare_plugins.scoring.export import strip_sum_hessian, to_onnx, to_treelite
 from nvflare_plugins.scoring.model import FinishedModel
-from nvflare_plugins.scoring.onnx_model import to_onnx
-from nvflare_plugins.scoring.treelite_model import to_treelite
 from nvflare_plugins.xgb.model_json import marked_as_part, model_bytes, tree_weights
 from tests.support.scoring import CLASSES, NAMES, changed, frame, in_form_of, matrix_of, positions, train
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.export import strip_sum_hessian
+from nvflare_plugins.scoring.export import strip_sum_hessian
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
     CLASSES_ATTRIBUTE,

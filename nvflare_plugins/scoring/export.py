@@ -1,0 +1,352 @@
+"""Copies of a finished model that may leave its site: XGBoost's own JSON without row counts, ONNX, treelite.
+
+XGBoost writes into every node how much hessian its rows weigh (``sum_hessian``), from which row counts follow. A copy
+for others has NaN there and says so in an attribute; structure, thresholds and leaves, which predictions need, stay
+and go on telling something about the data. SHAP values weigh the paths of a tree by that hessian: from such a copy
+XGBoost 3.2 gives NaN and 3.3 an error. Under any number, 0 among them, one of the two gives values that look right and
+are not.
+
+The forms of other libraries are for places that have neither VeilBoost nor XGBoost, and hold no hessian. What is
+written answers as XGBoost does, and was asked before it is written: rows at, just below and just above the model's own
+thresholds, and rows that lack values, must get XGBoost's predictions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logit
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.scoring.errors import ScoringError
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.xgb.model_json import bare_model, model_bytes, tree_weights, trees_model
+
+STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
+STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
+_NO_MODEL = "this file is not a JSON model of XGBoost (a part of a vertical model is none: the action merge makes one)"
+Floats = NDArray[np.float32]
+_PROBES = 256
+_TOLERANCE = 1e-5  # of max(1, |prediction|): other libraries add the same float32 leaves in another order
+_DECIDED = 1e-4  # margins that a class hangs on must be so far apart to be compared
+_LABELS = ("multi:softmax", "binary:hinge")
+_OPSET, _ML_OPSET, _IR = 15, 3, 8  # read by runtimes from 2022 on
+_LOGISTIC = ("binary:logistic", "reg:logistic")
+_EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie")
+
+
+def strip_sum_hessian(model: bytes) -> bytes:
+    """Return a JSON model with every ``sum_hessian`` set to NaN and an attribute that says so.
+
+    Raises:
+        ConfigurationError: not a JSON model of XGBoost.
+    """
+    try:
+        document = json.loads(model)
+        learner = document["learner"]
+        trees = trees_model(learner)["trees"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigurationError(_NO_MODEL) from None
+    try:
+        for tree in trees:
+            tree["sum_hessian"] = [float("nan")] * len(tree["sum_hessian"])
+        learner.setdefault("attributes", {})[STRIPPED_ATTRIBUTE] = STRIPPED_NOTE
+        return model_bytes(document)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigurationError("the model holds a tree that is none, or is damaged: copy it again") from None
+
+
+def facts(model: FinishedModel) -> dict[str, Any]:
+    """Return what a caller must know to fill in rows and read answers, as JSON values."""
+    return {
+        "features": [feature.name for feature in model.features],
+        "categories": {one.name: list(one.categories) for one in model.features if one.categories is not None},
+        "classes": None if model.classes is None else list(model.classes),
+        "objective": model.objective,
+        **({} if model.clipped_at is None else {"gradients_clipped_at": model.clipped_at}),
+        "rows": "float32, columns in the order of features; categories by their position in the list; NaN is missing",
+    }
+
+
+def splits_by_sets(document: dict[str, Any]) -> bool:
+    """Tell whether a tree of a model document splits a column by a set of more than one category."""
+    trees = trees_model(document["learner"])["trees"]
+    return any(size > 1 for tree in trees for size in tree["categories_sizes"])
+
+
+def has_vector_leaves(document: dict[str, Any]) -> bool:
+    """Tell whether the trees of a model document were grown with multi_output_tree."""
+    trees = trees_model(document["learner"])["trees"]
+    return any(int(tree["tree_param"].get("size_leaf_vector", 1)) > 1 for tree in trees)
+
+
+def probes(model: FinishedModel) -> Floats:
+    """Return rows on which two readers of a model would part. Shapes: result: float32[256, n_features]."""
+    document = model.document()
+    at: list[set[float]] = [{0.0} for _ in model.features]
+    for tree in trees_model(document["learner"])["trees"]:
+        nodes = zip(tree["left_children"], tree["split_indices"], tree["split_conditions"], strict=True)
+        for left, feature, threshold in nodes:
+            if left != -1:
+                at[feature].add(float(threshold))
+    draw = np.random.default_rng(0)  # any rows will do
+    rows = np.empty((_PROBES, len(model.features)), dtype=np.float32)
+    for place, feature in enumerate(model.features):
+        if feature.categories is not None:
+            rows[:, place] = draw.integers(0, len(feature.categories), _PROBES)
+        else:
+            exact = np.array(sorted(at[place]), dtype=np.float32)[draw.integers(0, len(at[place]), _PROBES)]
+            around = [exact, np.nextafter(exact, np.float32(-np.inf)), np.nextafter(exact, np.float32(np.inf))]
+            rows[:, place] = np.choose(draw.integers(0, 3, _PROBES), around)
+        rows[draw.random(_PROBES) < 0.1, place] = np.nan
+    return rows
+
+
+def check(model: FinishedModel, library: str, answer: Callable[[Floats], Floats], *, labels: bool = True) -> None:
+    """Refuse a conversion whose answers are not XGBoost's.
+
+    Args:
+        answer: float32[n_rows, n_features] -> XGBoost's ``predict`` of these rows, as converted.
+        labels: objectives that predict classes give them; else the probabilities of these.
+
+    Raises:
+        ScoringError: an answer differs.
+    """
+    rows = probes(model)
+    found = np.asarray(answer(rows), dtype=np.float64).reshape(len(rows), -1)
+    as_labels = labels or model.objective != "multi:softmax"
+    answers = model.predict(rows) if as_labels else model.probabilities(rows)
+    wanted = answers.reshape(len(rows), -1).astype(np.float64)
+    decided = np.ones(len(rows), dtype=np.bool_)
+    if model.objective in _LABELS and as_labels:
+        margins = model.predict(rows, output_margin=True).reshape(len(rows), -1).astype(np.float64)
+        both = np.column_stack([margins, np.zeros(len(rows))]) if margins.shape[1] == 1 else margins
+        ordered = np.sort(both, axis=1)
+        decided = ordered[:, -1] - ordered[:, -2] > _DECIDED
+    same_shape = found.shape == wanted.shape
+    if not same_shape or not (np.abs(found - wanted) <= _TOLERANCE * np.maximum(1, np.abs(wanted)))[decided].all():
+        raise ScoringError(
+            f"{model.name} is not converted: {library} answers otherwise than XGBoost does for this model. Export a "
+            "copy in XGBoost's own form (a name that ends in .json)"
+        )
+
+
+def refusal(model: FinishedModel, library: str, why: str) -> ScoringError:
+    """Return the error for a model that a library cannot hold."""
+    return ScoringError(
+        f"{model.name} cannot be converted to {library}: {why}. Export a copy in XGBoost's own form (a name that ends "
+        "in .json), or another format"
+    )
+
+
+def missing(library: str, extra: str, error: ImportError) -> ScoringError:
+    """Return the error for a library that is not installed."""
+    reason = printable(str(error), 200)
+    return ScoringError(f"{library} is not installed ({reason}): pip install 'veilboost[{extra}]'")
+
+
+# -- ONNX: one tree ensemble, then what XGBoost makes of the margin ---------------------------------------------------
+#
+# It is written from the trees themselves. onnxmltools' converter reads no dart models, and answers silently otherwise
+# than XGBoost for binary:logitraw, binary:hinge, reg:logistic, and num_parallel_tree with several classes.
+#
+# Input ``features``: float32[n, n_features]. Outputs: ``prediction``, what XGBoost's ``predict`` gives; and, where the
+# model has probabilities, ``probabilities``: float32[n, n_classes] in the order of the model's classes.
+
+
+def to_onnx(model: FinishedModel) -> bytes:
+    """Return the file; its metadata hold the facts on columns, categories and classes under ``veilboost``.
+
+    Raises:
+        ScoringError: onnx or onnxruntime is not installed, the model splits by sets of categories or has vector leaves,
+            or the file would answer otherwise than XGBoost.
+    """
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        raise missing("ONNX", "onnx", error) from None
+    document = model.document()
+    if splits_by_sets(document):
+        raise refusal(
+            model,
+            "ONNX",
+            "it splits columns by sets of categories, which ONNX's trees do not have (a job whose max_cat_to_onehot is "
+            "above the length of its lists splits by one category at a time)",
+        )
+    if has_vector_leaves(document):
+        raise refusal(model, "ONNX", "its leaves are vectors (multi_output_tree)")
+    made = _graph(onnx.helper, onnx.TensorProto, model, document)
+    entry = made.metadata_props.add()
+    entry.key, entry.value = "veilboost", json.dumps(facts(model), ensure_ascii=False)
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    check(model, "ONNX", lambda rows: session.run(["prediction"], {"features": rows})[0])
+    return content
+
+
+def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, Any]) -> Any:
+    n_outputs = len(model.classes or ()) if model.objective.startswith("multi:") else 1
+    trees = helper.make_node(
+        "TreeEnsembleRegressor", ["features"], ["margins"], domain="ai.onnx.ml", **_ensemble(document, n_outputs)
+    )
+    nodes = [trees, *_after(helper, types, model)]
+    shape = [None, n_outputs] if model.objective == "multi:softprob" else [None]
+    outputs = [helper.make_tensor_value_info("prediction", types.FLOAT, shape)]
+    if model.has_probabilities:
+        wide = [None, len(model.classes or ())]
+        outputs.append(helper.make_tensor_value_info("probabilities", types.FLOAT, wide))
+    given = helper.make_tensor_value_info("features", types.FLOAT, [None, len(model.features)])
+    constants = [
+        helper.make_tensor("one", types.FLOAT, [], [1.0]),
+        helper.make_tensor("zero", types.FLOAT, [], [0.0]),
+        helper.make_tensor("columns", types.INT64, [1], [1]),
+    ]
+    wanted = {name for node in nodes for name in node.input}
+    used = [constant for constant in constants if constant.name in wanted]
+    graph = helper.make_graph(nodes, "veilboost", [given], outputs, used)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", _ML_OPSET)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR, producer_name="veilboost")
+
+
+def _after(helper: Any, types: Any, model: FinishedModel) -> list[Any]:
+    """Return the nodes from ``margins``, float32[n, n_outputs], to the outputs."""
+    node, objective = helper.make_node, model.objective
+    if objective == "multi:softprob":
+        return [
+            node("Softmax", ["margins"], ["probabilities"], axis=1),
+            node("Identity", ["probabilities"], ["prediction"]),
+        ]
+    if objective == "multi:softmax":
+        return [
+            node("Softmax", ["margins"], ["probabilities"], axis=1),
+            node("ArgMax", ["margins"], ["position"], axis=1, keepdims=0),
+            node("Cast", ["position"], ["prediction"], to=types.FLOAT),
+        ]
+    flat = node("Squeeze", ["margins", "columns"], ["margin"])
+    if objective == "binary:hinge":
+        is_second = node("Greater", ["margin", "zero"], ["second"])
+        return [flat, is_second, node("Cast", ["second"], ["prediction"], to=types.FLOAT)]
+    if objective in ("binary:logistic", "binary:logitraw"):
+        last = "chance" if objective == "binary:logistic" else "margin"
+        return [
+            flat,
+            node("Sigmoid", ["margins"], ["chances"]),
+            node("Squeeze", ["chances", "columns"], ["chance"]),
+            node("Sub", ["one", "chances"], ["others"]),
+            node("Concat", ["others", "chances"], ["probabilities"], axis=1),
+            node("Identity", [last], ["prediction"]),
+        ]
+    name = "Sigmoid" if objective == "reg:logistic" else "Exp" if objective in _EXPONENTIAL else "Identity"
+    return [flat, node(name, ["margin"], ["prediction"])]
+
+
+def _ensemble(document: dict[str, Any], n_outputs: int) -> dict[str, Any]:
+    """Return the attributes of the ensemble: one entry for each node of each tree, and for each leaf."""
+    learner = document["learner"]
+    trees = trees_model(learner)
+    scales = tree_weights(learner) or [1.0] * len(trees["trees"])
+    nodes: dict[str, list[Any]] = {name: [] for name in _NODES}
+    leaves: dict[str, list[Any]] = {name: [] for name in _LEAVES}
+    for number, (tree, output, scale) in enumerate(zip(trees["trees"], trees["tree_info"], scales, strict=True)):
+        single = dict(zip(tree["categories_nodes"], tree["categories"], strict=True))
+        for place in _reached(tree):
+            for name, value in zip(_NODES, (number, place, *_node(tree, place, single)), strict=True):
+                nodes[name].append(value)
+            if tree["left_children"][place] == -1:
+                weight = np.float32(scale) * np.float32(tree["split_conditions"][place])
+                for name, value in zip(_LEAVES, (number, place, output, float(weight)), strict=True):
+                    leaves[name].append(value)
+    base = _base_margins(learner, n_outputs)
+    return {**nodes, **leaves, "n_targets": n_outputs, "aggregate_function": "SUM", "base_values": base}
+
+
+_NODES = (
+    "nodes_treeids",
+    "nodes_nodeids",
+    "nodes_featureids",
+    "nodes_values",
+    "nodes_modes",
+    "nodes_truenodeids",
+    "nodes_falsenodeids",
+    "nodes_missing_value_tracks_true",
+)
+_LEAVES = ("target_treeids", "target_nodeids", "target_ids", "target_weights")
+
+
+def _node(tree: dict[str, Any], place: int, single: dict[int, int]) -> tuple[Any, ...]:
+    """Return a node's feature, value, mode, children by outcome, and whether missing values go the way of "true".
+
+    Args:
+        single: node -> the one category that it sends to the right, where it splits by category.
+    """
+    left, right = tree["left_children"][place], tree["right_children"][place]
+    if left == -1:
+        return 0, 0.0, "LEAF", 0, 0, 0
+    feature, to_left = tree["split_indices"][place], int(tree["default_left"][place])
+    if place in single:
+        return feature, float(single[place]), "BRANCH_EQ", right, left, 1 - to_left
+    return feature, float(np.float32(tree["split_conditions"][place])), "BRANCH_LT", left, right, to_left
+
+
+def _reached(tree: dict[str, Any]) -> list[int]:
+    """Return the nodes that a row can reach, parents first; XGBoost leaves pruned ones in the list."""
+    found = [0]
+    for place in found:
+        if tree["left_children"][place] != -1:
+            found += [tree["left_children"][place], tree["right_children"][place]]
+    return found
+
+
+def _base_margins(learner: dict[str, Any], n_outputs: int) -> list[float]:
+    """Return the margin of no tree, for each output: XGBoost keeps it as a prediction."""
+    text = str(learner["learner_model_param"]["base_score"]).strip("[]")
+    scores = np.array([float(part) for part in text.split(",")])
+    objective = learner["objective"]["name"]
+    if objective in _LOGISTIC:
+        scores = logit(scores)
+    elif objective in _EXPONENTIAL:
+        scores = np.log(scores)
+    return [float(np.float32(score)) for score in np.broadcast_to(scores, n_outputs)]
+
+
+# -- treelite's checkpoint, which ``treelite.Model.deserialize`` reads ------------------------------------------------
+#
+# Every objective and booster of horizontal jobs converts, categories and vector leaves included. ``multi:softmax``
+# answers the probabilities of the classes, of which XGBoost predicts the largest.
+
+
+def to_treelite(model: FinishedModel) -> bytes:
+    """Return the checkpoint; its attributes hold the facts on columns, categories and classes under ``veilboost``.
+
+    Raises:
+        ScoringError: treelite is not installed, does not read the model, or would answer otherwise than XGBoost.
+    """
+    try:
+        import treelite
+        from treelite import gtil
+    except ImportError as error:
+        raise missing("treelite", "treelite", error) from None
+    document = model.document()
+    for tree in trees_model(document["learner"])["trees"]:
+        del tree["sum_hessian"]
+    try:
+        converted = treelite.frontend.from_xgboost_json(bare_model(document))
+    except treelite.TreeliteError:
+        raise ScoringError(
+            f"{model.name} cannot be converted: treelite {treelite.__version__} does not read it"
+        ) from None
+    converted.get_header_accessor().set_field("attributes", json.dumps({"veilboost": facts(model)}, ensure_ascii=False))
+
+    def answer(rows: Floats) -> Floats:
+        return np.asarray(gtil.predict(converted, rows), dtype=np.float32)
+
+    check(model, "treelite", answer, labels=False)
+    content: bytes = converted.serialize_bytes()
+    return content
