@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, MetricsFile, ServerMetrics, SiteMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,12 +210,11 @@ def test_dashboard_and_alerts_ask_for_what_is_written(tmp_path: Path) -> None:
 
 
 def test_commands_of_the_page_exist() -> None:
-    choices = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
     found = list(container_commands())
     assert len(found) >= 4
     for words in found:
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert given <= set(choices[words[1]]._option_string_actions), words
+        assert given <= {name for one in COMMANDS[words[1]].params for name in one.opts}, words
     for name in re.findall(r"(?:-f|-p) ((?:poc_workspace|/source)\S+)", PAGE):
         assert (ROOT / name.replace("/source", "poc_workspace/containers")).is_file(), name
     assert set(re.findall(r"--target (\S+)", PAGE)) == {"site", "server"}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.data.declaration import Cluster, DataProtection, DataSet, PrivacyBudget, VerticalRules
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents, PluginPin
@@ -63,20 +61,14 @@ def is_policy_key(key: str) -> bool:
     return not rest or rest[0] == "*" or rest[0] in _PARTS[first].__dataclass_fields__
 
 
-@cache
-def subcommands() -> dict[str, argparse.ArgumentParser]:
-    return next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
-
-
 def command_problem(text: str) -> str | None:
     """Return what is wrong with the first command that a text names in backquotes."""
     for words in (found.split() for found in re.findall(r"`veilboost ([^`]+)`", text)):
-        commands = subcommands()
         if words[0] == "*":
             continue
-        if words[0] not in commands:
+        if words[0] not in COMMANDS:
             return f"no command {words[0]}"
-        known = set(commands[words[0]]._option_string_actions)
+        known = {name for one in COMMANDS[words[0]].params for name in one.opts}
         for word in words[1:]:
             if word.startswith("--") and word.partition("=")[0].rstrip(".,;:") not in known:
                 return f"{words[0]} has no {word}"

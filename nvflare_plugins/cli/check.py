@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, printable
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import parse
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
@@ -44,7 +44,7 @@ _OPTION_OF = {
 }
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Look, and say what was found."""
     job = None if options.job is None else read_job(options.job)
     if options.where.is_dir():
@@ -227,7 +227,7 @@ def _site_setup(one: DataSet, options: Mapping[str, Any]) -> str | None:
             words += [option, f"{one.name}={value if value.isprintable() else json.dumps(value)[1:-1]}"]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            said = make_parser().parse_args(["site-setup", "DIR", *words])
+            said = parse(["site-setup", "DIR", *words])
     except SystemExit:  # a name that begins like an option
         return None
     wanted = dict(options)

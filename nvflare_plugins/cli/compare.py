@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
 from nvflare_plugins.pages.local_page import FILE_NAME, Comparison, build_page
@@ -27,7 +27,7 @@ from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.xgb.model_json import with_lists
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Train on the site's own rows, compare, write the page into the run's folder."""
     record = RunRecord.read(options.run_folder)
     facts = _facts(record, options.run_folder)
@@ -64,7 +64,7 @@ def _facts(record: RunRecord, folder: Path) -> DataFacts:
     return facts
 
 
-def _policy(options: argparse.Namespace, record: RunRecord) -> SitePolicy:
+def _policy(options: Options, record: RunRecord) -> SitePolicy:
     workspace = options.workspace
     if workspace is None:
         workspace = options.run_folder.resolve().parent.parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -26,6 +25,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import table_lines
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
 from nvflare_plugins.pages.report import write_report
@@ -249,7 +249,7 @@ def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
     return scores
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Run it, and print how well it went."""
     data = split(*load(options.data, options.label))
     if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from dp_components.ledger import LedgerHistory
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.files import write_private
-from nvflare_plugins.cli.outputs import DAMAGED, check_output
+from nvflare_plugins.cli.options import DAMAGED, Options, check_output
 from nvflare_plugins.cli.verify import Verification, find_evidence, render, said, to_json, trusted, verdict_text, verify
 from nvflare_plugins.dossier.archive import Dossier, open_dossier, seal
 from nvflare_plugins.dossier.attacks import AttackReport, allowed, attack_run, build_page
@@ -38,7 +37,7 @@ from nvflare_plugins.site.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Gather, attack, write, and say what is in it and what is not."""
     check_output("--out", options.out, ".zip")
     folder, workspace = _found(options)
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _found(options: argparse.Namespace) -> tuple[Path, Path | None]:
+def _found(options: Options) -> tuple[Path, Path | None]:
     """Return the run's folder, and the site's workspace if it can be told. Raises: ConfigurationError."""
     given, workspace, site = Path(options.job), options.workspace, options.site
     if (given / FILE_NAME).is_file():
@@ -71,9 +70,7 @@ def _found(options: argparse.Namespace) -> tuple[Path, Path | None]:
     return RunFolder(SitePolicy.load(own, site).runs, options.job).path, own
 
 
-def _dossier(
-    options: argparse.Namespace, folder: Path, workspace: Path | None, record: RunRecord
-) -> tuple[bytes, list[Part]]:
+def _dossier(options: Options, folder: Path, workspace: Path | None, record: RunRecord) -> tuple[bytes, list[Part]]:
     policy = None if workspace is None else SitePolicy.load(workspace, record.site)
     identity = Identity.unsigned(record.site) if workspace is None else load_identity(workspace, record.site)
     if identity.site != record.site:
@@ -121,7 +118,7 @@ def _page(name: str, title: str, html: str) -> Part:
 # -- evidence ---------------------------------------------------------------------------------------------------------
 
 
-def _verification(options: argparse.Namespace, folder: Path, record: RunRecord) -> tuple[Verification | None, Part]:
+def _verification(options: Options, folder: Path, record: RunRecord) -> tuple[Verification | None, Part]:
     """Return what ``veilboost verify`` says of the logs that were named, and all logs of this job."""
     if options.root_ca is not None and not options.evidence:
         raise ConfigurationError("--root-ca needs --evidence: the exported logs of all parties")
@@ -183,7 +180,7 @@ def _attack_part(report: AttackReport, record: RunRecord) -> Part:
 
 
 def _attacks(
-    options: argparse.Namespace,
+    options: Options,
     folder: Path,
     policy: SitePolicy | None,
     record: RunRecord,

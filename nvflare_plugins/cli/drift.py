@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import fitted, printable
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.predict import training_set
 from nvflare_plugins.data.declaration import DataSet, format_of
 from nvflare_plugins.data.part_files import is_in_parts
@@ -32,7 +32,7 @@ _SHOWN = 12
 _MOST_BARS = 30
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Compare, print, and write page and JSON where asked."""
     _check(options)
     policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
@@ -96,14 +96,14 @@ def build_page(document: Mapping[str, Any]) -> str:
     return page("drift.html", **document, **figures)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     if not 0 < options.threshold < float("inf"):
         raise ConfigurationError("--threshold must be a number above 0")
     if options.out is not None and options.out.suffix != ".html":
         raise ConfigurationError("--out: the name must end in .html; the JSON stands beside it")
 
 
-def _check_output(options: argparse.Namespace, model: Path) -> None:
+def _check_output(options: Options, model: Path) -> None:
     """Refuse names of files that are no page of drift: a run's folder holds others of such names."""
     if options.out is None:
         return

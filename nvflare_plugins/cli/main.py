@@ -4,32 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+import click
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.checks import check_path_letters
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.formatting import printable
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli import evidence, models, sites, training
+from nvflare_plugins.cli.options import SETTINGS, Options
 
 _INTERRUPTED = 130  # as shells say it
 
 
+class _Commands(click.Group):
+    """The commands in the order in which they are declared."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return their names."""
+        return list(self.commands)
+
+
+COMMANDS: dict[str, click.Command] = {
+    one.name or "": one
+    for one in (
+        training.demo,
+        sites.site_setup,
+        sites.check,
+        training.plan,
+        evidence.verify,
+        evidence.report,
+        models.compare,
+        models.predict,
+        models.export,
+        models.score,
+        sites.snapshot,
+        models.models,
+        models.drift,
+        evidence.dossier,
+        sites.registry,
+        sites.ledger,
+    )
+}
+_VEILBOOST = click.version_option(
+    package_name="veilboost", message="veilboost %(version)s", help="print the version and leave"
+)(
+    _Commands(
+        "veilboost",
+        commands=COMMANDS,
+        help="Private federated XGBoost for NVIDIA FLARE, on the stock XGBoost wheel.",
+        no_args_is_help=False,
+        context_settings=SETTINGS,
+    )
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more.
+    """Run one command and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more.
 
     130 is for Ctrl-C.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a column's name may have letters that the terminal lacks
-    options = make_parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         for argument in sys.argv[1:] if arguments is None else arguments:
             check_path_letters("an argument", argument)
-        code = options.func(options) or 0
+        code = _run(options)
         sys.stdout.flush()  # what cannot be written must not look well
         return code
     except (VeilBoostError, PrivacyError) as error:
@@ -44,6 +91,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _said(options.command, where + reason_of(error), 1)
     except KeyboardInterrupt:
         return _said(options.command, "interrupted", _INTERRUPTED)
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Return what a command line says.
+
+    Raises:
+        SystemExit: it asked for help or the version (0), or cannot be read (2); both have been said.
+    """
+    try:
+        options = _VEILBOOST.main(None if arguments is None else [*arguments], "veilboost", standalone_mode=False)
+    except click.UsageError as error:
+        _refuse(error)
+    if not isinstance(options, Options):
+        sys.exit(0)
+    return options
+
+
+def _refuse(error: click.UsageError) -> NoReturn:
+    """Say what is wrong with a command line, and leave."""
+    text = error.format_message()
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        is_option = isinstance(error.param, click.Option)
+        name = "/".join(error.param.opts) if is_option else error.param.human_readable_name
+        is_missing = isinstance(error, click.MissingParameter)
+        text = f"the following arguments are required: {name}" if is_missing else f"argument {name}: {error.message}"
+    if error.ctx is not None:
+        print(error.ctx.get_usage(), file=sys.stderr)
+    print(f"{error.ctx.command_path if error.ctx else 'veilboost'}: error: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _run(options: Options) -> int:
+    """Run the command; put into JSON what it prints, where that was asked for and it does not do so by itself."""
+    if not options.json or options.prints_json:
+        return options.func(options)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = options.func(options)
+    document = {"command": options.command, "exit_code": code, "lines": printed.getvalue().splitlines()}
+    print(json.dumps(document, indent=2))
+    return code
 
 
 def _said(command: str, text: str, code: int) -> int:

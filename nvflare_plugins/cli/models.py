@@ -1,19 +1,184 @@
-"""``veilboost models``: the models that a site has from its jobs, their names, and which version is in use."""
+"""Commands for finished models: compare, score, export, name them, and see whether new rows are still like the old."""
 
 from __future__ import annotations
 
-import argparse
+import click
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import printable
-from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
-from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.cli.options import (
+    PATH,
+    SITE,
+    WORKSPACE,
+    Options,
+    argument,
+    check_output,
+    command,
+    option,
+    own_policy,
+)
+from nvflare_plugins.data.declaration import ENCODINGS
+
+ONNX, TREELITE = ".onnx", ".treelite"
+_IGNORE = option("--ignore", metavar="COLUMN", multiple=True, help="column that is no feature")
 
 
-def run(options: argparse.Namespace) -> int:
-    """List, name, or go back."""
-    workspace = own_workspace(options.workspace, options.site)
-    versions = ModelVersions(SitePolicy.load(workspace, options.site).runs)
+@command(
+    "compare the model of a horizontal job with one of this site's own rows",
+    argument("run_folder", metavar="RUN_DIR", type=PATH, help="folder of a run at a site"),
+    option("--workspace", metavar="DIR", type=PATH, help="the site's workspace (default: where RUN_DIR lies)"),
+    option("--data-set", metavar="NAME", help="rows to compare on, a data set of the policy (default: the job's own)"),
+)
+def compare(options: Options) -> int:
+    """``veilboost compare``: what joining a horizontal job was worth to this site, as numbers. Sends nothing.
+
+    It trains XGBoost on the site's own training rows with the job's parameters, scores the site's own evaluation rows
+    with that model and with the job's, and writes both side by side, with an interval for the difference, into
+    local.html in the run's folder. No job asks for it or sees it: it is for the site alone (mode 0600).
+    """
+    from nvflare_plugins.cli.compare import run
+
+    return run(options)
+
+
+@command(
+    "score a file with a finished model",
+    argument(
+        "model",
+        metavar="MODEL",
+        type=PATH,
+        help="model.json of a run, merged_model.json, or the name of a model (veilboost models), NAME or NAME@VERSION",
+    ),
+    argument(
+        "data", metavar="DATA", type=PATH, help="rows to score: CSV (also .csv.gz) or Parquet, also a folder of files"
+    ),
+    option("--out", metavar="FILE", type=PATH, required=True, help="file to write: .csv or .parquet"),
+    option("--explain", is_flag=True, help="SHAP values too, and a picture beside the file (.svg)"),
+    option(
+        "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
+    ),
+    option("--id", metavar="COLUMN", help="column that names the rows, kept in the file that is written"),
+    _IGNORE,
+    option("--unknown-is-missing", is_flag=True, help="categories in no list count as missing"),
+    option(
+        "--rounds",
+        type=click.Choice(["all", "best"]),
+        default="all",
+        help="best: up to the best round of early stopping",
+    ),
+    option("--missing", metavar="TEXT", multiple=True, help="one more text for missing"),
+    option("--separator", metavar="CHARACTER", help="between the columns of a CSV file (default: a comma)"),
+    option("--encoding", type=click.Choice(ENCODINGS), help="of a CSV file (default: utf-8)"),
+    option("--workspace", metavar="DIR", type=PATH, help="read it as a data set of the site in this workspace is read"),
+    option("--site", metavar="NAME", help="the site's name; with a workspace"),
+    option("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace"),
+)
+def predict(options: Options) -> int:
+    """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
+
+    Columns go by name, in any order; classes are written under the names that the job declared. Nothing is written
+    unless everything fits, and what is written is for its owner alone (mode 0600).
+    """
+    from nvflare_plugins.cli.predict import run
+
+    return run(options)
+
+
+@command(
+    "write a copy of a model that may leave the site: XGBoost's JSON, ONNX, or treelite",
+    argument("model", metavar="MODEL", type=PATH, help="model.json of a run"),
+    argument(
+        "output",
+        metavar="OUTPUT",
+        type=PATH,
+        help="file to write: .onnx, .treelite, or any other name for XGBoost's own JSON",
+    ),
+)
+def export(options: Options) -> int:
+    """``veilboost export``: a copy of a model that may leave the site.
+
+    XGBoost writes into every node how much hessian its rows weigh (``sum_hessian``), from which row counts follow. A
+    copy for others has NaN there and says so; structure, thresholds and leaves, which predictions need, stay and go on
+    telling something about the data. ONNX and treelite hold no hessian.
+    """
+    from nvflare_plugins.scoring.export import strip_sum_hessian, to_onnx, to_treelite
+    from nvflare_plugins.scoring.model import FinishedModel
+
+    output, suffix = options.output, options.output.suffix.lower()
+    check_output("the copy", output, ".json", ONNX, TREELITE)
+    if output.exists() and options.model.exists() and output.samefile(options.model):
+        raise ConfigurationError(f"{output} is the model itself, which would lose its covers: name another file")
+    if suffix in (ONNX, TREELITE):
+        content = (to_onnx if suffix == ONNX else to_treelite)(FinishedModel.read(options.model))
+        what = "row counts are not in it"
+    else:
+        try:
+            model = options.model.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
+        content = strip_sum_hessian(model)
+        what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
+    try:
+        write_atomically(output, content)
+    except OSError as error:
+        raise ConfigurationError(f"{output} cannot be written: {reason_of(error)}") from None
+    print(f"wrote {output}: {what}; thresholds and leaves still tell about the data")
+    return 0
+
+
+@command(
+    "ask a job that stays (action serve) for scores of rows",
+    argument("job", metavar="JOB_ID", help="the job that stays"),
+    argument("rows", nargs=-1, metavar="[ROW]...", help="positions in the alignment; none reads standard input"),
+    option("--ids", is_flag=True, help="the rows are ids of this site"),
+    option("--status", is_flag=True, help="say what was answered so far, and how fast"),
+    option("--refresh", metavar="JOB_ID", help="take the rows of that alignment, at all parties"),
+    option("--stop", is_flag=True, help="end the job at all parties"),
+    option("--workspace", metavar="DIR", type=PATH, help="the site's workspace"),
+    option("--site", metavar="NAME", help="the site's name"),
+    option("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site"),
+    prints_json=True,
+)
+def score(options: Options) -> int:
+    """``veilboost score JOB_ID ROW ...``: ask a vertical job that stays (action `serve`) for scores.
+
+    It runs at the party that has the label, as the user that runs FLARE there, and speaks to the job over a Unix socket
+    in the run's folder. Rows are positions in the alignment in use, or with --ids this site's own ids; write them right
+    after the job. Without rows it reads requests from standard input, one JSON object a line: {"rows": [0, 17]},
+    {"ids": ["a"]}, {"status": true}, {"refresh": "JOB_ID"} or {"stop": true}. For each it prints one line of JSON:
+    {"scores": [...]} with row, class and probability (a regression: prediction), or {"error": text}.
+
+    --refresh takes the rows of a newer alignment (of a job of kind alignment, say) at all parties, or at none. --stop
+    ends the job, whose reports and evidence are then written as after any job.
+
+    Exit code: 0 all answered, 1 an error among the answers or no job there, 2 wrong usage.
+    """
+    from nvflare_plugins.cli.score import run
+
+    return run(options)
+
+
+@command(
+    "list the models that a site has from its jobs, name them, go back to an earlier version",
+    argument("action", metavar="[list|add|rollback]", type=click.Choice(["list", "add", "rollback"]), default="list"),
+    argument("arguments", nargs=-1, metavar="[ARGUMENT]...", help="add: NAME JOB_ID; rollback: NAME VERSION"),
+    WORKSPACE,
+    SITE,
+)
+def models(options: Options) -> int:
+    """``veilboost models``: the models that a site has from its jobs, and which of them is in use.
+
+    Without more it lists them: when the job ended, the model's name and version, the data set it was trained on,
+    rounds, the hash of its bytes, metrics of the last round. `add NAME JOB_ID` makes a job's model the next version of
+    NAME and puts it in use; `rollback NAME VERSION` puts another version in use. `veilboost predict NAME FILE` takes
+    the version in use, `NAME@2` that version. Nothing is copied or deleted, and the change is there whole or not at
+    all.
+    """
+    from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
+
+    versions = ModelVersions(own_policy(options).runs)
     action, given = options.action, options.arguments
     if action == "list" and not given:
         unread: list[str] = []
@@ -30,3 +195,29 @@ def run(options: argparse.Namespace) -> int:
     else:
         raise ConfigurationError("give nothing to list the models, or: add NAME JOB_ID, or: rollback NAME VERSION")
     return 0
+
+
+@command(
+    "compare a file of new rows with those that a model was trained on",
+    argument("model", metavar="NAME", help="name of a model (veilboost models), NAME@VERSION, or a job's id"),
+    argument("data", metavar="NEW_FILE", type=PATH, help="the new rows, written as the training file is"),
+    option("--out", metavar="FILE.html", type=PATH, help="write a page, and FILE.json beside it"),
+    option("--threshold", type=float, default=0.25, help="stability index from which it is drift (default: 0.25)"),
+    option("--training", metavar="FILE", type=PATH, help="the training rows (default: the data set as it is now)"),
+    _IGNORE,
+    WORKSPACE,
+    SITE,
+)
+def drift(options: Options) -> int:
+    """``veilboost drift``: are new rows still like those that a model was trained on? Sends nothing.
+
+    For each column the population stability index between the training rows and the new ones, on the model's own cuts
+    (a category each, and one bin for missing values), missing rates, categories that the model does not know, and the
+    index of the model's scores. Common reading: below 0.1 little has changed, from 0.25 on the model needs a look.
+    Categories are shown by name where ten rows share them. The page and its JSON are for the site alone (mode 0600).
+
+    Exit code: 0 below the threshold, 3 drift (a column or score at or above it), 1 refused, 2 wrong usage.
+    """
+    from nvflare_plugins.cli.drift import run
+
+    return run(options)

@@ -6,7 +6,6 @@ and appears whole or not at all.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pandas as pd
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically, write_result_blocks
 from nvflare_plugins.base.formatting import counted, printable
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.data.declaration import DataSet, format_of
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.pages.run_record import RunRecord
@@ -29,7 +29,7 @@ _SUFFIXES = (".csv", ".parquet")
 _LONGEST_PATH = 4000
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Score, write, and say what was written."""
     _take_name(options)
     _check_output(options)
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _take_name(options: argparse.Namespace) -> None:
+def _take_name(options: Options) -> None:
     """Put the file and the data set of a named model in the place of its name, where there is no file of that name."""
     if options.model.exists() or not ModelVersions.is_reference(str(options.model)):
         return
@@ -77,7 +77,7 @@ def training_set(policy: SitePolicy, run_folder: Path) -> str | None:
     return data[0].name if data and data[0].name in policy.data_sets else None
 
 
-def _check_output(options: argparse.Namespace) -> None:
+def _check_output(options: Options) -> None:
     out, shown = options.out, printable(str(options.out))
     if out.suffix not in _SUFFIXES:
         raise ScoringError(f"--out {shown}: the name must end in {' or '.join(_SUFFIXES)}, which says the format")
@@ -101,7 +101,7 @@ def _check_threshold(threshold: float | None, model: FinishedModel) -> None:
         raise ScoringError(f"--threshold: {model.name} gives no probability of the second of two classes; leave it out")
 
 
-def _data_set(options: argparse.Namespace) -> DataSet:
+def _data_set(options: Options) -> DataSet:
     """Return the file as a data set: as a site's policy reads one, or as it is read without a policy.
 
     Raises:
@@ -124,7 +124,7 @@ def _data_set(options: argparse.Namespace) -> DataSet:
     return replace(spec, missing=(*spec.missing, *options.missing), **changes)
 
 
-def _declared(options: argparse.Namespace) -> DataSet:
+def _declared(options: Options) -> DataSet:
     place = (options.workspace, options.site, options.data_set)
     if place == (None, None, None):
         return DataSet("", options.data, "csv")
@@ -136,7 +136,7 @@ def _declared(options: argparse.Namespace) -> DataSet:
     return SitePolicy.load(own_workspace(options.workspace, options.site), options.site).data_set(options.data_set)
 
 
-def _results(options: argparse.Namespace, model: FinishedModel, rows: Rows, strengths: Strengths) -> pd.DataFrame:
+def _results(options: Options, model: FinishedModel, rows: Rows, strengths: Strengths) -> pd.DataFrame:
     """Return what is written of some rows; with --explain, their SHAP values are added to the strengths."""
     frame = _scores(options, model, rows)
     if not options.explain:
@@ -146,7 +146,7 @@ def _results(options: argparse.Namespace, model: FinishedModel, rows: Rows, stre
     return _beside(frame, pd.DataFrame(shap_columns(model, contributions)))
 
 
-def _scores(options: argparse.Namespace, model: FinishedModel, rows: Rows) -> pd.DataFrame:
+def _scores(options: Options, model: FinishedModel, rows: Rows) -> pd.DataFrame:
     """Return id, class and probabilities, or id and prediction, of each row."""
     columns: dict[str, object] = {}
     if model.classes is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import socket
@@ -13,13 +12,14 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET, reachable
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 _WAIT_S = 330.0  # longer than the job lets a caller wait, also for a refreshed alignment
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Send one request, or every line of standard input; print one line of JSON for each."""
     requests = _requests(options)
     path = _socket_of(options)
@@ -53,7 +53,7 @@ def _says_error(answer: bytes) -> bool:
     raise ConfigurationError(f"the job no longer answers: {_WHY}")
 
 
-def _requests(options: argparse.Namespace) -> Iterator[bytes]:
+def _requests(options: Options) -> Iterator[bytes]:
     given = [
         document
         for is_given, document in (
@@ -80,7 +80,7 @@ def _position(text: str) -> int:
     return int(text)
 
 
-def _socket_of(options: argparse.Namespace) -> Path:
+def _socket_of(options: Options) -> Path:
     if options.socket is not None:
         return Path(options.socket)
     if options.workspace is None or options.site is None:

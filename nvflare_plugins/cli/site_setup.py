@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.recipes.examples import prepare
 from nvflare_plugins.site.flare_boundary import Role
+from nvflare_plugins.site.policy import SitePolicy, no_duplicates
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import (
     SetupOptions,
@@ -25,7 +27,7 @@ from nvflare_plugins.site.setup import (
 from nvflare_plugins.workers.dask_workers import cluster_gaps
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Options) -> int:
     """Do it, and say what has changed; or only look (``--check``)."""
     if args.check:
         return _check(args)
@@ -33,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_new_ones(args.folder)
     if args.example:
         return _example(args)
+    policy = {} if args.policy is None else _policy_of(args.policy, args.folder)
     options = SetupOptions(
         dict(args.data_sets),
         tuple(args.profiles),
@@ -47,9 +50,14 @@ def run(args: argparse.Namespace) -> int:
         dict(args.statement),
         tuple(args.added_profiles),
         _snapshots(args),
+        policy,
     )
-    folders = {source.get("folder") for source in options.snapshots.values()}  # the first snapshot makes them
-    check_files(args.folder, {name: path for name, path in options.data_sets.items() if path not in folders})
+    sources = [*options.snapshots.values(), *policy.get("snapshots", {}).values()]
+    folders = {source.get("folder") for source in sources}  # the first snapshot makes them
+    named = {name: entry.get("path", "") for name, entry in policy.get("data_sets", {}).items()} | options.data_sets
+    check_files(
+        args.folder, {name: path for name, path in named.items() if Path(path).is_absolute() and path not in folders}
+    )
     changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):
@@ -59,7 +67,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def _policy_of(path: Path, workspace: Path) -> dict[str, Any]:
+    """Return what a file wants of a policy, where the policy's own reader takes it. Raises: ConfigurationError."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+        SitePolicy.from_dict(document, workspace=workspace, site="site")
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--policy {path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"--policy {path} cannot be read as JSON ({type(error).__name__})") from None
+    return document
+
+
+def _check(args: Options) -> int:
     """Say what is missing, and change nothing; 1 if anything is."""
     _alone(args, "check")
     found = missing(args.folder)
@@ -74,12 +94,12 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if any(found.values()) else 0
 
 
-def _alone(args: argparse.Namespace, option: str) -> None:
-    if any(value for name, value in vars(args).items() if name not in ("folder", option, "func", "command")):
+def _alone(args: Options, option: str) -> None:
+    if any(value for name, value in vars(args).items() if name not in ("folder", option, "func", "command", "json")):
         raise ConfigurationError(f"--{option} stands alone: give it no other option")
 
 
-def _example(args: argparse.Namespace) -> int:
+def _example(args: Options) -> int:
     _alone(args, "example")
     print("\n".join(prepare(args.folder)))
     return 0
@@ -99,7 +119,7 @@ def _offer(folder: Path) -> None:
             print("\n".join(f"  {line}" for line in lines))
 
 
-def _snapshots(args: argparse.Namespace) -> dict[str, dict[str, str]]:
+def _snapshots(args: Options) -> dict[str, dict[str, str]]:
     """Return the options of snapshots by name, with whole paths."""
     snapshots: dict[str, dict[str, str]] = {}
     for option, given in vars(args).items():
@@ -110,7 +130,7 @@ def _snapshots(args: argparse.Namespace) -> dict[str, dict[str, str]]:
     return snapshots
 
 
-def readers(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def readers(args: Options) -> dict[str, dict[str, Any]]:
     """Return the reader's options by data set; those that can be repeated are put together."""
     readers: dict[str, dict[str, Any]] = {}
     for option, given in vars(args).items():

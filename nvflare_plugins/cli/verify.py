@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives import hashes
 
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError
 from nvflare_plugins.base.formatting import counted, human_bytes, printable, table_lines
-from nvflare_plugins.cli.parsers import ROOT_CERTIFICATE
+from nvflare_plugins.cli.options import ROOT_CERTIFICATE, Options
 from nvflare_plugins.dossier.archive import MAX_BYTES, Dossier, open_dossier
 from nvflare_plugins.evidence.audit import (
     MAX_CLOCK_ERROR,
@@ -610,7 +609,7 @@ def _plugin(attempt: Audit) -> dict[str, Any] | None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Options) -> int:
     """Check the evidence, print what it shows, and return the verdict's exit code."""
     verdict = Verdict.FAILED
     try:
@@ -636,7 +635,7 @@ def run(arguments: argparse.Namespace) -> int:
     return result.verdict.value
 
 
-def _run_on_dossier(arguments: argparse.Namespace, root: x509.Certificate | None, servers: Collection[str]) -> int:
+def _run_on_dossier(arguments: Options, root: x509.Certificate | None, servers: Collection[str]) -> int:
     if len(arguments.paths) > 1:
         raise ConfigurationError("a dossier is checked by itself: name nothing else")
     found = verify_dossier(arguments.paths[0], root, servers, arguments.job, arguments.at)

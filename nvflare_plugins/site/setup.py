@@ -30,7 +30,7 @@ from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, ru
 
 # Merging what a site needs to run VeilBoost jobs into its FLARE workspace: ``veilboost site-setup DIR``.
 #
-# Which files are touched, and how, is told to who asks for help (cli/parsers.py). Calling it again changes nothing
+# Which files are touched, and how, is told to who asks for help (cli/sites.py). Calling it again changes nothing
 # more. Running jobs keep what they started with; FLARE reads rights and guard when it starts. Jobs refuse to begin
 # where any of this is missing.
 
@@ -54,6 +54,8 @@ class SetupOptions:
         statement: the site's own words for its data-protection officer, by the policy's keys (``DataProtection``).
         added_profiles: profiles to allow beside those that the policy allows.
         snapshots: name of a snapshot -> where its rows come from, by the policy's keys (``SnapshotSource``).
+        policy: keys of a policy with what they shall be; where a key holds others, such as ``data_sets``, only those
+            that are named change. The other options come on top.
     """
 
     data_sets: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class SetupOptions:
     statement: Mapping[str, str] = field(default_factory=dict)
     added_profiles: tuple[str, ...] = ()
     snapshots: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
@@ -324,6 +327,7 @@ def _wanted(document: dict[str, Any], options: SetupOptions, *, has_heads: bool)
     Args:
         has_heads: the heads of ledgers are there already; they stay, because a ledger without its head is refused.
     """
+    yield from _changed(document, options.policy)
     profiles = list(options.profiles)
     if options.added_profiles:
         profiles = added(
@@ -363,6 +367,16 @@ def _nested(options: SetupOptions) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield from ((("data_protection", key), text) for key, text in options.statement.items())
     for key, _, number in (name.partition("=") for name in options.consents):
         yield ("consents", key), int(number) if number else True
+
+
+def _changed(document: dict[str, Any], wanted: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Set keys of a policy, and those below them one by one; yield what really changed."""
+    for key, value in wanted.items():
+        if isinstance(value, Mapping) and isinstance(document.setdefault(key, {}), dict):
+            yield from _changed(document[key], value, f"{place}{key}.")
+        elif document.get(key) != value:
+            document[key] = value
+            yield f"{place}{key}", value
 
 
 def added(before: Any, value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.evidence import audit as evidence_audit
 from nvflare_plugins.evidence import audit as evidence_certificates
 from tests.support.evidence_attempts import rewrite
@@ -20,10 +20,8 @@ KINDS = ("horizontal", "vertical", "private")
 
 def verify(folder: Path, job: str) -> int:
     """Call ``veilboost verify`` with the root of the project's startup kit; return its exit code."""
-    parser = make_parser()
     root = WRITTEN / "startup" / "rootCA.pem"
-    options = parser.parse_args(["verify", str(folder), "--root-ca", str(root), "--job", job])
-    return options.func(options)
+    return main(["verify", str(folder), "--root-ca", str(root), "--job", job])
 
 
 @pytest.mark.parametrize("kind", KINDS)

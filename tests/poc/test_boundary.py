@@ -74,7 +74,7 @@ def log_of(poc: Poc, site: str, job_id: str) -> str:
     return "".join(path.read_text() for path in (poc.kits / site).rglob("*log.txt") if job_id in str(path))
 
 
-@pytest.mark.parametrize("module", ["nvflare_plugins.site.setup", "nvflare_plugins.flare.site_setup"])
+@pytest.mark.parametrize("module", ["nvflare_plugins.site.setup", "nvflare_plugins.cli.sites.site_setup"])
 def test_a_job_cannot_rewrite_the_policies(poc: Poc, policies: None, tmp_path: Path, module: str) -> None:
     job = attack(tmp_path)
     path = job / "app" / "config" / "config_fed_client.json"

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main, parse
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.site.policy import SitePolicy
@@ -133,7 +132,7 @@ def pasted(text: str, path: Path) -> tuple[dict, dict]:
         if line.startswith("For the policy, "):
             entry = json.loads(lines[at + 1])
         if line.startswith("or: veilboost "):
-            said = make_parser().parse_args(shlex.split(line.removeprefix("or: veilboost ")))
+            said = parse(shlex.split(line.removeprefix("or: veilboost ")))
             ((name, place),) = said.data_sets
             read = readers(said)[name]
             if "missing" in read:

@@ -204,7 +204,7 @@ def test_a_job_cannot_rewrite_a_sites_policy(workspace: Path) -> None:
     policy = workspace / "local" / "veilboost.json"
     before = policy.read_bytes()
     build(HONEST, workspace)
-    for module in ("nvflare_plugins.site.setup", "nvflare_plugins.flare.site_setup", f"{EXECUTORS[3]}.execute"):
+    for module in ("nvflare_plugins.site.setup", "nvflare_plugins.cli.sites.site_setup", f"{EXECUTORS[3]}.execute"):
         for config in nested(rewriting(module)):
             # An attribute of a listed class passes FLARE's rule, but it is in no module that could be loaded.
             with pytest.raises(Exception, match="Can't load class" if "Executor" in module else "not in allow_list"):

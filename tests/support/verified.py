@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.verify import find_evidence, verify_files
 from tests.support.evidence_attempts import ToyAuthority
 
@@ -18,6 +18,4 @@ def only_failures(folder) -> str:
 
 
 def cli(*arguments: str) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["verify", *map(str, arguments)])
-    return parsed.func(parsed)
+    return main(["verify", *map(str, arguments)])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 from nvflare_plugins.base.formatting import human_bytes
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.bagging.model import message_bytes
 
 
-def plan(arguments: argparse.Namespace, job: BaggingJob) -> str:
+def plan(arguments: Options, job: BaggingJob) -> str:
     """Return what a site sends and receives, and who reads it. Raises: ConfigurationError."""
     depth = int(job.parameters(job.features or ["any"]).effective["max_depth"])
     sent = message_bytes(depth)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from dp_components.leaf_weights import TWO_CLASSES
 from dp_components.ledger import Budget, Ledger, ledger_files
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, human_number, printable
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
@@ -268,9 +268,7 @@ class Advice:
         return shown
 
 
-def trainings(
-    arguments: argparse.Namespace, data_set: str, cost_of_rows: Callable[[int], PrivacyCost]
-) -> Trainings | None:
+def trainings(arguments: Options, data_set: str, cost_of_rows: Callable[[int], PrivacyCost]) -> Trainings | None:
     """Return how many such jobs a budget bears; None if none was named.
 
     Args:

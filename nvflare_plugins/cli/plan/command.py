@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dp_components.errors import PrivacyError
-from he_processors.errors import BackendUnavailable, ConfigurationError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Job
-from nvflare_plugins.base.formatting import printable
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, tuning, vertical
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
@@ -20,7 +17,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob
 
 SERVER_CONFIGURATION = "config_fed_server.json"
 
-Planner = Callable[[argparse.Namespace, Any], str]
+Planner = Callable[[Options, Any], str]
 
 PLANS: dict[str, Planner] = {
     "bagging": bagging.plan,
@@ -44,17 +41,13 @@ UNPLANNED = {
 """Kinds without a plan, and why."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: Options) -> int:
     """Print the plan."""
-    try:
-        print(_plan(arguments))
-    except (ConfigurationError, BackendUnavailable, PrivacyError) as error:
-        print(f"veilboost plan: {printable(str(error), 2000)}", file=sys.stderr)
-        return 1
+    print(_plan(arguments))
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> str:
+def _plan(arguments: Options) -> str:
     for name in ("rows", "features", "sites"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise ConfigurationError(f"{name} must be at least 1")
@@ -70,7 +63,7 @@ def _plan(arguments: argparse.Namespace) -> str:
     return PLANS[kind.name](arguments, job)
 
 
-def _check_options(arguments: argparse.Namespace, kind: str, is_paid: bool) -> None:
+def _check_options(arguments: Options, kind: str, is_paid: bool) -> None:
     """Refuse options that the plan of this kind of job does not use. Args: is_paid: from a privacy budget."""
     if not is_paid and (arguments.budget or arguments.workspace or arguments.site):
         raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")

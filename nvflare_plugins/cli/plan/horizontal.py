@@ -6,7 +6,6 @@ the latency and bandwidth given. Every assumption is printed with the table.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import goes_on_without
 from nvflare_plugins.base.formatting import human_bytes, human_seconds, table_lines
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.messages import (
     POOLED_EXCHANGES,
     SESSION_EXCHANGES,
@@ -50,7 +50,7 @@ _PASSED_ROW_BYTES = 84  # with a gradient pair and a prediction, some 100 bytes 
 _BINS_OF_ONE_BYTE = 256
 
 
-def plan(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
+def plan(arguments: Options, job: HorizontalJob | None) -> str:
     """Return the plan of a job, or of the shape that the command line gives. Raises: ConfigurationError."""
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
@@ -71,7 +71,7 @@ def plan(arguments: argparse.Namespace, job: HorizontalJob | None) -> str:
     return render(workload, network, estimates)
 
 
-def _workload(arguments: argparse.Namespace, job: HorizontalJob | None) -> Workload:
+def _workload(arguments: Options, job: HorizontalJob | None) -> Workload:
     given = {
         name: getattr(arguments, name)
         for name in ("bins", "depth", "rounds", "outputs", "max_leaves", "metrics", "cuts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import Grid, exponent_of
 from he_processors.sum_tags import MAC_BYTES, N_TAGS
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS
 from nvflare_plugins.pooled.job import WORD_BITS
@@ -300,7 +300,7 @@ class Network:
         return self.latency_s + 2 * one_way
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Network:
+    def of(cls, arguments: Options) -> Network:
         """Return what the command line says. Raises: ConfigurationError."""
         server = arguments.server_bandwidth_mbit or arguments.bandwidth_mbit
         if not all(0 < value < math.inf for value in (arguments.latency_ms, arguments.bandwidth_mbit, server)):

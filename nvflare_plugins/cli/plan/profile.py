@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Network, Planned, cut_messages, message_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.kinds.profile.cells import spans_of
@@ -17,7 +17,7 @@ from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
 
-def plan(arguments: argparse.Namespace, job: ProfileJob) -> str:
+def plan(arguments: Options, job: ProfileJob) -> str:
     """Return what a site sends, how long that takes and who reads what. Raises: ConfigurationError."""
     if job.features is None and arguments.features is None:
         raise ConfigurationError("give --features, the number of columns: they are not in the job")

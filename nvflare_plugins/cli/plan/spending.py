@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -16,6 +15,7 @@ from dp_components.dpboost import LEAF_BITS, SplitTable, gradient_sensitivity, l
 from dp_components.split_candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes, human_number
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.choosing import (
     BETWEEN_ROWS,
     DPBOOST,
@@ -41,7 +41,7 @@ _SUM_BYTES = 8
 _WIDTH = 17
 
 
-def plan_private_trees(arguments: argparse.Namespace, job: PrivateTreesJob) -> str:
+def plan_private_trees(arguments: Options, job: PrivateTreesJob) -> str:
     """Return the plan of private trees. Raises: ConfigurationError: its noise needs other sites than these."""
     plan = JobPlan.of(job, arguments.sites)
     summary, method = summarise(plan), plan.training.method
@@ -62,7 +62,7 @@ def plan_private_trees(arguments: argparse.Namespace, job: PrivateTreesJob) -> s
     return "\n".join([*lines(summary), shown_lines(advice.shown())])
 
 
-def plan_dpboost(arguments: argparse.Namespace, job: DpBoostJob) -> str:
+def plan_dpboost(arguments: Options, job: DpBoostJob) -> str:
     """Return the plan of a DPBoost job."""
     plan = job.plan()
     n_bins = SplitTable.of(job.candidates()).n_bins
@@ -141,7 +141,7 @@ def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> NoiseToS
     return NoiseToSignal({"largest_sum_of_mean_leaf": ratio}, text)
 
 
-def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
+def plan_buckets(arguments: Options, job: BucketJob) -> str:
     """Return what one passive party of a FederBoost job spends and sends; --features counts its columns.
 
     Raises:
@@ -188,7 +188,7 @@ def plan_buckets(arguments: argparse.Namespace, job: BucketJob) -> str:
     return shown_lines({**shown, **advice.shown()})
 
 
-def _described_bounds(arguments: argparse.Namespace, job: BucketJob) -> dict[str, tuple[float, float]]:
+def _described_bounds(arguments: Options, job: BucketJob) -> dict[str, tuple[float, float]]:
     """Return the bounds in a passive party's own description, which is looked at where its workspace is named."""
     if arguments.workspace is None or arguments.site is None:
         return {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan import vertical
 from nvflare_plugins.cli.plan.horizontal import Estimate, estimate, workload_of_job
 from nvflare_plugins.cli.plan.messages import Network, Planned, Workload, message_bytes
@@ -21,7 +21,7 @@ from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.parameters import check_parameters
 
 
-def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
+def plan(arguments: Options, job: TuningJob) -> str:
     """Return what a site sends, how long that takes and who reads what. Raises: ConfigurationError."""
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
@@ -59,7 +59,7 @@ def plan(arguments: argparse.Namespace, job: TuningJob) -> str:
     )
 
 
-def plan_vertical(arguments: argparse.Namespace, job: VerticalTuningJob) -> str:
+def plan_vertical(arguments: Options, job: VerticalTuningJob) -> str:
     """Return the plan of the deepest trial's training, of which there are as many as trials and folds."""
 
     def depth(trial: Trial) -> int:  # without a limit as deep as it gets
@@ -76,7 +76,7 @@ def plan_vertical(arguments: argparse.Namespace, job: VerticalTuningJob) -> str:
     )
 
 
-def _workload(arguments: argparse.Namespace, job: TuningJob, number: int) -> Workload:
+def _workload(arguments: Options, job: TuningJob, number: int) -> Workload:
     training = job.training_of(job.all_trials()[number])
     rows = arguments.rows - arguments.rows // job.folds
     workload = workload_of_job(training, rows, arguments.features, arguments.sites, arguments.missing)

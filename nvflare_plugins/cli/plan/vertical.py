@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -26,6 +25,7 @@ from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
 from he_processors.paillier import PaillierDecryptor, Rerandomiser, generate_paillier_key, owner_encryptor
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
+from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.choosing import (
     BETWEEN_ROWS,
     NOISED,
@@ -85,7 +85,7 @@ def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterato
     yield "given the bits of its splits, which are exact, counted and capped, and not in epsilon"
 
 
-def noise_advice(arguments: argparse.Namespace, job: VerticalJob, plan: NoisePlan, foreign: Sequence[int]) -> Advice:
+def noise_advice(arguments: Options, job: VerticalJob, plan: NoisePlan, foreign: Sequence[int]) -> Advice:
     """Return what helps a passive party to choose; of several, that with most columns.
 
     Raises:
@@ -226,7 +226,7 @@ _OWN_PASSED_TENTHS = 70  # likewise, where the table is read in passes: measured
 _OPENED_BYTES = 64  # of a bin at the active party: sums of node and sibling, scores
 
 
-def plan(arguments: argparse.Namespace, job: VerticalJob | None) -> str:
+def plan(arguments: Options, job: VerticalJob | None) -> str:
     """Return the plan of a job, or of the shape that the command line gives. Raises: ConfigurationError."""
     network = Network.of(arguments)
     if arguments.rows is None or arguments.features is None:

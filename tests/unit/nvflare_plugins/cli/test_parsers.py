@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli import parsers
-from nvflare_plugins.cli.main import main
+from nvflare_plugins.cli import sites, training
+from nvflare_plugins.cli.main import COMMANDS, main, parse
 from nvflare_plugins.evidence.threat_model import HORIZONTAL
 from nvflare_plugins.site.flare_boundary import EXTRAS
 from nvflare_plugins.xgb.cuts import CutMode
@@ -30,10 +31,28 @@ def test_help_and_wrong_usage_import_none_of_the_heavy_packages(argument: str) -
     assert done.stdout.splitlines()[-2:] == [f"code {0 if 'help' in argument else 2}", "[]"], done
 
 
-def test_the_subcommands_that_are_imported_late_are_there() -> None:
-    parser = parsers.make_parser()
-    choices = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
-    assert list(choices) == [
+@pytest.mark.parametrize("line", ["veilboost ", "veilboost pl", "veilboost plan --ro", "veilboost verify "])
+def test_completion_imports_none_of_the_heavy_packages(line: str) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_VEILBOOST_COMPLETE": "bash_complete"}
+    program = (
+        "import sys\nfrom nvflare_plugins.cli.main import main\n"
+        "try:\n    main()\nfinally:\n"
+        f"    print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    found = [text.partition(",")[2] for text in done.stdout.splitlines()]
+    assert done.stderr == "[]\n"
+    assert set(found) == {
+        "veilboost ": {*COMMANDS},
+        "veilboost pl": {"plan"},
+        "veilboost plan --ro": {"--rounds", "--rows"},
+        "veilboost verify ": {""},
+    }[line] or found == [""]
+
+
+def test_the_commands_are_there_in_their_order() -> None:
+    assert list(COMMANDS) == [
         "demo",
         "site-setup",
         "check",
@@ -51,15 +70,45 @@ def test_the_subcommands_that_are_imported_late_are_there() -> None:
         "registry",
         "ledger",
     ]
-    for name, one in choices.items():
-        (module,) = one.get_default("func").args
-        assert callable(importlib.import_module(f"nvflare_plugins.cli.{module}").run), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plna"], "No such command 'plna'. Did you mean 'plan'?"),
+        (["ledger", "--dataset", "x"], "Did you mean '--data-set'?"),
+        (["check", "x", "--label", "--json"], "argument --label: expected an argument"),
+        (["plan", "--rows"], "argument --rows: expected an argument"),
+        (["plan", "--cuts", "best"], "argument --cuts: 'best' is not one of 'quantile', 'exact'"),
+        (["predict", "m"], "the following arguments are required: DATA"),
+        (["check", "x", "--job", "j", "--label", "y"], "argument --label: not allowed with argument --job"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_an_option_takes_several_values_up_to_the_next_option() -> None:
+    options = parse(["plan", "--foreign-features", "5", "7", "--rows", "-3", "--foreign-features", "1", "--json"])
+    assert (options.foreign_features, options.rows, options.job) == ([5, 7, 1], -3, None)
+    assert parse(["plan"]).foreign_features is None
+
+
+def test_every_command_prints_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert all(any("--json" in one.opts for one in command.params) for command in COMMANDS.values())
+    assert main(["site-setup", str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["command"], said["exit_code"]) == ("site-setup", 0) and any(
+        "new policy" in one for one in said["lines"]
+    )
 
 
 def test_choices_that_are_written_out_are_those_there_are() -> None:
-    assert parsers.HORIZONTAL_PROFILES == HORIZONTAL
-    assert tuple(mode.value for mode in CutMode) == parsers.CUT_MODES
-    assert tuple(EXTRAS) == parsers.FLARE_EXTRAS
+    assert training.HORIZONTAL_PROFILES == HORIZONTAL
+    assert tuple(mode.value for mode in CutMode) == training.CUT_MODES
+    assert tuple(EXTRAS) == sites.FLARE_EXTRAS
 
 
 @pytest.mark.parametrize("empty", ["", " "])

@@ -14,7 +14,6 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
 from nvflare_plugins.cli.plan.horizontal import assumptions, estimate, render, to_json, workload_of_job
@@ -354,9 +353,7 @@ def test_folders_without_a_job_are_refused(tmp_path):
 
 
 def cli(*arguments: object) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["plan", *map(str, arguments)])
-    return parsed.func(parsed)
+    return main(["plan", *map(str, arguments)])
 
 
 def test_command_line(tmp_path, capsys):

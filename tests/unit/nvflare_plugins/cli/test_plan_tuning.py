@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 
 REPOSITORY = Path(__file__).parents[4]
 
 
 def cli(*arguments: object) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["plan", *map(str, arguments)])
-    return parsed.func(parsed)
+    return main(["plan", *map(str, arguments)])
 
 
 def test_a_tuning_is_priced_by_its_trainings(capsys):

@@ -11,7 +11,7 @@ import pytest
 from he_processors.curve.registry import available_backends
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.vertical import (
     INNER_BYTES_PER_S,
@@ -117,12 +117,10 @@ def test_elgamal_is_planned_like_paillier(monkeypatch, capsys):
     monkeypatch.setattr(vertical_module, "_REPEATS", 1)
     words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --profile elgamal"
     for more, shown in ((" --json", '"ciphertext_bytes": 320'), ("", "ElGamal on a curve, 40 fraction bits")):
-        arguments = make_parser().parse_args((words + more).split())
-        assert arguments.func(arguments) == 0
+        assert main((words + more).split()) == 0
         assert shown in capsys.readouterr().out
     for words, profile in (("--foreign-features 3", "masks"), ("", "elgamal")):
-        arguments = make_parser().parse_args(f"plan --rows 50 --features 2 {words} --profile {profile}".split())
-        assert arguments.func(arguments) == 1
+        assert main(f"plan --rows 50 --features 2 {words} --profile {profile}".split()) == 1
         assert profile in capsys.readouterr().err
 
 
@@ -148,10 +146,8 @@ def test_a_noised_job_says_its_noise_and_what_a_loss_may_repeat():
 
 def test_command_measures_real_rates(capsys, monkeypatch):
     monkeypatch.setattr(vertical_module, "_REPEATS", 1)
-    parser = make_parser()
     words = "plan --rows 5000 --features 2 --foreign-features 3 --depth 3 --bins 16 --key-bits 2048 --json"
-    arguments = parser.parse_args(words.split())
-    assert arguments.func(arguments) == 0
+    assert main(words.split()) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["estimate"]["core_s"] > 0 and document["rates"]["pairs_per_ciphertext"] >= 7
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.verify import Verdict, render, verify
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.log import utc_now
@@ -135,9 +135,7 @@ def test_signed_evidence_is_verified_with_root_and_server_names_only(tmp_path, p
 
 
 def cli(*arguments) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["verify", *map(str, arguments)])
-    return parsed.func(parsed)
+    return main(["verify", *map(str, arguments)])
 
 
 def kit(folder, project, name="fed_client.json", content=None):

@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from jobs import bagging, horizontal
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import parse
 from nvflare_plugins.recipes import examples
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, missing, set_up
@@ -20,7 +20,7 @@ FOLDERS = sorted(path.parent for path in Path(horizontal.__file__).parent.glob("
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples") / "ws"
-    options = make_parser().parse_args(["site-setup", str(folder), "--example"])
+    options = parse(["site-setup", str(folder), "--example"])
     assert options.func(options) == 0
     return folder
 
@@ -69,7 +69,7 @@ def test_a_site_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_example_stands_alone(tmp_path: Path) -> None:
-    options = make_parser().parse_args(["site-setup", str(tmp_path / "ws"), "--example", "--profile", "masks"])
+    options = parse(["site-setup", str(tmp_path / "ws"), "--example", "--profile", "masks"])
     with pytest.raises(ConfigurationError, match="--example stands alone"):
         options.func(options)
 

@@ -13,7 +13,6 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.parsers import make_parser
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
@@ -228,13 +227,10 @@ def test_broken_model_file_does_not_prevent_the_report(folder):
 
 def test_command_line_rebuilds_the_file(folder, capsys):
     run_record().write(folder)
-    parser = make_parser()
-    arguments = parser.parse_args(["report", str(folder)])
-    assert arguments.func(arguments) == 0
+    assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out.strip() == str(folder / "report.html")
     assert re.match("<!doctype html>", (folder / "report.html").read_text())
-    arguments = parser.parse_args(["report", str(folder / "nowhere")])
-    assert arguments.func(arguments) == 1
+    assert main(["report", str(folder / "nowhere")]) == 1
     with pytest.raises(ConfigurationError):
         write_report(folder / "nowhere")
 

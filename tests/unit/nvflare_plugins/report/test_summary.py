@@ -137,7 +137,7 @@ def test_wrong_usage_names_the_remedy(folder: Path, capsys: pytest.CaptureFixtur
     assert "--summary" in capsys.readouterr().err
     assert main(["report", "--summary", str(folder), "--out", str(folder / "no" / "page.html")]) == 1
     assert "page.html" in capsys.readouterr().err
-    with mock.patch("nvflare_plugins.cli.report.write_report", side_effect=OSError(errno.ENOSPC, "No space")):
+    with mock.patch("nvflare_plugins.pages.report.write_report", side_effect=OSError(errno.ENOSPC, "No space")):
         assert main(["report", str(folder)]) == 1
     assert "the disk is full" in capsys.readouterr().err
     for options in (["--summary"], []):

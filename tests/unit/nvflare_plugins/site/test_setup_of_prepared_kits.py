@@ -13,7 +13,7 @@ import yaml
 from nvflare.tool.deploy.deploy_commands import prepare_deployment
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import parse
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED, Role, check_set_up, gaps
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.runtimes import Runtime, check_memory_is_kept, is_prepared, runtime_of, site_name
@@ -164,8 +164,8 @@ def test_keep_in_takes_the_ledgers_heads_along_unless_there_are_some(kits: Path,
 
 
 def run(*arguments: str) -> int:
-    options = make_parser().parse_args(["site-setup", *arguments])
-    return int(options.func(options))
+    options = parse(["site-setup", *arguments])
+    return options.func(options)
 
 
 def test_check_says_what_is_missing_changes_nothing_and_exits_with_a_code(

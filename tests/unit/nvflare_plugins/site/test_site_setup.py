@@ -9,7 +9,7 @@ import pytest
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.parsers import make_parser
+from nvflare_plugins.cli.main import main, parse
 from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import DEFAULT_PROFILES
@@ -123,14 +123,13 @@ def test_budgets_keep_what_else_a_policy_says_of_privacy(tmp_path: Path) -> None
 
 
 def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path) -> None:
-    parser = make_parser()
     data = tmp_path / "a.csv"
     data.touch()
     for text, expected in (
         ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
         ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
     ):
-        options = parser.parse_args(["site-setup", str(tmp_path / "ws"), "--data-set", f"a={data}", "--budget", text])
+        options = parse(["site-setup", str(tmp_path / "ws"), "--data-set", f"a={data}", "--budget", text])
         assert options.func(options) == 0
         budget = SitePolicy.load(tmp_path / "ws", "site-1").data_set("a").privacy
         assert (budget.epsilon, budget.delta, budget.pure_epsilon, budget.rows_per_person) == expected
@@ -151,10 +150,50 @@ def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path)
     ],
 )
 def test_budgets_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = make_parser()
     with pytest.raises(SystemExit):
-        parser.parse_args(["site-setup", str(tmp_path), "--budget", text])
+        parse(["site-setup", str(tmp_path), "--budget", text])
     assert "NAME=" in capsys.readouterr().err
+
+
+def test_a_file_says_what_options_say_and_options_come_on_top(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    by_options, by_file = tmp_path / "options", tmp_path / "file"
+    path = str(tmp_path / "a.csv")
+    words = ["--data-set", f"a={path}", "--consent", "exact_cuts", "--separator", "a=;", "--min-sites", "4"]
+    assert main(["site-setup", str(by_options), *words]) == 0
+    wanted = {"data_sets": {"a": {"path": path, "separator": ";"}}, "consents": {"exact_cuts": True}, "min_sites": 3}
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    from_file = ["site-setup", str(by_file), "--policy", str(tmp_path / "wanted.json"), "--min-sites", "4"]
+    assert main(from_file) == 0 and main(from_file) == 0
+    policies = [json.loads((folder / "local" / "veilboost.json").read_text()) for folder in (by_options, by_file)]
+    of_place = [policy.pop("inputs") for policy in policies]
+    assert policies[0] == policies[1] and len({*of_place}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ('{"min_sites": 3, "min_sites": 2}', "stands there twice"),
+        ('{"floor": 1}', "floor"),
+        ('{"data_sets": {"a": {"path": "/none/a.csv"}}}', "there is no file"),
+    ],
+)
+def test_a_file_that_no_policy_is_is_refused_before_anything_changes(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wanted.json").write_text(text)
+    assert main(["site-setup", str(tmp_path / "ws"), "--policy", str(tmp_path / "wanted.json")]) == 1
+    assert said in capsys.readouterr().err and not (tmp_path / "ws").exists()
+
+
+def test_a_file_cannot_have_what_is_remembered_forgotten(tmp_path: Path) -> None:
+    assert main(["site-setup", str(tmp_path / "ws")]) == 0
+    ledgers = SitePolicy.load(tmp_path / "ws", "site").ledgers
+    ledgers.mkdir(parents=True)
+    (ledgers / "a.ledger").touch()
+    with pytest.raises(ConfigurationError, match="would be forgotten"):
+        set_up(tmp_path / "ws", SetupOptions(policy={"ledgers": str(tmp_path / "elsewhere")}))
 
 
 def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
@@ -309,7 +348,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "relative").mkdir()
     (tmp_path / "relative" / "site-1.csv").touch()
-    parser = make_parser()
     arguments = [
         "site-setup",
         str(tmp_path / "ws"),
@@ -324,11 +362,11 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
         "--max-colluders",
         "0",
     ]
-    args = parser.parse_args(arguments)
+    args = parse(arguments)
     assert args.func(args) == 0 and "relative/{site}.csv" in capsys.readouterr().out
     policy = SitePolicy.load(tmp_path / "ws", "site-1")
     assert policy.data_set("train").path == Path.cwd() / "relative" / "site-1.csv"
     assert policy.consents.plain_profile and (policy.min_sites, policy.max_colluders) == (2, 0)
     assert args.func(args) == 0 and "nothing to change" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        parser.parse_args(["site-setup", str(tmp_path), "--data-set", "nonsense"])
+        parse(["site-setup", str(tmp_path), "--data-set", "nonsense"])
