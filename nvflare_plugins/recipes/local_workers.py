@@ -8,18 +8,10 @@ import logging
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.site.policy_values import POLICY_FILE
-
-OPTION: dict[str, Any] = {
-    "type": int,
-    "metavar": "N",
-    "help": "give site-2 a Dask cluster of N workers on this machine",
-}
-"""Of a script's ``--workers``."""
 
 
 def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:

@@ -17,7 +17,7 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from he_processors.errors import ConfigurationError
-from jobs import bagging
+from jobs import examples
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED, check_set_up
 from nvflare_plugins.site.policy import SitePolicy
@@ -130,7 +130,7 @@ def test_a_kind_that_came_later_runs_after_another_set_up_and_not_before(
 ) -> None:
     workspace = kit(tmp_path, KITS[side])
     monkeypatch.chdir(tmp_path)
-    config = json.loads((bagging.FOLDER / bagging.NAME / "app" / "config" / f"config_fed_{side}.json").read_text())
+    config = json.loads((examples.FOLDER / "bagging" / "app" / "config" / f"config_fed_{side}.json").read_text())
     with pytest.raises(Exception, match="not in allow_list"):
         build(config, side, workspace)
     before = allow_list(workspace)

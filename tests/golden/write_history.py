@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-from jobs import horizontal as shipped
+from jobs import examples
 from nvflare_plugins.site.flare_boundary import GUARD_STARTED
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, set_up
@@ -143,7 +143,7 @@ def write_set_up(folder: Path) -> None:
 def write_job_folders(path: Path) -> None:
     """Write all shipped configurations, and the class paths in them."""
     folders = {}
-    for meta in sorted(Path(shipped.__file__).parent.glob("*/meta.json")):
+    for meta in sorted(examples.FOLDER.glob("*/meta.json")):
         config = meta.parent / "app" / "config"
         folders[meta.parent.name] = {
             side: json.loads((config / f"config_fed_{side}.json").read_text()) for side in ("client", "server")

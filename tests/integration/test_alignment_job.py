@@ -8,16 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jobs import alignment
+from jobs import examples
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS
 from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.setup import set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.support.simulator import SITES, Run, run_simulator
 
-JOB = Path(alignment.__file__).parent / "alignment"
+JOB = examples.FOLDER / "alignment"
 
 
 def common_ids(data: Path, name: str) -> list[str]:
@@ -31,7 +32,7 @@ def check_positions(run: Run, data: Path) -> None:
         policy = SitePolicy.load(run.workspace / site, site)
         runs = run.site(site).parent
         context = SiteContext(site, SITES, "later", b"a" * 16, runs, policy, Identity.unsigned(site))
-        for name in alignment.DATA_SETS:
+        for name in DATA_SETS:
             found = load_alignment(context, "simulate_job", name)
             own = pd.read_csv(data / site / f"{name}.csv")["id"].str.strip().to_numpy()
             assert found.take(own).tolist() == common_ids(data, name)
@@ -46,7 +47,7 @@ def files_without_data(run: Run) -> list[Path]:
 @pytest.mark.slow
 def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    run = run_simulator(JOB, tmp_path / "ws", alignment.write_data(data))
+    run = run_simulator(JOB, tmp_path / "ws", SetupOptions(policy=examples.write_data("alignment", data)))
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
     check_positions(run, data)
@@ -56,7 +57,7 @@ def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
         assert (run.site(site) / FILE).stat().st_mode & 0o777 == 0o600
         assert "Aligned rows" in (run.site(site) / "report.html").read_text()
         assert "breast_columns is aligned" in run.log(site)
-    ids = [one.encode() for name in alignment.DATA_SETS for one in common_ids(data, name)]
+    ids = [one.encode() for name in DATA_SETS for one in common_ids(data, name)]
     for path in files_without_data(run):
         content = path.read_bytes()
         assert not any(one in content for one in ids), f"{path.name} holds an id"
@@ -66,7 +67,7 @@ def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> None:
-    wishes = alignment.write_data(tmp_path / "data")
+    wishes = SetupOptions(policy=examples.write_data("alignment", tmp_path / "data"))
     path = tmp_path / "data" / "site-2" / "breast_columns.csv"
     frame = pd.read_csv(path)
     pd.concat([frame, frame.iloc[:1]]).to_csv(path, index=False)
@@ -79,7 +80,7 @@ def test_repeated_ids_at_one_site_are_everyones_clear_error(tmp_path: Path) -> N
 
 
 def test_demo_data_overlap_and_set_up_names_the_id_column(tmp_path: Path) -> None:
-    wishes = alignment.write_data(tmp_path / "data")
+    wishes = SetupOptions(policy=examples.write_data("alignment", tmp_path / "data"))
     set_up(tmp_path / "ws", wishes)
     assert SitePolicy.load(tmp_path / "ws", "site-1").data_set("breast_columns").id == "id"
     frames = [pd.read_csv(tmp_path / "data" / site / "breast_columns.csv") for site in SITES]

@@ -9,7 +9,7 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ProtocolError
-from jobs import bagging as script
+from jobs import examples
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.reader import ended_early, read_log
@@ -162,9 +162,7 @@ def test_a_hostile_tree_ends_the_job_and_names_its_site_and_no_value(
 @pytest.mark.sim
 @pytest.mark.slow
 def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    workspace = tmp_path / script.NAME
-    script.set_up(workspace, script.write_data(tmp_path / "data"))
-    done = simulate(script.FOLDER / script.NAME, workspace)
+    done = simulate(examples.FOLDER / "bagging", examples.prepare("bagging", tmp_path))
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "own_trees"
     assert len({(done.site(site) / "model.json").read_bytes() for site in SITES}) == 1

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs import horizontal
+from jobs import examples as jobs
 from nvflare_plugins.recipes import examples
 from tests.support.simulator import simulate
 
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(jobs.__file__).parent
 WANT_A_MODEL = ["vertical_predict", "vertical_explain", "vertical_merge"]
 OTHERS = sorted({path.parent.name for path in JOBS.glob("*/meta.json")} - set(WANT_A_MODEL) - {"vertical_plain"})
 

@@ -8,27 +8,28 @@ from pathlib import Path
 import pytest
 
 from dp_components.ledger import Ledger
-from jobs import federboost_vertical
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.recipes.examples import PARTS
 from nvflare_plugins.site.policy import SitePolicy
-from tests.support.simulator import SITES, run_script_job
+from tests.support.simulator import SITES, run_example
 
 
 def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path) -> None:
-    federboost_vertical.FILES.prepare(tmp_path, federboost_vertical.NAME)
+    workspace = examples.prepare("federboost_vertical", tmp_path)
     for site in SITES:
-        policy = SitePolicy.load(tmp_path / federboost_vertical.NAME, site)
-        data_set = policy.data_sets[federboost_vertical.DATA_SET]
+        policy = SitePolicy.load(workspace, site)
+        data_set = policy.data_sets[PARTS]
         assert data_set.path.is_file() and data_set.privacy is not None and policy.unsigned_sessions
-        assert (policy.inputs / "bucket_features.json").is_file() == (site != federboost_vertical.ACTIVE)
+        assert (policy.inputs / "bucket_features.json").is_file() == (site != "site-1")
     assert policy.allowed_profiles == ("dp_local",)
 
 
 @pytest.mark.sim
 @pytest.mark.slow
 def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    done = run_script_job(federboost_vertical, tmp_path)
+    done = run_example("federboost_vertical", tmp_path)
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "dp_local"
     active = read_part(done.site("site-1") / "vertical_model.json", "site-1", ActivePart)
@@ -38,7 +39,7 @@ def test_job_folder_as_it_stands(tmp_path: Path) -> None:
     outcome = verify([done.result / "evidence"])
     assert outcome.sound, outcome.failures
     for site in SITES[1:]:
-        ledger = Ledger(done.workspace / site / "veilboost_ledgers" / site / f"{federboost_vertical.DATA_SET}.ledger")
+        ledger = Ledger(done.workspace / site / "veilboost_ledgers" / site / f"{PARTS}.ledger")
         assert 3.99 < ledger.spent().pure_epsilon <= 4
     assert "no record-level privacy" in done.log("site-2")
 
@@ -46,7 +47,7 @@ def test_job_folder_as_it_stands(tmp_path: Path) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_without_the_sites_consent_nothing_leaves(tmp_path: Path) -> None:
-    done = run_script_job(federboost_vertical, tmp_path, allowed_profiles=["masks"])
+    done = run_example("federboost_vertical", tmp_path, allowed_profiles=["masks"])
     assert done.code != 0 and "dp_local" in done.summary["reason"]
     records = [json.loads(line) for line in (done.result / "evidence" / "server.evidence.jsonl").open()]
     assert not [record for record in records if record["type"] == "message"]

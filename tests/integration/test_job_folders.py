@@ -7,22 +7,10 @@ from pathlib import Path
 import pytest
 from nvflare.recipe.spec import Recipe
 
-from jobs import (
-    alignment,
-    bagging,
-    data_profile,
-    dpboost,
-    federboost_vertical,
-    horizontal,
-    private_trees,
-    tuning,
-    vertical,
-    vertical_inference,
-    vertical_tuning,
-)
+from jobs import examples
 from nvflare_plugins.flare.kinds import KINDS
 
-KEPT = Path(horizontal.__file__).parent
+KEPT = Path(examples.__file__).parent
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -31,16 +19,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in files if ".__nvfl_" not in path.name}
 
 
-RECIPES = [
-    *(
-        script.recipe()
-        for script in (alignment, bagging, dpboost, federboost_vertical, data_profile, tuning, vertical_tuning)
-    ),
-    *map(horizontal.recipe, horizontal.PROFILES),
-    *map(private_trees.recipe, private_trees.METHODS),
-    *map(vertical.recipe, vertical.VARIANTS),
-    *map(vertical_inference.recipe, vertical_inference.ACTIONS),
-]
+RECIPES = [*map(examples.recipe, examples.EXAMPLES)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,36 +11,47 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost as xgb
+from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
-from jobs import private_trees
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.recipes.examples import invented_credit
+from nvflare_plugins.recipes.examples import CREDIT_BOUNDS, invented_credit
 from tests.support.simulator import SITES, Run, simulate
 
-JOBS = Path(private_trees.__file__).parent
+NAME = ["private_trees_default"]
 CREDIT2 = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
 
 
-@pytest.mark.parametrize("file", [[], ["rows.csv"], ["rows.parquet"]], ids=str)
-def test_the_script_prepares_a_workspace(tmp_path: Path, file: list[str], monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("file", [[], ["--file", "rows.csv"], ["--file", "rows.parquet"]], ids=str)
+def test_the_script_writes_the_sites_files(tmp_path: Path, file: list[str], monkeypatch) -> None:
     frame = invented_credit(90)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     frame.to_parquet(tmp_path / "rows.parquet")
-    workspace = tmp_path / "ws"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["x", "--prepare", *file, "--workspace", str(workspace)])
-    runpy.run_path(private_trees.__file__, run_name="__main__")
-    assert "a budget of epsilon 2 at delta 1e-05" in capsys.readouterr().out
-    assert {path.name for path in (workspace / "local" / "data").iterdir()} == {f"{site}.parquet" for site in SITES}
+    done = CliRunner().invoke(examples.main, [*NAME, "--data", "data", *file])
+    assert done.exit_code == 0 and '"epsilon": 2.0' in done.output and "dp_distributed" in done.output
+    assert {path.parent.name for path in (tmp_path / "data").glob("*/credit2.parquet")} == {*SITES}
 
 
-def test_the_script_names_columns_that_a_file_lacks(tmp_path: Path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*NAME, "--data", "data", "--file", "rows.csv"], "lacks the columns AGE, label"),
+        ([*NAME, "--data", "data", "--file", "none.csv"], "there is no file none.csv"),
+        ([*NAME, "--data", "data", "--parties", "2"], "belong to vertical trainings"),
+        (["dpboost", "--data", "data", "--file", "rows.csv"], "dpboost has rows of its own"),
+        (["vertical_plain", "--data", "data", "--label", "y"], "no column 'y'"),
+        (["vertical_predict", "--workspace", "ws"], "holds no trained model"),
+        (["horizontal_masks"], "--workspace DIR"),
+        ([], "name a job, or give --write"),
+    ],
+)
+def test_the_script_says_what_it_lacks(tmp_path: Path, arguments: list[str], said: str, monkeypatch) -> None:
     invented_credit(90).drop(columns=["AGE", "label"]).to_csv(tmp_path / "rows.csv", index=False)
-    monkeypatch.setattr("sys.argv", ["x", "--prepare", str(tmp_path / "rows.csv"), "--workspace", str(tmp_path / "ws")])
-    with pytest.raises(SystemExit):
-        runpy.run_path(private_trees.__file__, run_name="__main__")
-    assert "lacks the columns AGE, label" in capsys.readouterr().err and not (tmp_path / "ws").exists()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(examples.main, arguments)
+    assert done.exit_code == 2 and said in " ".join(done.output.split()) and not (tmp_path / "data").exists()
 
 
 def rows() -> pd.DataFrame:
@@ -51,10 +61,10 @@ def rows() -> pd.DataFrame:
     return invented_credit()
 
 
-def run(name: str, workspace: Path) -> Run:
+def run(name: str, root: Path) -> Run:
     for _ in range(2):  # the simulator's start fails now and then
-        private_trees.prepare(rows(), workspace)
-        done = simulate(JOBS / f"private_trees_{name}", workspace)
+        workspace = examples.prepare(name, root, examples.Table(rows()))
+        done = simulate(examples.FOLDER / name, workspace)
         if done.code == 0:
             break
     assert done.code == 0, done.output[-4000:]
@@ -65,7 +75,7 @@ def check(done: Run, epsilon: float = 0.5) -> None:
     assert done.summary["status"] == "completed" and set(done.summary["sites"]) == set(SITES)
     models = {(done.site(site) / "model.json").read_bytes() for site in SITES}
     assert len(models) == 1
-    frame, names = rows(), list(private_trees.BOUNDS)
+    frame, names = rows(), list(CREDIT_BOUNDS)
     matrix = xgb.DMatrix(frame[names].to_numpy(np.float32), feature_names=names)
     booster = xgb.Booster(model_file=bytearray(models.pop()))
     assert roc_auc_score(frame.label, booster.predict(matrix)) > 0.7
@@ -81,7 +91,7 @@ def check(done: Run, epsilon: float = 0.5) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_distributed_noise(tmp_path: Path) -> None:
-    done = run("default", tmp_path / "ws")
+    done = run("private_trees_default", tmp_path)
     check(done)
     workspace = str(done.workspace / "site-1")
     command = [sys.executable, "-m", "nvflare_plugins.cli.main", "ledger", workspace, "--site", "site-1"]
@@ -92,7 +102,7 @@ def test_distributed_noise(tmp_path: Path) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_trusted_server(tmp_path: Path) -> None:
-    done = run("dp_ebm", tmp_path / "ws")
+    done = run("private_trees_dp_ebm", tmp_path)
     check(done)
     lines = (done.result / "evidence" / "server.evidence.jsonl").read_text().splitlines()
     spends = [r for r in map(json.loads, lines) if r["type"] == "spend"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import data_profile as script
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
 from tests.support.simulator import SITES, simulate
 
@@ -15,9 +15,7 @@ from tests.support.simulator import SITES, simulate
 @pytest.mark.sim
 @pytest.mark.slow
 def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    workspace = tmp_path / script.NAME
-    script.set_up(workspace, script.write_data(tmp_path / "data"))
-    done = simulate(script.FOLDER / script.NAME, workspace)
+    done = simulate(examples.FOLDER / "profile", examples.prepare("profile", tmp_path))
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "masks"
     pages = {(done.site(site) / "profile.html").read_bytes() for site in SITES}

@@ -14,7 +14,7 @@ import pytest
 import xgboost as xgb
 from nvflare.recipe import SimEnv
 
-from jobs import horizontal
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
@@ -22,7 +22,7 @@ from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
 from tests.support.simulator import SITES, run_simulator, simulate
 
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 
 pytestmark = pytest.mark.sim
 
@@ -54,7 +54,7 @@ def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
 
 @pytest.mark.slow
 def test_recipe_in_sim_env(tmp_path: Path, options: SetupOptions) -> None:
-    recipe = horizontal.recipe("bfv")
+    recipe = examples.recipe("horizontal_bfv")
     set_up(tmp_path / "ws" / recipe.name, options)
     recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "ws")))
     folder = tmp_path / "ws" / recipe.name

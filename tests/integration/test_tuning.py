@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import tuning as script
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.recipes.examples import invented_credit
 from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 from tests.support.simulator import SITES, simulate
 
@@ -18,11 +17,10 @@ from tests.support.simulator import SITES, simulate
 @pytest.mark.slow
 def test_a_tuning_in_the_simulator(tmp_path: Path) -> None:
     """As the job folder, but for two trials, three folds and three rounds."""
-    workspace = tmp_path / script.NAME
-    script.set_up(workspace, script.write_data(tmp_path / "data", invented_credit(6_000)))
-    kept = script.recipe().job
+    workspace = examples.prepare("tuning", tmp_path)
+    kept = examples.recipe("tuning").job
     changes = {"n_trials": 2, "folds": 3, "num_rounds": 3, "early_stopping_rounds": None}
-    folder = write_folder(TuningRecipe(script.NAME, **{**kept.to_dict(), **changes}), tmp_path / "jobs")
+    folder = write_folder(TuningRecipe("tuning", **{**kept.to_dict(), **changes}), tmp_path / "jobs")
     done = simulate(folder, workspace)
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "masks"

@@ -9,14 +9,15 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import vertical, vertical_inference
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL, breast_cancer
+from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.site.setup import SetupOptions
 from tests.support.simulator import SITES, Run, run_simulator
 
-JOBS = Path(vertical.__file__).parent
+JOBS = examples.FOLDER
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
@@ -45,15 +46,15 @@ def joined_rows(data: Path, ids: pd.Series) -> np.ndarray:
 
 def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    wishes = vertical.write_data(data, breast_cancer(), LABEL, len(SITES), "plain")
+    wishes = SetupOptions(policy=examples.write_data("vertical_plain", data))
     training = run_simulator(JOBS / "vertical_plain", tmp_path / "training", wishes)
     assert training.code == 0, training.output[-4000:]
     workspace = tmp_path / "prediction"
     run = run_simulator(
         JOBS / "vertical_predict",
         workspace,
-        vertical_inference.options("predict", data),
-        lambda: vertical_inference.place_parts(training.workspace, workspace / "local" / "inputs"),
+        SetupOptions(policy=examples.write_data("vertical_predict", data)),
+        lambda: examples.place_parts(training.workspace, workspace / "local" / "inputs"),
     )
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import vertical
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.kinds.alignment.demo_data import breast_cancer
+from nvflare_plugins.kinds.alignment.demo_data import LABEL, breast_cancer
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
@@ -21,7 +21,7 @@ from tests.integration.test_vertical_hostile import number_forms
 from tests.support.simulator import SITES, Run, run_simulator, simulate
 from tests.support.vertical_federation import first_difference, trees
 
-JOBS = Path(vertical.__file__).parent
+JOBS = examples.FOLDER
 PARAMS = {"objective": "binary:logistic", "eval_metric": "logloss", "max_depth": 3, "max_bin": 32, "seed": 7}
 ROUNDS = 3
 
@@ -33,16 +33,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, pd.DataFram
     """Train under Paillier-2048 in the preset that equals centralized training."""
     folder = tmp_path_factory.mktemp("vertical")
     data = breast_cancer()
-    features = [name for name in data.columns if name != vertical.LABEL]
+    features = [name for name in data.columns if name != LABEL]
     for number, (site, columns) in enumerate(zip(SITES, np.array_split(features, 3), strict=True)):
         (folder / "data" / site).mkdir(parents=True)
-        own = data[[*columns, *([vertical.LABEL] if number == 0 else [])]]
+        own = data[[*columns, *([LABEL] if number == 0 else [])]]
         own.to_parquet(folder / "data" / site / "rows.parquet", index=False)
     recipe = VerticalXGBRecipe(
         "exact",
         active="site-1",
         data_set="rows",
-        label=vertical.LABEL,
+        label=LABEL,
         params=PARAMS,
         num_rounds=ROUNDS,
         preset="exact",
@@ -75,7 +75,7 @@ def test_the_merged_model_is_the_centralized_one(finished):
     run, data = finished
     active, passive = parts(run)
     tables = [(10 * (1 + number), part.table) for number, part in enumerate(passive.values())]
-    matrix = xgb.DMatrix(data.drop(columns=vertical.LABEL).to_numpy(np.float32), label=data[vertical.LABEL])
+    matrix = xgb.DMatrix(data.drop(columns=LABEL).to_numpy(np.float32), label=data[LABEL])
     central = xgb.train({"tree_method": "hist", "nthread": 1, **PARAMS}, matrix, ROUNDS)
     model = merge(active.booster, 10, tables)
     assert first_difference(model, bytes(central.save_raw("json"))) == ""
@@ -104,7 +104,7 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
         if child < 0
     ]
     thresholds = {site: [split.threshold for split in part.table.values()] for site, part in passive.items()}
-    label = data[vertical.LABEL].to_numpy()
+    label = data[LABEL].to_numpy()
     labels = [label.astype(kind).tobytes() for kind in ("<f4", "<f8", "<i8", "u1")] + [np.packbits(label).tobytes()]
     of_active = [*labels, *(form for leaf in leaves for form in number_forms(leaf))]
     of = {site: [form for x in values for form in number_forms(x)] for site, values in thresholds.items()}
@@ -123,7 +123,7 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
 @pytest.mark.parametrize("name", ["paillier", "guarded"])
 def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     """Alignment by private set intersection, then training with keys of 3072 bits."""
-    options = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
+    options = SetupOptions(policy=examples.write_data(f"vertical_{name}", tmp_path / "data"))
     run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options)
     assert run.code == 0, run.output[-4000:]
     assert run.summary["status"] == "completed"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import vertical_tuning as script
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
 from tests.support.simulator import SITES, simulate
 
@@ -15,9 +15,7 @@ from tests.support.simulator import SITES, simulate
 @pytest.mark.sim
 @pytest.mark.slow
 def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    workspace = tmp_path / script.NAME
-    script.set_up(workspace, script.write_data(tmp_path / "data"))
-    done = simulate(script.FOLDER / script.NAME, workspace)
+    done = simulate(examples.FOLDER / "vertical_tuning", examples.prepare("vertical_tuning", tmp_path))
     assert done.code == 0, done.output[-4000:]
     assert done.summary["status"] == "completed" and done.summary["profile"] == "elgamal"
     found = json.loads((done.site("site-1") / "tuning.json").read_text())

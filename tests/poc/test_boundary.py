@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 
-from jobs import horizontal
+from jobs import examples
 from nvflare_plugins.site.flare_boundary import AUTHORIZATION, COMM_CONFIG, GUARD_FILE, JOB_GUARD_FILE
 from poc_workspace.run_poc import SITES, Poc
 from tests.soundness.test_what_jobs_can_start import rewriting
 
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 
 pytestmark = [pytest.mark.poc, pytest.mark.slow]
 

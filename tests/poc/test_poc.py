@@ -17,10 +17,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jobs import horizontal
+from jobs import examples
 from poc_workspace.run_poc import SITES, Poc
 
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 SCRIPT = JOBS.parent / "poc_workspace" / "run_poc.py"
 
 pytestmark = [pytest.mark.poc, pytest.mark.slow]

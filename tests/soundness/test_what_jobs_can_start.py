@@ -26,7 +26,7 @@ from nvflare.fuel.utils.class_loader import load_class
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
-from jobs import horizontal
+from jobs import examples
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.flare_boundary import (
     CONTROLLER,
@@ -40,7 +40,7 @@ from nvflare_plugins.site.flare_boundary import (
 )
 from nvflare_plugins.site.setup import set_up
 
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 ROLES = {"fed_client.json": Role.SITE, "fed_server.json": Role.SERVER, None: Role.SIMULATOR}
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
+from jobs import examples
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 TIMEOUT_S = 480
@@ -58,16 +58,16 @@ def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Ca
     return run_prepared(job, workspace, make_ready)
 
 
-def run_script_job(script: ModuleType, root: Path, **changes: object) -> Run:
-    """Run the job folder of a script that writes its own files, with changes to the policy of its sites."""
-    workspace = root / script.NAME
+def run_example(name: str, root: Path, **changes: object) -> Run:
+    """Run an example of the folder of jobs, with changes to the policy of its sites."""
+    workspace = root / name
 
     def make_ready() -> None:
-        script.FILES.prepare(root, script.NAME)
+        examples.prepare(name, root)
         path = workspace / "local" / "veilboost.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
-    return run_prepared(script.FOLDER / script.NAME, workspace, make_ready)
+    return run_prepared(examples.FOLDER / name, workspace, make_ready)
 
 
 def run_prepared(job: Path, workspace: Path, make_ready: Callable[[], None]) -> Run:

@@ -35,14 +35,14 @@ from nvflare.private.privacy_manager import PrivacyManager, PrivacyService
 from nvflare.security.security import FLAuthorizer
 
 from he_processors.errors import ConfigurationError
-from jobs import horizontal
+from jobs import examples
 from nvflare_plugins.flare.site_guard import close_process
 from nvflare_plugins.site.flare_boundary import FILES, KEYS, RESOURCES, SIGNATURES, check_app, check_folder, check_job
 from tests.support.hostile_apps import CLIENT, HONEST, SERVER, app, archive, hostile_names, tricks, undo_guard
 
 JOB = "0d1b2c3d-0000-4000-8000-000000000001"
 RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": "any"}}
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 
 
 @pytest.fixture

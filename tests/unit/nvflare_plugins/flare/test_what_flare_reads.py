@@ -19,7 +19,7 @@ import pytest
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
-from jobs import horizontal
+from jobs import examples
 from nvflare_plugins.flare.components import close_search, ignore_settings_here
 from nvflare_plugins.site.flare_boundary import COMM_CONFIG, GUARD_FILE, JOB_GUARD_FILE
 from nvflare_plugins.site.setup import set_up
@@ -28,7 +28,7 @@ from tests.support.hostile_apps import ENDINGS, STEMS, undo_guard
 from tests.support.provisioning import provision
 
 ROOT = Path(__file__).resolve().parents[4]
-JOBS = Path(horizontal.__file__).parent
+JOBS = Path(examples.__file__).parent
 JOB, OLD = "0d1b2c3d-0000-4000-8000-000000000001", "0d1b2c3d-0000-4000-8000-000000000002"
 FOLDERS = {"local", "startup"}
 _PLACES = ("", "app_SITE", "app_SITE/config", "app_SITE/config/deep/er", "app_SITE/local", "site-2")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from he_processors.errors import ConfigurationError
-from jobs import bagging, horizontal
+from jobs import examples as jobs
 from nvflare_plugins.cli.main import parse
 from nvflare_plugins.recipes import examples
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, missing, set_up
 
-FOLDERS = sorted(path.parent for path in Path(horizontal.__file__).parent.glob("*/meta.json"))
+FOLDERS = sorted(path.parent for path in Path(jobs.__file__).parent.glob("*/meta.json"))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_horizontal_and_vertical_examples_share_no_name(workspace: Path) -> None
         "credit2",
         "loans",
     }
-    assert bagging.DATA_SET == "breast"
+    assert jobs.recipe("bagging").job.data_set == "breast"
 
 
 def test_check_finds_nothing_missing(workspace: Path) -> None:
