@@ -10,7 +10,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import Job
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.cli.plan import bagging, horizontal, profile, spending, tuning, vertical
+from nvflare_plugins.cli.plan import horizontal, kinds, private, vertical
 from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.kinds import JobKind
 from nvflare_plugins.kinds.vertical.job import VerticalJob
@@ -20,15 +20,15 @@ SERVER_CONFIGURATION = "config_fed_server.json"
 Planner = Callable[[Options, Any], str]
 
 PLANS: dict[str, Planner] = {
-    "bagging": bagging.plan,
-    "dpboost": spending.plan_dpboost,
-    "federboost_vertical": spending.plan_buckets,
+    "bagging": kinds.plan_bagging,
+    "dpboost": private.plan_dpboost,
+    "federboost_vertical": private.plan_buckets,
     "horizontal": horizontal.plan,
-    "private_trees": spending.plan_private_trees,
-    "profile": profile.plan,
-    "tuning": tuning.plan,
+    "private_trees": private.plan_private_trees,
+    "profile": kinds.plan_profile,
+    "tuning": kinds.plan_tuning,
     "vertical": vertical.plan,
-    "vertical_tuning": tuning.plan_vertical,
+    "vertical_tuning": kinds.plan_vertical_tuning,
 }
 """What plans a job of each kind: (command line, job) -> text, or JSON if the command line asks for it."""
 

@@ -26,19 +26,19 @@ from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide
 from he_processors.paillier import PaillierDecryptor, Rerandomiser, generate_paillier_key, owner_encryptor
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.cli.plan.choosing import (
+from nvflare_plugins.cli.plan.horizontal import process_memory_bytes
+from nvflare_plugins.cli.plan.messages import Network
+from nvflare_plugins.cli.plan.private import (
     BETWEEN_ROWS,
     NOISED,
     Advice,
     ExpectedLoss,
     NoiseToSignal,
     Person,
+    shown_lines,
     trainings,
     warnings,
 )
-from nvflare_plugins.cli.plan.messages import Network
-from nvflare_plugins.cli.plan.rates import process_memory_bytes
-from nvflare_plugins.cli.plan.spending import shown_lines
 from nvflare_plugins.data.declaration import MOST_WORKERS
 from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters

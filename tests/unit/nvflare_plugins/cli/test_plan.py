@@ -16,7 +16,17 @@ from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.plan import vertical as vertical_module
 from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
-from nvflare_plugins.cli.plan.horizontal import assumptions, estimate, render, to_json, workload_of_job
+from nvflare_plugins.cli.plan.horizontal import (
+    ProtectionRate,
+    TreeRate,
+    assumptions,
+    estimate,
+    measure_protection,
+    measure_trees,
+    render,
+    to_json,
+    workload_of_job,
+)
 from nvflare_plugins.cli.plan.messages import (
     Network,
     Workload,
@@ -28,7 +38,6 @@ from nvflare_plugins.cli.plan.messages import (
     session_bytes,
     setup_messages,
 )
-from nvflare_plugins.cli.plan.rates import ProtectionRate, TreeRate, measure_protection, measure_trees
 from nvflare_plugins.cli.plan.vertical import CipherRates
 from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
 from nvflare_plugins.flare.kinds import KINDS

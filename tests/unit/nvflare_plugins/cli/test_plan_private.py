@@ -17,9 +17,8 @@ from dp_components.accounting import compose
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.plan.choosing import warnings
 from nvflare_plugins.cli.plan.command import has_budget, read_job
-from nvflare_plugins.cli.plan.spending import shown_lines
+from nvflare_plugins.cli.plan.private import shown_lines, warnings
 from nvflare_plugins.cli.plan.vertical import noise_advice, noise_plan
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.kinds.vertical.job import VerticalJob

@@ -1,27 +1,106 @@
-"""The plan of a tuning: trainings on all folds but one, as those of a horizontal job, and what they show."""
+"""Plans of bagging, profiles and tunings: what travels, what it shows, and how long it takes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan import vertical
-from nvflare_plugins.cli.plan.horizontal import Estimate, estimate, workload_of_job
-from nvflare_plugins.cli.plan.messages import Network, Planned, Workload, message_bytes
-from nvflare_plugins.cli.plan.rates import TreeRate, measure_protection, measure_trees, process_memory_bytes
+from nvflare_plugins.cli.plan.horizontal import (
+    Estimate,
+    TreeRate,
+    estimate,
+    measure_protection,
+    measure_trees,
+    process_memory_bytes,
+    workload_of_job,
+)
+from nvflare_plugins.cli.plan.messages import SESSION_EXCHANGES, Network, Planned, Workload, cut_messages, message_bytes
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.bagging.model import message_bytes as tree_bytes
+from nvflare_plugins.kinds.profile.cells import spans_of
+from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
 from nvflare_plugins.kinds.tuning.job import Trial, TuningJob
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pooled.row_floors import N_COUNTS
 from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.xgb.parameters import check_parameters
 
 
-def plan(arguments: Options, job: TuningJob) -> str:
+def plan_bagging(arguments: Options, job: BaggingJob) -> str:
+    """Return what a site sends and receives, and who reads it. Raises: ConfigurationError."""
+    depth = int(job.parameters(job.features or ["any"]).effective["max_depth"])
+    sent = tree_bytes(depth)
+    received = sent * arguments.sites
+    if arguments.json:
+        figures = {"rounds": job.num_rounds, "sites": arguments.sites, "depth": depth, "bytes_sent_per_round": sent}
+        return json.dumps({**figures, "bytes_received_per_round": received}, indent=2)
+    return "\n".join(
+        [
+            f"{job.num_rounds} rounds, each one tree of depth {depth} of each of {arguments.sites} sites: "
+            f"{job.num_rounds * arguments.sites} trees in all",
+            f"sent      {human_bytes(sent)} a round and site, whatever its tree; {human_bytes(sent * job.num_rounds)} "
+            "in all",
+            f"received  {human_bytes(received)} a round and site",
+            f"privacy   {THREAT_MODELS[job.profile].summary}",
+        ]
+    )
+
+
+def plan_profile(arguments: Options, job: ProfileJob) -> str:
+    """Return what a site sends, how long that takes and who reads what. Raises: ConfigurationError."""
+    if job.features is None and arguments.features is None:
+        raise ConfigurationError("give --features, the number of columns: they are not in the job")
+    if plugin_of(job.profile) is not None:
+        raise ConfigurationError(f"the messages of {job.profile} are its own: no plan")
+    features = len(job.features) if job.features is not None else int(arguments.features)
+    messages, network = list(profile_messages(job, features)), Network.of(arguments)
+    sent = sum(one.messages * message_bytes(one, job.profile) for one in messages)
+    exchanges = SESSION_EXCHANGES + sum(one.messages for one in messages)
+    seconds = SESSION_EXCHANGES * network.latency_s + sum(
+        one.messages * network.exchange_s(message_bytes(one, job.profile), arguments.sites) for one in messages
+    )
+    if arguments.json:
+        figures = {"features": features, "sites": arguments.sites, "bytes_sent": sent, "exchanges": exchanges}
+        return json.dumps({**figures, "network_s": seconds, "min_rows_per_class": job.min_rows_per_cut}, indent=2)
+    return "\n".join(
+        [
+            f"{features} columns of up to {job.max_bin} bins, {job.n_classes} classes, {arguments.sites} sites",
+            f"sent      at most {human_bytes(sent)} by each site, and as much received, in {exchanges} exchanges",
+            f"network   {human_seconds(seconds)}, without the start of FLARE's processes and the reading of data",
+            f"shows     all sites: rows of each class, over all sites, in bins of at least {job.min_rows_per_cut} of "
+            "every class; missing values",
+            "          by column; and of runs of bins whether some site has so many rows there (SECURITY.md)",
+            "spends    nothing: data sets with a privacy budget are refused; every policy must consent "
+            "(feature_profile)",
+            f"privacy   {THREAT_MODELS[job.profile].summary}",
+            "later     a training over the same data, sites, max_bin and min_rows_per_cut does not search again",
+        ]
+    )
+
+
+def profile_messages(job: ProfileJob, features: int) -> Iterator[Planned]:
+    """Yield a profile's sums; with fewer cut points or merged bins they are smaller."""
+    listed = [len(entries) for entries in job.categories.values()]
+    searched = features - len(listed)
+    if searched < 0:
+        raise ConfigurationError(f"the job has {len(listed)} categorical columns, and --features says {features}")
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 + N_COUNTS, False)
+    yield from cut_messages(features, searched, job.max_bin)
+    bins = [*listed, *([job.max_bin - 1] * searched)]  # max_bin - 2 cut points lie between the outer bounds
+    flags = 2 * job.n_classes * (1 + sum(len(spans_of(n_bins)) + 1 for n_bins in bins))
+    yield Planned(Kind.CELL_FLAGS, 1, 0, False, flags)
+    yield Planned(Kind.CLASS_COUNTS, 1, job.n_classes * sum(n_bins + 1 for n_bins in bins), False)
+
+
+def plan_tuning(arguments: Options, job: TuningJob) -> str:
     """Return what a site sends, how long that takes and who reads what. Raises: ConfigurationError."""
     if arguments.rows is None or arguments.features is None:
         raise ConfigurationError("give --rows and --features: they are not in a job")
@@ -59,7 +138,7 @@ def plan(arguments: Options, job: TuningJob) -> str:
     )
 
 
-def plan_vertical(arguments: Options, job: VerticalTuningJob) -> str:
+def plan_vertical_tuning(arguments: Options, job: VerticalTuningJob) -> str:
     """Return the plan of the deepest trial's training, of which there are as many as trials and folds."""
 
     def depth(trial: Trial) -> int:  # without a limit as deep as it gets
