@@ -29,9 +29,8 @@ from nvflare_plugins.dossier.parts import (
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import time_text
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.pages.report import build_report, own_evidence
+from nvflare_plugins.pages.report import build_report, build_summary, own_evidence
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
-from nvflare_plugins.pages.summary import build_summary
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private

@@ -107,9 +107,8 @@ def report(options: Options) -> int:
     """
     from nvflare_plugins.cli.verify import DOES_NOT_SHOW, SHOWS, said, trusted
     from nvflare_plugins.cli.verify import verify as verified
-    from nvflare_plugins.pages.report import write_report
+    from nvflare_plugins.pages.report import build_summary, write_report
     from nvflare_plugins.pages.run_record import RunRecord
-    from nvflare_plugins.pages.summary import build_summary
 
     folder, out, evidence = options.run_folder, options.output, options.evidence
     if out is not None:

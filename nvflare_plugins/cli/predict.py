@@ -19,8 +19,7 @@ from nvflare_plugins.cli.options import Options
 from nvflare_plugins.data.declaration import DataSet, format_of
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import FinishedModel, Strengths, shap_columns
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError, Strengths, shap_columns
 from nvflare_plugins.scoring.rows import Rows, read_blocks
 from nvflare_plugins.scoring.versions import ModelVersions
 from nvflare_plugins.site.policy import SitePolicy, own_workspace

@@ -27,8 +27,8 @@ from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import notes_for
 from nvflare_plugins.pages.ledger_page import protected
 from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.report import consent_words
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.pages.summary import consent_words
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import SALT_BYTES, commitment
 

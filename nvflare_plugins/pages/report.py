@@ -1,6 +1,10 @@
-"""``veilboost report``: one HTML file about a run that opens anywhere, without network.
+"""Pages about a run that open anywhere, without network: ``veilboost report``, and its ``--summary``.
 
-Made from ``run.json``, the model and the evidence in the run's folder; it can be rebuilt at any time.
+Made from ``run.json``, the model and the evidence in the run's folder; they can be rebuilt at any time. The summary is
+one page for a data-protection officer. It repeats the site's own words (policy key ``data_protection``), what the
+software knows, and what ``veilboost verify`` said if it was asked. It judges nothing.
+
+Privacy: the summary holds counts of this site's rows, like ``run.json``: a page for the site's own people.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ import logging
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import xgboost as xgb
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.base.declared import description_of
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import human_bytes, number
@@ -27,6 +32,7 @@ from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, no
 from nvflare_plugins.pages.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars, timeline
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.site.policy_values import Consents, is_private
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -318,3 +324,47 @@ def _settings(run: RunRecord) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 200 else text[:199] + "\u2026"
+
+
+# -- the summary -------------------------------------------------------------------------------------------------------
+
+
+def build_summary(run: RunRecord, folder: Path, verification: Sequence[str] = ()) -> str:
+    """Return the page as HTML.
+
+    Args:
+        folder: of the run, with the evidence that the record names.
+        verification: what ``veilboost verify`` said of the exported evidence of all parties, sentence by sentence;
+            empty if it was not asked.
+    """
+    evidence = own_evidence(run, folder)
+    log = evidence if isinstance(evidence, Log) else None
+    claims = plugin_protection([log] if log is not None else [])
+    sizes: dict[str, int] = {}
+    for row in run.traffic:  # rows never are sent: no kind of message holds any
+        text = protection_text(run.profile, row.kind, row.codec, row.private)
+        sizes[text] = sizes.get(text, 0) + row.bytes_out
+    readers: dict[tuple[str, str], set[str]] = {}
+    for part in log.parts if log is not None else ():
+        if part.direction == "sent":
+            readers.setdefault(sealed_words(part.what, part.protection), set()).add(part.peer)
+    return page(
+        "summary.html",
+        run=run,
+        log=log,
+        broken="" if log is not None or evidence is None else str(evidence),
+        sent=[(size, text) for text, size in sorted(sizes.items(), key=lambda item: -item[1])],
+        sealed=list(readers.items()),
+        is_readable=any(map(is_readable, run.traffic)),
+        model=threat_model(run.profile, claims),
+        plugin=release_of(claims) if claims else "",
+        consents=[(name, consent_words(name)) for name in run.consents],
+        is_private=is_private(run.profile),
+        verification=verification,
+    )
+
+
+def consent_words(name: str) -> str:
+    """Return what a site agrees to by a consent."""
+    known = name in Consents.__dataclass_fields__
+    return description_of(Consents, name) if known else "unknown to this version"

@@ -5,7 +5,7 @@ model = load_model("veilboost_runs/JOB_ID/model.json")
 model.predict(frame)                # columns by name, in any order
 """
 
-from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.estimators import VeilBoostClassifier, VeilBoostRegressor, load_model
+from nvflare_plugins.scoring.model import ScoringError
 
 __all__ = ["ScoringError", "VeilBoostClassifier", "VeilBoostRegressor", "load_model"]

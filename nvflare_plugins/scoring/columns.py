@@ -14,8 +14,7 @@ from nvflare_plugins.base.formatting import counted, near_name, printable
 from nvflare_plugins.data.table import positions_of
 from nvflare_plugins.data.tabular_files import distinct_texts, is_number, is_text, numbers_of_texts, taken
 from nvflare_plugins.data.text_values import NumberFormat
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import Feature
+from nvflare_plugins.scoring.model import Feature, ScoringError
 
 # From the columns of a file or frame to the numbers that a model was trained on.
 #

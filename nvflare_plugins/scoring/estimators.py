@@ -23,8 +23,7 @@ from sklearn.utils.validation import check_is_fitted
 from nvflare_plugins.data.declaration import MISSING_TEXTS
 from nvflare_plugins.data.tabular_files import column_of_frame
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel
+from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError
 
 _NO_FIT = (
     "is trained by a federated job and cannot be fitted: load() the model that the job wrote, and put it into "

@@ -23,8 +23,7 @@ from scipy.special import logit
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import printable
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb.model_json import bare_model, model_bytes, tree_weights, trees_model
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"

@@ -14,11 +14,10 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.xgb.continuation import clipping_of, recalibrated
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
     COVERS_ATTRIBUTE,
@@ -52,6 +51,13 @@ _DAMAGED = "holds a tree that is none: copy it again from the run"
 _BINARY = ("binary:logistic", "binary:logitraw", "binary:hinge")
 _MULTICLASS = ("multi:softprob", "multi:softmax")
 _COVER_SLACK = 1e-3  # of a node's cover: sums in float32 depend on their order
+
+
+class ScoringError(ConfigurationError, ValueError):
+    """A model or a table cannot be scored with; the message names file, column, count and remedy, never a value.
+
+    Also a ``ValueError``, which scikit-learn expects of an estimator that is given a table it cannot use.
+    """
 
 
 @dataclass(frozen=True, slots=True)

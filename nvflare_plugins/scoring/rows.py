@@ -21,8 +21,7 @@ from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.pages.run_record import DataFacts, RunRecord
 from nvflare_plugins.scoring.columns import COMMAND, UNKNOWN, Remedies, check_names, matrix_of
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import Feature
+from nvflare_plugins.scoring.model import Feature, ScoringError
 from nvflare_plugins.site.policy_values import is_private
 
 # Rows to score, read from a file by the reader of the training files.

@@ -12,8 +12,7 @@ import xgboost as xgb
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.scoring import conversion
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from tests.oracle.test_scoring_equals_xgboost import CLASSIFIERS, REGRESSIONS, others
 from tests.support.scoring import CATEGORIES, CLASSES, NAMES, changed, frame, matrix_of, positions, train
 

@@ -23,8 +23,7 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.scoring.columns import PYTHON, matrix_of
-from nvflare_plugins.scoring.errors import ScoringError
-from nvflare_plugins.scoring.model import Feature
+from nvflare_plugins.scoring.model import Feature, ScoringError
 
 VALUES: tuple[Any, ...] = (
     1,

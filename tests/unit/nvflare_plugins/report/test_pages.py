@@ -27,7 +27,7 @@ from nvflare_plugins.evidence.threat_model import Statement
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.pages.render import environment, page
-from nvflare_plugins.pages.report import build_report
+from nvflare_plugins.pages.report import build_report, build_summary
 from nvflare_plugins.pages.run_record import (
     EVALUATION,
     TRAINING,
@@ -40,7 +40,6 @@ from nvflare_plugins.pages.run_record import (
     Spending,
     TrafficRow,
 )
-from nvflare_plugins.pages.summary import build_summary
 from tests.support.evidence_attempts import Attempt
 
 HOSTILE = (

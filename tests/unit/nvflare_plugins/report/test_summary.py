@@ -12,8 +12,8 @@ import pytest
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.evidence.format import Content, Protection
+from nvflare_plugins.pages.report import build_summary
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord, Spending, TrafficRow
-from nvflare_plugins.pages.summary import build_summary
 from tests.support.evidence_attempts import Attempt
 
 HOSTILE = '<script>alert("x")</script>\u202e'

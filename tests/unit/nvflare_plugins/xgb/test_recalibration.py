@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.scoring.errors import ScoringError
 from nvflare_plugins.scoring.export import facts
-from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb.continuation import CLIPPING_ATTRIBUTE, clipping_of, recalibrated, with_clipping
 
 C = 0.6
