@@ -139,7 +139,7 @@ def write_result_blocks(path: Path, tables: Iterable[pd.DataFrame]) -> tuple[int
         writer = None
         for number, table in enumerate(tables):
             n_rows += len(table)
-            if path.suffix == ".csv":
+            if path.suffix.lower() == ".csv":
                 table, n_cells, n_names = _inert(table)
                 n_changed += n_cells + (0 if number else n_names)
                 file.write(_csv(table, has_header=number == 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import shlex
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, printable
-from nvflare_plugins.cli.main import parse
+from nvflare_plugins.cli.main import COMMANDS, parse
 from nvflare_plugins.cli.options import Options
 from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.site_setup import readers
@@ -31,17 +32,11 @@ from nvflare_plugins.survey.survey import Draft, Survey, survey
 from nvflare_plugins.xgb.objectives import objective_facts
 
 _OPTION_OF = {
-    "encoding": "--encoding",
-    "separator": "--separator",
-    "decimal": "--decimal",
-    "thousands": "--thousands",
-    "missing": "--missing",
-    "dates": "--date",
-    "columns": "--column",
-    "format": "--format",
-    "rename": "--rename",
-    "drop_unlabelled": "--drop-unlabelled",
+    str(one.name).removeprefix("reader_"): one.opts[0]
+    for one in COMMANDS["site-setup"].params
+    if str(one.name).startswith("reader_")
 }
+"""Keys of the policy's data set -> options of ``veilboost site-setup`` that say them."""
 
 
 def run(options: Options) -> int:
@@ -244,27 +239,16 @@ def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str,
         "data_set": one.name,
         "rows": found.n_rows,
         "is_fine": not any(finding.is_problem for finding in findings),
-        "findings": [
-            {
-                "kind": finding.kind,
-                "is_problem": finding.is_problem,
-                "column": finding.column,
-                "count": finding.count,
-                "first_row": finding.first_row,
-                "text": finding.text,
-                "options": dict(finding.options),
-            }
-            for finding in findings
-        ],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
         "draft": {
-            "features": list(draft.features),
-            "dates": list(draft.dates),
-            "categories": {name: list(values) for name, values in draft.categories.items()},
-            "label_classes": None if draft.label_classes is None else list(draft.label_classes),
+            "features": draft.features,
+            "dates": draft.dates,
+            "categories": dict(draft.categories),
+            "label_classes": draft.label_classes,
             "feature_bounds": {
                 "taken_from_data": True,
                 "for_private_jobs": False,
-                "bounds": {name: list(pair) for name, pair in draft.feature_bounds.items()},
+                "bounds": dict(draft.feature_bounds),
             },
             "data_set": dict(draft.options),
         },

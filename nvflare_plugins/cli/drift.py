@@ -13,7 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import fitted, printable
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.cli.options import Options, check_output, own_policy
 from nvflare_plugins.cli.predict import training_set
 from nvflare_plugins.data.declaration import DataSet, format_of
 from nvflare_plugins.data.part_files import is_in_parts
@@ -25,7 +25,7 @@ from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import RowsInPasses, names_in, read_rows
 from nvflare_plugins.scoring.versions import ModelVersions
-from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy
 
 DRIFTED = 3
 _SHOWN = 12
@@ -35,7 +35,7 @@ _MOST_BARS = 30
 def run(options: Options) -> int:
     """Compare, print, and write page and JSON where asked."""
     _check(options)
-    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    policy = own_policy(options)
     path = _model(policy, options.model)
     _check_output(options, path)
     record, model = RunRecord.read(path.parent), FinishedModel.read(path)
@@ -99,8 +99,8 @@ def build_page(document: Mapping[str, Any]) -> str:
 def _check(options: Options) -> None:
     if not 0 < options.threshold < float("inf"):
         raise ConfigurationError("--threshold must be a number above 0")
-    if options.out is not None and options.out.suffix != ".html":
-        raise ConfigurationError("--out: the name must end in .html; the JSON stands beside it")
+    if options.out is not None:
+        check_output("--out", options.out, ".html")
 
 
 def _check_output(options: Options, model: Path) -> None:
@@ -108,8 +108,6 @@ def _check_output(options: Options, model: Path) -> None:
     if options.out is None:
         return
     shown, target = printable(str(options.out)), options.out.with_suffix(".json")
-    if not options.out.parent.is_dir():
-        raise ConfigurationError(f"--out {shown} lies in a folder that is not there: make it first")
     try:
         is_own = not target.exists() or "drifted" in json.loads(target.read_bytes())
     except (ValueError, TypeError, RecursionError):

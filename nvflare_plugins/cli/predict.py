@@ -15,16 +15,15 @@ import pandas as pd
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically, write_result_blocks
 from nvflare_plugins.base.formatting import counted, printable
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.cli.options import Options, check_output, own_policy
 from nvflare_plugins.data.declaration import DataSet, format_of
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError, Strengths, shap_columns
 from nvflare_plugins.scoring.rows import Rows, read_blocks
 from nvflare_plugins.scoring.versions import ModelVersions
-from nvflare_plugins.site.policy import SitePolicy, own_workspace
+from nvflare_plugins.site.policy import SitePolicy
 
-_SUFFIXES = (".csv", ".parquet")
 _LONGEST_PATH = 4000
 
 
@@ -62,7 +61,7 @@ def _take_name(options: Options) -> None:
     if options.workspace is None or options.site is None:
         shown = printable(str(options.model))
         raise ScoringError(f"{shown} is no file; if it is a model's name, give --workspace and --site, whose it is")
-    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    policy = own_policy(options)
     options.model = ModelVersions(policy.runs).path(str(options.model))
     if options.data_set is None:
         options.data_set = training_set(policy, options.model.parent)
@@ -78,11 +77,7 @@ def training_set(policy: SitePolicy, run_folder: Path) -> str | None:
 
 def _check_output(options: Options) -> None:
     out, shown = options.out, printable(str(options.out))
-    if out.suffix not in _SUFFIXES:
-        raise ScoringError(f"--out {shown}: the name must end in {' or '.join(_SUFFIXES)}, which says the format")
-    if out.is_dir() or not out.parent.is_dir():
-        what = "is a folder" if out.is_dir() else "lies in a folder that is not there: make it first"
-        raise ScoringError(f"--out {shown} {what}")
+    check_output("--out", out, ".csv", ".parquet")
     written = [out, out.with_suffix(".svg")] if options.explain else [out]
     if written[-1].is_dir():
         raise ScoringError(f"--out {shown}: the picture beside it would have the name of a folder; choose another name")
@@ -132,7 +127,7 @@ def _declared(options: Options) -> DataSet:
             "--workspace, --site and --data-set belong together: give all of them, or none (a model's name needs the "
             "first two alone)"
         )
-    return SitePolicy.load(own_workspace(options.workspace, options.site), options.site).data_set(options.data_set)
+    return own_policy(options).data_set(options.data_set)
 
 
 def _results(options: Options, model: FinishedModel, rows: Rows, strengths: Strengths) -> pd.DataFrame:

@@ -12,9 +12,8 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.cli.options import Options, own_policy
 from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET, reachable
-from nvflare_plugins.site.policy import SitePolicy, own_workspace
 
 _WAIT_S = 330.0  # longer than the job lets a caller wait, also for a refreshed alignment
 
@@ -85,7 +84,7 @@ def _socket_of(options: Options) -> Path:
         return Path(options.socket)
     if options.workspace is None or options.site is None:
         raise ConfigurationError("give --workspace and --site, or --socket")
-    policy = SitePolicy.load(own_workspace(options.workspace, options.site), options.site)
+    policy = own_policy(options)
     return RunFolder(policy.runs, options.job).path / SOCKET
 
 

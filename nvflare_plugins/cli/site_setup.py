@@ -54,10 +54,10 @@ def run(args: Options) -> int:
     )
     sources = [*options.snapshots.values(), *policy.get("snapshots", {}).values()]
     folders = {source.get("folder") for source in sources}  # the first snapshot makes them
-    named = {name: entry.get("path", "") for name, entry in policy.get("data_sets", {}).items()} | options.data_sets
-    check_files(
-        args.folder, {name: path for name, path in named.items() if Path(path).is_absolute() and path not in folders}
-    )
+    paths = {name: entry.get("path", "") for name, entry in policy.get("data_sets", {}).items()}
+    paths = {name: path for name, path in paths.items() if Path(path).is_absolute()}
+    named = {**paths, **options.data_sets}
+    check_files(args.folder, {name: path for name, path in named.items() if path not in folders})
     changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
     for warning in warnings_of(args.folder):

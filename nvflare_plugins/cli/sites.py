@@ -139,99 +139,89 @@ def _list_of(text: str) -> tuple[str, list[str]]:
 # -- site-setup -------------------------------------------------------------------------------------------------------
 
 
-def _repeated(*names: str, metavar: str, help: str, type: Any = named) -> click.Option:
-    return option(*names, metavar=metavar, type=type, multiple=True, help=help)
-
-
-def _reader(name: str, key: str, metavar: str, words: str, type: Any = named) -> click.Option:
-    """Return an option for a key of the policy's data set that says how its file is read."""
-    return _repeated(name, f"reader_{key}", metavar=metavar, type=type, help=words)
+def _repeated(names: str, metavar: str, words: str, read: Callable[[str], Any] = named) -> click.Option:
+    """Return an option that may be repeated. Args: names: the option, and what it is called among the options."""
+    return option(*names.split(), metavar=metavar, type=read, multiple=True, help=words)
 
 
 _DATA_SET_OPTIONS = (
     _repeated(
-        "--data-set",
-        "data_sets",
-        metavar="NAME=PATH",
-        type=_data_set,
-        help="register a data set under the name that jobs use; {site} in the path becomes the site's name",
+        "--data-set data_sets",
+        "NAME=PATH",
+        "register a data set under the name that jobs use; {site} in the path becomes the site's name",
+        _data_set,
     ),
     _repeated(
-        "--id",
-        "ids",
-        metavar="NAME=COLUMN",
-        help="the column of a data set that names its rows, for alignment with other parties",
+        "--id ids", "NAME=COLUMN", "the column of a data set that names its rows, for alignment with other parties"
     ),
     _repeated(
-        "--snapshot",
-        "snapshot_url",
-        metavar="NAME=URL",
-        help="a database in SQLAlchemy's form, without a password, for `veilboost snapshot NAME`",
+        "--snapshot snapshot_url",
+        "NAME=URL",
+        "a database in SQLAlchemy's form, without a password, for `veilboost snapshot NAME`",
+    ),
+    _repeated("--snapshot-query snapshot_query", "NAME=SELECT", "the query whose rows a snapshot holds"),
+    _repeated(
+        "--snapshot-folder snapshot_folder",
+        "NAME=DIR",
+        "where its files go; a data set with this folder as its path reads the newest",
     ),
     _repeated(
-        "--snapshot-query", "snapshot_query", metavar="NAME=SELECT", help="the query whose rows a snapshot holds"
+        "--snapshot-password-env snapshot_password_env", "NAME=VARIABLE", "the environment variable with the password"
     ),
     _repeated(
-        "--snapshot-folder",
-        "snapshot_folder",
-        metavar="NAME=DIR",
-        help="where its files go; a data set with this folder as its path reads the newest",
+        "--snapshot-password-file snapshot_password_file", "NAME=FILE", "the file with the password, of mode 0600"
+    ),
+    _repeated("--encoding reader_encoding", "NAME=ENCODING", f"of a CSV file: {', '.join(ENCODINGS)}"),
+    _repeated(
+        "--format reader_format", "NAME=FORMAT", "csv or parquet, where it does not follow from the file's suffix"
     ),
     _repeated(
-        "--snapshot-password-env",
-        "snapshot_password_env",
-        metavar="NAME=VARIABLE",
-        help="the environment variable with the password",
+        "--separator reader_separator",
+        "NAME=CHARACTER",
+        r"between the columns of a CSV file; a tab is \t",
+        _one_character,
     ),
     _repeated(
-        "--snapshot-password-file",
-        "snapshot_password_file",
-        metavar="NAME=FILE",
-        help="the file with the password, of mode 0600",
+        "--decimal reader_decimal", "NAME=CHARACTER", "between whole part and fraction of numbers that are text: . or ,"
     ),
-    _reader("--encoding", "encoding", "NAME=ENCODING", f"of a CSV file: {', '.join(ENCODINGS)}"),
-    _reader("--format", "format", "NAME=FORMAT", "csv or parquet, where it does not follow from the file's suffix"),
-    _reader(
-        "--separator", "separator", "NAME=CHARACTER", r"between the columns of a CSV file; a tab is \t", _one_character
+    _repeated(
+        "--thousands reader_thousands",
+        "NAME=CHARACTER",
+        "between groups of three digits of such numbers",
+        _one_character,
     ),
-    _reader(
-        "--decimal", "decimal", "NAME=CHARACTER", "between whole part and fraction of numbers that are text: . or ,"
+    _repeated(
+        "--missing reader_missing", "NAME=TEXT", "a text that means missing, besides those of the policy", _list_of
     ),
-    _reader(
-        "--thousands", "thousands", "NAME=CHARACTER", "between groups of three digits of such numbers", _one_character
-    ),
-    _reader("--missing", "missing", "NAME=TEXT", "a text that means missing, besides those of the policy", _list_of),
-    _reader(
-        "--date",
-        "dates",
+    _repeated(
+        "--date reader_dates",
         "NAME=COLUMN=PATTERN",
         "a column of dates, as in credit=opened=DD.MM.YYYY, or `DD.MM.YY from 1930` for 1930 to 2029",
         _of_column,
     ),
-    _reader(
-        "--column",
-        "columns",
+    _repeated(
+        "--column reader_columns",
         "NAME=COLUMN=ANSWER",
         f"what a column is: {', '.join(ANSWERS)}, or a number for each text, as JSON",
         _answer,
     ),
-    _reader("--rename", "rename", "NAME=COLUMN=NEW", "another name for a column", _of_column),
-    _reader("--memory", "memory", "NAME=HOW", "how many rows are held at once: whole, passes or external (Parquet)"),
-    _reader(
-        "--drop-unlabelled",
-        "drop_unlabelled",
+    _repeated("--rename reader_rename", "NAME=COLUMN=NEW", "another name for a column", _of_column),
+    _repeated(
+        "--memory reader_memory", "NAME=HOW", "how many rows are held at once: whole, passes or external (Parquet)"
+    ),
+    _repeated(
+        "--drop-unlabelled reader_drop_unlabelled",
         "NAME",
         "horizontal jobs leave out rows without a label",
         lambda name: (name, True),
     ),
     _repeated(
-        "--budget",
-        "budgets",
-        metavar="NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
-        type=_named_budget,
-        help="what all differentially private jobs together may spend on a data set, without which they are refused; "
+        "--budget budgets",
+        "NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
+        "what all differentially private jobs together may spend on a data set, without which they are refused; "
         "how much of epsilon is kept for pure mechanisms (DPBoost), the most rows of one person, and whether nobody "
         "is in another such data set",
+        _named_budget,
     ),
 )
 """Where a site's data sets lie, how they are read, and what private jobs may spend on them."""
@@ -252,18 +242,16 @@ _POLICY_OPTIONS = (
         help="allow a profile beside those that the policy allows, such as elgamal",
     ),
     _repeated(
-        "--consent",
-        "consents",
-        metavar="NAME",
-        type=_consent,
-        help="agree to something that discloses more than the default: "
+        "--consent consents",
+        "NAME",
+        "agree to something that discloses more than the default: "
         f"{', '.join(Consents.__dataclass_fields__)}; tuning with a number, such as tuning=5000",
+        _consent,
     ),
     _repeated(
-        "--data-protection",
-        "statement",
-        metavar="KEY=TEXT",
-        help="what the page for a data-protection officer says in the site's own words: controller, contact, purpose, "
+        "--data-protection statement",
+        "KEY=TEXT",
+        "what the page for a data-protection officer says in the site's own words: controller, contact, purpose, "
         "legal_basis or retention",
     ),
     option("--min-sites", type=int, help="fewest data-bearing sites of a job"),

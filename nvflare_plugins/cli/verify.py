@@ -574,17 +574,7 @@ def to_json(result: Verification, verdict: Verdict | None = None) -> dict[str, A
                 "policies": policies(a.logs),
                 "failures": list(a.failures),
                 "notes": list(a.notes),
-                "messages": [
-                    {
-                        "kind": t.kind,
-                        "codec": t.codec,
-                        "private": t.private,
-                        "messages": t.messages,
-                        "bytes_out": t.bytes_out,
-                        "bytes_in": t.bytes_in,
-                    }
-                    for t in traffic(a.logs)
-                ],
+                "messages": [dataclasses.asdict(item) for item in traffic(a.logs)],
                 "contents": [dataclasses.asdict(item) for item in contents(a.logs)],
                 "spent": {
                     log.site: {"epsilon": log.spends[-1].epsilon, "delta": log.spends[-1].delta}

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
+from nvflare_plugins.base.files import make_folder, write_private_table
 from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.site.flare_boundary import Role
@@ -197,19 +197,13 @@ def prepare(folder: Path) -> list[str]:
     inside = folder / "local" if is_simulator else (folder.parent if found[0][0] == folder else folder)
     data = inside.absolute() / "example_data"
     write_all(data)
-    changes = [f"{data}: data of {', '.join(SITES)}", *set_up(folder, SetupOptions())]
+    changes = [f"{data}: data of {', '.join(SITES)}", *set_up(folder)]
     if is_simulator:
         changes += keep_simulated_model(folder, data)
-    wanted = policy(data)
-    for path, role in found:
-        if role is not Role.SERVER:
-            file = path / POLICY_FILE
-            document = json.loads(file.read_text(encoding="utf-8"))
-            document["consents"] = {**document.get("consents", {}), **wanted["consents"]}
-            document |= {key: value for key, value in wanted.items() if key != "consents"}
-            write_atomically(file, json.dumps(document, indent=2).encode() + b"\n")
-            changes.append(f"{file}: consents to all that the examples ask for; never use it for data of anybody's")
-    return changes
+    set_up(folder, SetupOptions(policy=policy(data)))
+    policies = [path / POLICY_FILE for path, role in found if role is not Role.SERVER]
+    text = "consents to all that the examples ask for; never use it for data of anybody's"
+    return [*changes, *(f"{file}: {text}" for file in policies)]
 
 
 def keep_simulated_model(workspace: Path, inputs: Path) -> list[str]:

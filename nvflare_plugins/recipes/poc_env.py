@@ -6,6 +6,7 @@ between: its jobs are refused. And what its sites remember lies in the workspace
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import time
@@ -66,9 +67,7 @@ class VeilPocEnv(PocEnv):
                 "kits up by hand and use ProdEnv"
             )
         self.kept = folder
-        self.options = SetupOptions(
-            **{name: getattr(set_up, name) for name in SetupOptions.__dataclass_fields__} | {"keep_in": str(folder)}
-        )
+        self.options = dataclasses.replace(set_up, keep_in=str(folder))
 
     def deploy(self, job: FedJob) -> str:
         """Provision afresh, set every site and the server up, start them, and submit the job.
