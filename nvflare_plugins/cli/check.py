@@ -61,7 +61,7 @@ def run(options: Options) -> int:
         print(json.dumps([_document(*one) for one in surveys], indent=2))
     else:
         for one, found, findings in surveys:
-            print("\n".join(_lines(one, found, findings, job is not None and _is_private(job))))
+            print("\n".join(_lines(one, found, findings, is_private=job is not None and _is_private(job))))
     return int(any(finding.is_problem for _, _, findings in surveys for finding in findings))
 
 
@@ -146,7 +146,7 @@ def _floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
-def _lines(one: DataSet, found: Survey, findings: list[Finding], is_private: bool) -> Iterator[str]:
+def _lines(one: DataSet, found: Survey, findings: list[Finding], *, is_private: bool) -> Iterator[str]:
     problems = [finding for finding in findings if finding.is_problem]
     notes = [finding for finding in findings if not finding.is_problem]
     said = counted(len(problems), "problem") if problems else "no problems"

@@ -90,7 +90,7 @@ def _dossier(options: Options, folder: Path, workspace: Path | None, record: Run
         _verification_part(verification),
         logs,
         policy_part(record, folder, policy),
-        ledger_part(record, ledgers, problems, is_private(record.profile)),
+        ledger_part(record, ledgers, problems, is_private=is_private(record.profile)),
         threats_part(record, log),
         models_part(folder),
         Part("Software bill of materials (CycloneDX)", {"bom.cdx.json": bill(time_text(created))}),

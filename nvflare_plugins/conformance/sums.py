@@ -96,7 +96,7 @@ class Site:
         """Return the label of the next exchange."""
         return MessageLabel(self.channel.counter, kind.name, str(self.channel.moment), n_values)
 
-    def sum(self, values: NDArray[np.int64], kind: Kind = Kind.HISTOGRAM, wide: bool = False) -> NDArray[np.int64]:
+    def sum(self, values: NDArray[np.int64], kind: Kind = Kind.HISTOGRAM, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum over all sites, of which each calls this."""
         label = self.label(values.size, kind)
         payload = self.processor.protect(values, label, wide)
@@ -165,11 +165,11 @@ class SumProfileContract:
         most = (1 << bits) // n_sites
         return np.random.default_rng(seed).integers(-most, most, size=(n_sites, n_values), endpoint=True)
 
-    def _check_sums(self, values: NDArray[np.int64], wide: bool = False, kinds: Kinds = (Kind.HISTOGRAM,)) -> None:
+    def _check_sums(self, values: NDArray[np.int64], *, wide: bool = False, kinds: Kinds = (Kind.HISTOGRAM,)) -> None:
         sums, _ = federate(
             self.profile,
             len(values),
-            lambda site: [site.sum(values[site.channel.rank], kind, wide) for kind in kinds],
+            lambda site: [site.sum(values[site.channel.rank], kind, wide=wide) for kind in kinds],
         )
         expected = values.sum(axis=0)
         for of_site in sums:

@@ -283,7 +283,7 @@ def reconstruct(groups: Groups, place: int, name: str, log_likelihood: LogLikeli
     if min(int(one.sum()) for one in known) < _LEAST_ROWS:
         return None
     of_others = hidden[1][known[1]]
-    edges, values = _reconstruction_values(of_others, groups.feature_types[place] == _CATEGORICAL)
+    edges, values = _reconstruction_values(of_others, is_categorical=groups.feature_types[place] == _CATEGORICAL)
     if values.size < 2:
         return None
     truth = [np.searchsorted(edges, values_[one], side="right") for values_, one in zip(hidden, known, strict=True)]
@@ -300,7 +300,7 @@ def reconstruct(groups: Groups, place: int, name: str, log_likelihood: LogLikeli
     return Reconstructed(name, values.size, found[0], found[1], blind, difference(found[0], found[1]))
 
 
-def _reconstruction_values(of_others: NDArray[np.float32], is_categorical: bool) -> tuple[Features, Features]:
+def _reconstruction_values(of_others: NDArray[np.float32], *, is_categorical: bool) -> tuple[Features, Features]:
     """Return the edges between what is told apart (float32[k - 1]) and what is put in for each (float32[k])."""
     distinct = np.unique(of_others)
     if is_categorical or distinct.size <= _BINS:

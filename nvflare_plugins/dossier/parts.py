@@ -113,7 +113,7 @@ def histories(run: RunRecord, policy: SitePolicy | None) -> tuple[list[LedgerHis
     return found, problems
 
 
-def ledger_part(run: RunRecord, found: list[LedgerHistory], problems: list[str], is_private: bool) -> Part:
+def ledger_part(run: RunRecord, found: list[LedgerHistory], problems: list[str], *, is_private: bool) -> Part:
     """Return the ledgers of the job's data sets. Other jobs are numbered: their ids are not this dossier's matter."""
     title = "Privacy ledger of the job's data sets"
     if found:

@@ -179,7 +179,9 @@ def _bars(
     return figure("bars", width=WIDTH, height=height, name=name, axis=axis, label_at=label_at, bars=drawn)
 
 
-def points_chart(points: Sequence[Point], x_label: str, y_label: str, is_log: bool = False, height: int = 260) -> str:
+def points_chart(
+    points: Sequence[Point], x_label: str, y_label: str, *, is_log: bool = False, height: int = 260
+) -> str:
     """Draw points with their spreads. Args: is_log: the x axis is logarithmic; all x are above 0 then."""
     place = math.log10 if is_log else float
     xs = [place(point.x) for point in points]

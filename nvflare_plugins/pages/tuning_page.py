@@ -96,4 +96,7 @@ def _by_parameter(facts: TuningFacts) -> Iterator[tuple[str, str]]:
         if len(numbers) < len([value for _, value in pairs if value is not None]) or len(values) < 2:
             continue
         is_log = min(values) > 0 and max(values) / min(values) >= _LOG_SPAN
-        yield name, points_chart([_point(facts, one, value) for one, value in numbers], name, facts.metric, is_log)
+        yield (
+            name,
+            points_chart([_point(facts, one, value) for one, value in numbers], name, facts.metric, is_log=is_log),
+        )

@@ -109,6 +109,7 @@ def matrix_of(
     features: Sequence[Feature],
     columns: Mapping[str, pa.ChunkedArray],
     missing: Sequence[str],
+    *,
     unknown_is_missing: bool,
     remedies: Remedies,
     number_format: NumberFormat = PLAIN,

@@ -93,13 +93,15 @@ def best_rounds(params: Mapping[str, Any], table: Table, n_rounds: int) -> int |
         return None
     chosen = {**_own(params, table), **({} if metric is None else {"eval_metric": metric})}
     try:
-        folds = [_fold_scores(chosen, table, is_test, n_rounds) for is_test in _folds(table.label, is_classes)]
+        folds = [
+            _fold_scores(chosen, table, is_test, n_rounds) for is_test in _folds(table.label, is_classes=is_classes)
+        ]
     except xgb.core.XGBoostError:
         return None
     return int(np.argmin(np.mean(folds, axis=0))) + 1
 
 
-def _folds(label: NDArray[np.float32], is_classes: bool) -> Iterator[NDArray[np.bool_]]:
+def _folds(label: NDArray[np.float32], *, is_classes: bool) -> Iterator[NDArray[np.bool_]]:
     """Yield which rows each fold tests on, as ``xgb.cv`` divides them. Shapes: bool[n_rows]."""
     if is_classes:
         parts = [test for _, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=0).split(label, label)]

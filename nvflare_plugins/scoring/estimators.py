@@ -116,7 +116,9 @@ class _FinishedEstimator(BaseEstimator):
         names = [str(name) for name in frame.columns]
         check_names("X", model.features, names, PYTHON)
         columns = {name: column_of_frame(frame.iloc[:, place]) for place, name in enumerate(names)}
-        return matrix_of("X", model.features, columns, MISSING_TEXTS, self.unknown_is_missing, PYTHON)
+        return matrix_of(
+            "X", model.features, columns, MISSING_TEXTS, unknown_is_missing=self.unknown_is_missing, remedies=PYTHON
+        )
 
     def _check_width(self, array: NDArray[Any]) -> None:
         if array.shape[1] != self.n_features_in_:

@@ -138,7 +138,7 @@ class FinishedModel:
     # -- scoring ------------------------------------------------------------------------------------------------------
 
     def predict(
-        self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS, output_margin: bool = False
+        self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS, *, output_margin: bool = False
     ) -> NDArray[np.float32]:
         """Return what XGBoost's ``predict`` returns for this model.
 

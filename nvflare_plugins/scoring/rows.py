@@ -84,7 +84,7 @@ class RowsInPasses:
             numeric = [feature.name for feature in asked if feature.categories is None]
             with _for_who_has_the_file(self._spec, self._remedies):
                 columns = self._columns.file.read(numeric, text, may_be_empty=True)
-                yield from self._columns.rows(columns, asked, None, True).columns()
+                yield from self._columns.rows(columns, asked, None, unknown_is_missing=True).columns()
 
     def blocks(self) -> Iterator[Rows]:
         """Yield rows with all features, some at a time."""
@@ -115,7 +115,7 @@ def read_rows(
         ScoringError: the file cannot be read, or its columns or values are not the model's.
     """
     with _for_who_has_the_file(spec, remedies):
-        return _read(spec, features, id_column, ignored, unknown_is_missing, remedies)
+        return _read(spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies)
 
 
 def read_blocks(
@@ -133,12 +133,12 @@ def read_blocks(
     """
     with _for_who_has_the_file(spec, remedies):
         if not spec.in_passes or not TabularFile(_of_columns_there(spec)).n_rows:
-            yield _read(spec, features, id_column, ignored, unknown_is_missing, remedies)
+            yield _read(spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies)
             return
         columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
         most_rows = max(1, BLOCK_VALUES // max(1, len(features)))
         for columns in columns_of.file.batches(columns_of.numeric, columns_of.text, most_rows):
-            yield columns_of.rows(columns, features, id_column, unknown_is_missing)
+            yield columns_of.rows(columns, features, id_column, unknown_is_missing=unknown_is_missing)
 
 
 def names_in(spec: DataSet, remedies: Remedies = COMMAND) -> list[str]:
@@ -166,12 +166,13 @@ def _read(
     features: Sequence[Feature],
     id_column: str | None,
     ignored: Sequence[str],
+    *,
     unknown_is_missing: bool,
     remedies: Remedies,
 ) -> Rows:
     columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
     columns = columns_of.file.read(columns_of.numeric, columns_of.text, may_be_empty=True)
-    return columns_of.rows(columns, features, id_column, unknown_is_missing)
+    return columns_of.rows(columns, features, id_column, unknown_is_missing=unknown_is_missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ class _Columns:
         columns: Mapping[str, pa.ChunkedArray],
         features: Sequence[Feature],
         id_column: str | None,
+        *,
         unknown_is_missing: bool,
     ) -> Rows:
         """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
@@ -221,9 +223,9 @@ class _Columns:
             features,
             columns,
             spec.missing,
-            unknown_is_missing,
-            self.remedies,
-            NumberFormat(spec.decimal, spec.thousands),
+            unknown_is_missing=unknown_is_missing,
+            remedies=self.remedies,
+            number_format=NumberFormat(spec.decimal, spec.thousands),
         )
         ids = None if id_column is None else _ids(columns[id_column])
         return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
@@ -279,7 +281,7 @@ def _without_others(
 # The rows of a finished run, read anew from a site's data sets as the run's record says that they were read then.
 
 
-def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, takes_passes: bool = False) -> Table:
+def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, *, takes_passes: bool = False) -> Table:
     """Return the rows of a data set with a run's columns, lists and label.
 
     Args:

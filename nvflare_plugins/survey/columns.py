@@ -216,7 +216,7 @@ def stands_for_missing(text: str) -> bool:
 # -- one column -------------------------------------------------------------------------------------------------------
 
 
-def look_at(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+def look_at(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen: bool) -> Facts:
     """Say what a column is like.
 
     Args:
@@ -225,18 +225,18 @@ def look_at(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool
         is_chosen: a job trains on it, so that an id or a text is a problem and cannot just be left out of a draft.
     """
     if column.declared:
-        return _of_other_type(column, raw, spec, is_chosen)
+        return _of_other_type(column, raw, spec, is_chosen=is_chosen)
     if column.name in spec.columns:
-        return _answered(column, raw, spec, is_chosen)
+        return _answered(column, raw, spec, is_chosen=is_chosen)
     if column.name in spec.dates:
         is_whole = pa.types.is_integer(raw.type)
         return _dates(Column.of(column.name, raw.cast(pa.string()), spec) if is_whole else column, spec)
     if column.numbers is not None:
-        return _numbers(column, column.numbers, [], is_chosen)
-    return _text(column, spec, is_chosen)
+        return _numbers(column, column.numbers, [], is_chosen=is_chosen)
+    return _text(column, spec, is_chosen=is_chosen)
 
 
-def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen: bool) -> Facts:
     """Look at a column of which the policy says what it is."""
     name, answer = column.name, spec.columns[column.name]
     if answer == ID:
@@ -245,11 +245,11 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bo
     if answer == CATEGORIES:
         column = column if column.is_text else Column.of(name, raw.cast(pa.string()), spec)
         present = column.present(spec.missing)
-        return _categories(column, present, [], is_chosen, is_answered=True)
+        return _categories(column, present, [], is_chosen=is_chosen, is_answered=True)
     if answer == MEASUREMENT:
         if column.numbers is None:
-            return _text(column, spec, is_chosen)
-        return _numbers(column, column.numbers, [], is_chosen, is_answered=True)
+            return _text(column, spec, is_chosen=is_chosen)
+        return _numbers(column, column.numbers, [], is_chosen=is_chosen, is_answered=True)
     values, codes = distinct_values(raw)
     numbers = answered_values(values, answer, NumberFormat(spec.decimal, spec.thousands), spec.missing)
     unread = np.array([*(number is None for number in numbers), False], dtype=bool)[codes]
@@ -259,10 +259,10 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bo
             f"column {name!r} holds texts that the policy's answer of it does not read. Policy keys: columns, missing"
         )
         found.append(Finding("text_among_numbers", words, True, name, **rows_where(unread)))
-    return _numbers(column, taken(numbers, codes), found, is_chosen, is_answered=True)
+    return _numbers(column, taken(numbers, codes), found, is_chosen=is_chosen, is_answered=True)
 
 
-def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, is_chosen: bool) -> Facts:
+def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen: bool) -> Facts:
     name = column.name
     if is_time(raw.type):
         zone = getattr(raw.type, "tz", None)
@@ -288,7 +288,7 @@ def _dates(column: Column, spec: DataSet) -> Facts:
     return Facts(column.name, Sort.DATES, tuple(found), values)
 
 
-def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
+def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:
     name, form = column.name, NumberFormat(spec.decimal, spec.thousands)
     is_measured = spec.columns.get(name) == MEASUREMENT
     said = column.present(spec.missing)
@@ -303,17 +303,20 @@ def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
         options = {"missing": [*spec.missing, *sorted(absent)]}
         found.append(Finding("missing", words, True, name, **column.tally(absent), options=options))
     if not present:
-        return _numbers(column, np.full(column.n_rows, np.nan), found, is_chosen)
+        return _numbers(column, np.full(column.n_rows, np.nan), found, is_chosen=is_chosen)
     if {text.lower() for text in present} <= {"true", "false"}:
         return _numbers(
-            column, column.mapped(lambda text: {"true": 1.0, "false": 0.0}.get(text.lower())), found, is_chosen
+            column,
+            column.mapped(lambda text: {"true": 1.0, "false": 0.0}.get(text.lower())),
+            found,
+            is_chosen=is_chosen,
         )
     strange = [text for text in present if _number_in(text, form) is None]
     if not strange:
         limits = [text for text in present if limit_of(text)]
         read = dict(zip(present, answered_values(present, LIMITS, form, ()), strict=True))
         found += [*_limits(column, limits), *_beyond_float64(column, [text for text in present if text not in limits])]
-        return _numbers(column, column.mapped(read.get), found, is_chosen, is_measured)
+        return _numbers(column, column.mapped(read.get), found, is_chosen=is_chosen, is_answered=is_measured)
     if dates := fitting_dates(present):
         return _undeclared_dates(column, present, dates, found)
     n_present = column.tally(present)["count"]
@@ -333,7 +336,7 @@ def _text(column: Column, spec: DataSet, is_chosen: bool) -> Facts:
         words += "or say that they are categories. Policy keys: dates, missing, columns"
         found.append(Finding("dates", words, True, name, **column.tally(present)))
         return Facts(name, Sort.OTHER, tuple(found))
-    return _categories(column, present, found, is_chosen)
+    return _categories(column, present, found, is_chosen=is_chosen)
 
 
 def _number_in(text: str, form: NumberFormat) -> float | None:
@@ -394,7 +397,7 @@ def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]
 
 
 def _categories(
-    column: Column, present: Sequence[str], found: Sequence[Finding], is_chosen: bool, is_answered: bool = False
+    column: Column, present: Sequence[str], found: Sequence[Finding], *, is_chosen: bool, is_answered: bool = False
 ) -> Facts:
     name, findings = column.name, list(found)
     if not is_answered and seems_unique(len(present), column.tally(present)["count"], name):
@@ -430,6 +433,7 @@ def _numbers(
     column: Column,
     values: NDArray[np.float64],
     found: Sequence[Finding],
+    *,
     is_chosen: bool,
     is_answered: bool = False,
 ) -> Facts:

@@ -93,7 +93,7 @@ _Made = TypeVar("_Made")
 class _Lazy(Mapping[str, _Made]):
     """Something for each column, made when it is asked for: all are kept, or the last one alone."""
 
-    def __init__(self, names: Sequence[str], make: Callable[[str], _Made], keeps_all: bool) -> None:
+    def __init__(self, names: Sequence[str], make: Callable[[str], _Made], *, keeps_all: bool) -> None:
         self._names, self._make, self._keeps_all = dict.fromkeys(names), make, keeps_all
         self._made: dict[str, _Made] = {}
 
@@ -128,20 +128,20 @@ def _survey(raw: RawFile, use: Use) -> Survey:
         found.append(Finding("max_rows", "there are more rows than the policy's max_rows", count=raw.n_rows))
     places = {name: place for place, name in enumerate(names)}
     is_held = not isinstance(raw.columns, ColumnsInPasses)
-    by_name = _Lazy(names, lambda name: raw.columns[places[name]], is_held)
-    columns = _columns(by_name, spec, is_held)
+    by_name = _Lazy(names, lambda name: raw.columns[places[name]], keeps_all=is_held)
+    columns = _columns(by_name, spec, is_held=is_held)
     chosen = [name for name in columns if _is_asked_for(name, spec, use)]
     may_be_text = [name for name in chosen if not is_number(raw.kind(places[name]))]
     form = _number_format(spec, columns, by_name, may_be_text)
     if form is not None:
         found.append(form)
         spec = replace(spec, **form.options)
-        columns = _columns(by_name, spec, is_held)
+        columns = _columns(by_name, spec, is_held=is_held)
     return _Look(spec, use, columns, by_name, raw.names_are_data, frozenset(of_jobs)).whole(chosen, found, raw.n_rows)
 
 
-def _columns(raw: Mapping[str, Any], spec: DataSet, is_held: bool) -> Mapping[str, Column]:
-    return _Lazy(list(raw), lambda name: Column.of(name, raw[name], spec), is_held)
+def _columns(raw: Mapping[str, Any], spec: DataSet, *, is_held: bool) -> Mapping[str, Column]:
+    return _Lazy(list(raw), lambda name: Column.of(name, raw[name], spec), keeps_all=is_held)
 
 
 def _number_format(
@@ -283,7 +283,7 @@ class _Look:
                 )
                 findings.append(Finding("category", words, not use.unknown_is_missing, name, **outside))
             return Facts(name, Sort.CATEGORIES, tuple(findings))
-        facts = look_at(column, self.raw[name], self.spec, use.is_settled)
+        facts = look_at(column, self.raw[name], self.spec, is_chosen=use.is_settled)
         if facts.sort is Sort.CATEGORIES and use.is_settled:
             words = f"column {name!r} holds text: give the job a public list of categories, or leave it out of features"
             return replace(facts, findings=(*facts.findings, Finding("no_list", words, True, name)))

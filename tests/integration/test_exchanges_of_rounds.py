@@ -198,7 +198,7 @@ def test_a_site_lost_between_a_round_and_its_metrics_loses_none(tmp_path, nth, h
 
 def test_the_plan_counts_them_so():
     workload = Workload(1000, 4, bins=16, depth=3, metrics=2, rounds=4, grown=True, metrics_wait=False)
-    first, later = (list(round_messages(workload, "masks", is_first)) for is_first in (True, False))
+    first, later = (list(round_messages(workload, "masks", is_first=is_first)) for is_first in (True, False))
     assert sum(m.messages for m in first) == sum(m.messages for m in later) == 3
     assert [(m.kind, m.n_values, m.residues) for m in later if m.residues] == [(Kind.HISTOGRAM_METRIC, 130, 4 + 4)]
     assert [m.kind for m in final_messages(workload)] == [Kind.METRIC]

@@ -86,7 +86,7 @@ def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, j
 
     workload = workload_of_job(job, 600, FEATURES, 3, missing=False)
     planned: Counter = Counter()
-    rounds = [m for number in range(job.num_rounds) for m in round_messages(workload, profile, number == 0)]
+    rounds = [m for number in range(job.num_rounds) for m in round_messages(workload, profile, is_first=number == 0)]
     for m in (*setup_messages(workload), *rounds, *final_messages(workload, profile)):
         planned[m.kind.name] += m.messages * message_bytes(m, profile)
     assert ("HISTOGRAM_METRIC" in planned) == (profile in ("plain", "masks"))

@@ -53,17 +53,17 @@ def _plan(arguments: Options) -> str:
             raise ConfigurationError(f"{name} must be at least 1")
     if arguments.job is None:
         name = "horizontal" if arguments.foreign_features is None else "vertical"
-        _check_options(arguments, name, False)
+        _check_options(arguments, name, is_paid=False)
         return PLANS[name](arguments, None)
     kind, job = find_job(arguments.job)
-    _check_options(arguments, kind.name, has_budget(kind, job))
+    _check_options(arguments, kind.name, is_paid=has_budget(kind, job))
     if kind.name not in PLANS:
         why = UNPLANNED.get(kind.name, "none has been written")
         raise ConfigurationError(f"{arguments.job}: {kind.name} jobs have no plan: {why}")
     return PLANS[kind.name](arguments, job)
 
 
-def _check_options(arguments: Options, kind: str, is_paid: bool) -> None:
+def _check_options(arguments: Options, kind: str, *, is_paid: bool) -> None:
     """Refuse options that the plan of this kind of job does not use. Args: is_paid: from a privacy budget."""
     if not is_paid and (arguments.budget or arguments.workspace or arguments.site):
         raise ConfigurationError("--budget, --workspace and --site belong to differentially private jobs")

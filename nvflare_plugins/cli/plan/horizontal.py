@@ -230,11 +230,11 @@ def _workload(arguments: Options, job: HorizontalJob | None) -> Workload:
     }
     if job is None:
         return Workload(arguments.rows, arguments.features, sites=arguments.sites, missing=arguments.missing, **given)
-    workload = workload_of_job(job, arguments.rows, arguments.features, arguments.sites, arguments.missing)
+    workload = workload_of_job(job, arguments.rows, arguments.features, arguments.sites, missing=arguments.missing)
     return dataclasses.replace(workload, **given)
 
 
-def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, missing: bool) -> Workload:
+def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *, missing: bool) -> Workload:
     """Take from a job what the plan needs; rows, features and sites are not in it."""
     columns = {"monotone_constraints", "interaction_constraints"}  # they name columns, and cost nothing
     names = job.features or [f"f{i}" for i in range(features)]
@@ -314,7 +314,7 @@ def estimate(
     workload: Workload, profile: str, network: Network, trees: TreeRate, rate: ProtectionRate, process_bytes: int
 ) -> Estimate:
     """Combine sizes, rates and network. Pure: same arguments, same result."""
-    first, later = (list(round_messages(workload, profile, is_first)) for is_first in (True, False))
+    first, later = (list(round_messages(workload, profile, is_first=is_first)) for is_first in (True, False))
     per_round = later if workload.rounds > 1 else first
     once = [*setup_messages(workload), *final_messages(workload, profile)]
     round_bytes = _total(per_round, profile)

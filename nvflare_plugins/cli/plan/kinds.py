@@ -158,7 +158,7 @@ def plan_vertical_tuning(arguments: Options, job: VerticalTuningJob) -> str:
 def _workload(arguments: Options, job: TuningJob, number: int) -> Workload:
     training = job.training_of(job.all_trials()[number])
     rows = arguments.rows - arguments.rows // job.folds
-    workload = workload_of_job(training, rows, arguments.features, arguments.sites, arguments.missing)
+    workload = workload_of_job(training, rows, arguments.features, arguments.sites, missing=arguments.missing)
     names = training.features or [f"f{i}" for i in range(arguments.features)]
     columns = {"monotone_constraints", "interaction_constraints"}
     checked = check_parameters({k: v for k, v in training.params.items() if k not in columns}, names)

@@ -172,7 +172,7 @@ def metrics_ride(workload: Workload, profile: str) -> bool:
     return workload.metrics > 0 and not workload.metrics_wait and profile in ("plain", "masks")
 
 
-def round_messages(workload: Workload, profile: str = "masks", is_first: bool = False) -> Iterator[Planned]:
+def round_messages(workload: Workload, profile: str = "masks", *, is_first: bool = False) -> Iterator[Planned]:
     """Yield the messages of one boosting round."""
     values_per_node = 2 * workload.bins * workload.features
     wide_pairs, width = pairs_are_wide(workload, profile), workload.word_bits // 8
@@ -254,11 +254,13 @@ def message_bytes(message: Planned, profile: str) -> int:
     """Return the exact size of a planned message. Raises: ConfigurationError, as ``payload_bytes``."""
     # What is asked of all sites by a flag (any_site) goes under masks in every job.
     protected = "masks" if message.kind in (Kind.SCALE, Kind.CELL_FLAGS) else profile
-    return payload_bytes(protected, message.n_values, message.wide, message.residues, message.word_bytes)
+    return payload_bytes(
+        protected, message.n_values, wide=message.wide, residues=message.residues, word_bytes=message.word_bytes
+    )
 
 
 def payload_bytes(
-    profile: str, n_values: int, wide: bool = False, residues: int = 0, word_bytes: int = BYTES_PER_WORD
+    profile: str, n_values: int, *, wide: bool = False, residues: int = 0, word_bytes: int = BYTES_PER_WORD
 ) -> int:
     """Return the exact size of a protected sum of ``n_values`` values and some residues as it leaves a site.
 

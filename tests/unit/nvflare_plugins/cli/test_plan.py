@@ -150,7 +150,7 @@ def test_words_of_32_bits_halve_the_bytes_of_histograms_in_a_round(profile):
         riding = [sum(m.messages * message_bytes(m, profile) for m in planned) for planned in (first, later)]
         assert riding[1] - riding[0] == 8 * (4 + 4)
     assert 2 * found[32] == found[64] > 1 << 20
-    said = "\n".join(assumptions(workload_of_job(replace(job, word_bits=32), 500_000, 28, 3, False), Network()))
+    said = "\n".join(assumptions(workload_of_job(replace(job, word_bits=32), 500_000, 28, 3, missing=False), Network()))
     assert "words of 32 bits under plain and masks (word_bits)" in said
 
 
@@ -191,9 +191,9 @@ def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narro
 def test_a_larger_gradient_makes_histograms_wide_earlier():
     params = {"objective": "binary:logistic", "scale_pos_weight": 8.0}
     job = HorizontalJob.from_dict({**JOB, "params": params, "engine": "xgboost"})
-    workload = workload_of_job(job, 3 * 40_000, 6, 3, False)
+    workload = workload_of_job(job, 3 * 40_000, 6, 3, missing=False)
     assert workload.pair_bound == 8.0 and pairs_are_wide(workload, "ckks")
-    assert not pairs_are_wide(workload_of_job(job, 3 * 32_000, 6, 3, False), "ckks")
+    assert not pairs_are_wide(workload_of_job(job, 3 * 32_000, 6, 3, missing=False), "ckks")
 
 
 def test_estimate_of_known_numbers():
@@ -334,7 +334,7 @@ JOB = {
 def test_shape_is_taken_from_a_job_folder(tmp_path):
     job = read_job(job_folder(tmp_path, JOB))
     assert job == HorizontalJob.from_dict(JOB)
-    assert workload_of_job(job, 1000, 6, 5, False) == Workload(
+    assert workload_of_job(job, 1000, 6, 5, missing=False) == Workload(
         1000,
         6,
         bins=32,
@@ -452,7 +452,7 @@ def test_a_profile_says_what_it_shows_and_needs_the_number_of_columns(capsys):
 
 def test_pooled_metrics_are_priced_and_said(capsys):
     job = HorizontalJob("d", "y", {"objective": "binary:logistic"}, eval_data_set="e", pooled_metrics=True)
-    with_metrics = workload_of_job(job, 1000, 3, 3, False)
+    with_metrics = workload_of_job(job, 1000, 3, 3, missing=False)
     without = replace(with_metrics, pooled_metrics=False)
     rates = (Network(), TreeRate(1.0, 0.0), ProtectionRate(1e-8, 1e-9), 0)
     more, less = (estimate(one, "masks", *rates) for one in (with_metrics, without))

@@ -108,4 +108,4 @@ def test_lists_are_in_no_list_of_categories(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"column 'a' holds list<.*>: turn it into numbers"):
         load_table(DataSet("t", tmp_path / "t.parquet", "parquet"), label="y", categories={"a": ["1"]}, repair=True)
     with pytest.raises(ScoringError, match="of type list<item: int64>"):
-        matrix_of("X", [Feature("a", ("1",))], {"a": table.column("a")}, (), False, PYTHON)
+        matrix_of("X", [Feature("a", ("1",))], {"a": table.column("a")}, (), unknown_is_missing=False, remedies=PYTHON)
