@@ -386,7 +386,7 @@ def place_parts(training: Path, inputs: Path) -> None:
 
 
 @click.command(help=(__doc__ or "").replace("\n\n", "\n\n\b\n"))
-@click.argument("name", type=click.Choice(list(EXAMPLES)), required=False)
+@click.argument("name", metavar="[NAME]", type=click.Choice(list(EXAMPLES)), required=False, help=", ".join(EXAMPLES))
 @click.option("--workspace", metavar="DIR", type=Path, help="run the job in the simulator, below this folder")
 @click.option("--file", metavar="FILE", type=Path, help="a table of your own for all sites")
 @click.option("--label", default=LABEL, help="label column of the table of a vertical job")

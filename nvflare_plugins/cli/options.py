@@ -62,28 +62,35 @@ class Command(click.Command):
         return super().parse_args(ctx, args if ctx.resilient_parsing else [*self._spread(ctx, args)])
 
     def _spread(self, ctx: click.Context, args: list[str]) -> Iterator[str]:
-        """Yield the arguments with the option before each of its values."""
-        options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
-        known = {name: one for one in options for name in one.opts}
+        """Yield the arguments, options by their whole names, and with one before each of its values."""
+        known = {name: one for one in self.get_params(ctx) if isinstance(one, click.Option) for name in one.opts}
         left = deque(args)
         while left:
-            word = left.popleft()
+            word = _whole(left.popleft(), known)
             yield word
             if word == "--":
                 yield from left
                 return
-            if word not in known:
+            option = known.get(word)
+            if option is None or option.is_flag:
                 continue
             if not left or _looks_like_option(left[0]):
-                raise click.BadParameter("expected an argument", ctx, known[word])
+                raise click.BadParameter("expected an argument", ctx, option)
             yield left.popleft()
-            while isinstance(known[word], SeveralValues) and left and not _looks_like_option(left[0]):
+            while isinstance(option, SeveralValues) and left and not _looks_like_option(left[0]):
                 yield word
                 yield left.popleft()
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the description."""
         formatter.write(f"\n{self.help}\n")
+
+
+def _whole(word: str, known: Iterable[str]) -> str:
+    """Return an option that begins like one alone under its whole name, and anything else as it is."""
+    name, equals, value = word.partition("=")
+    meant = [one for one in known if one.startswith(name)] if name.startswith("--") and name not in known else []
+    return f"{meant[0]}{equals}{value}" if len(meant) == 1 and name != "--" else word
 
 
 def _looks_like_option(text: str) -> bool:

@@ -96,6 +96,14 @@ def test_an_option_takes_several_values_up_to_the_next_option() -> None:
     assert parse(["plan"]).foreign_features is None
 
 
+def test_the_beginning_of_an_option_is_enough_where_no_other_begins_so(capsys: pytest.CaptureFixture[str]) -> None:
+    options = parse(["plan", "--foreign", "5", "7", "--row=3", "--missing"])
+    assert (options.foreign_features, options.rows, options.missing) == ([5, 7], 3, True)
+    with pytest.raises(SystemExit):
+        parse(["plan", "--ro", "3"])
+    assert "No such option '--ro'" in capsys.readouterr().err
+
+
 def test_every_command_prints_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert all(any("--json" in one.opts for one in command.params) for command in COMMANDS.values())
     assert main(["site-setup", str(tmp_path), "--json"]) == 0
