@@ -40,7 +40,7 @@ from tests.bench.bench_federboost_vertical import EPSILON, N_BUCKETS, kinds, par
 from tests.bench.dp_data import Arrays, load
 from tests.bench.rivals_figure import draw
 from tests.bench.simulated_link import Exchange, Link, Traffic, totals
-from tests.support.parties import succeed
+from tests.support.federation import succeed
 
 SETS = {"credit2": (20, 3), "adult": (20, 3), "bank": (20, 3), "higgs_20k": (60, 4)}
 """Table -> (trees, layers)."""

@@ -49,7 +49,7 @@ from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, run_site, train_on_buckets
 from nvflare_plugins.pages.run_record import RunRecord
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
 N_BUCKETS, EPSILON, EDGES_SHARE = 16, 4.0, 0.1

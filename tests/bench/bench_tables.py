@@ -106,7 +106,7 @@ def train(folder: Path, form: str) -> None:
             if site != "site-1" or form == "file"
             else {"path": "rows", "memory": form.removeprefix(LIMITED)}
         )
-        sites.write_policy(site, data_sets={"rows": own})
+        sites.set_policy(site, data_sets={"rows": own})
     # Histograms of many columns at once would be most of what a small process holds.
     shape = {"max_bin": 64, "max_depth": 4} if form.startswith(LIMITED) else {"max_bin": 256, "max_depth": 6}
     params = {"objective": "binary:logistic", **shape}
@@ -124,7 +124,7 @@ def train_vertically(folder: Path, form: str) -> None:
     """Run a vertical job in this process and print what it took."""
     import xgboost  # noqa: F401
 
-    from tests.support.parties import Parties, succeed
+    from tests.support.federation import Parties, succeed
     from tests.support.vertical_jobs import POLICY, job, merged
     from tests.support.vertical_jobs import run as run_job
 

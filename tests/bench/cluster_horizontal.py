@@ -93,7 +93,7 @@ class Way:
         self._workers: list[int] = []
         if n_workers:
             cluster = stack.enter_context(local_cluster(n_workers))
-            federation.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": n_workers})
+            federation.set_policy("site-1", cluster={"scheduler": cluster.address, "workers": n_workers})
             self._workers = cluster.pids
         sites = federation.sites
         pairs = [connected_pair() for _ in sites]

@@ -68,7 +68,7 @@ class TuningWay(Way):
     def prepare(self, federation: Federation) -> None:
         """Have the sites consent, and draw the same folds in every way."""
         for site in federation.sites:
-            federation.write_policy(site, consents={"tuning": 10_000})
+            federation.set_policy(site, consents={"tuning": 10_000})
         federation.set_registry_keys()
 
     def wait_ready(self) -> None:

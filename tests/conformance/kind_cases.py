@@ -35,7 +35,7 @@ from tests.golden.jobs import (
     describe_buckets,
     rows_over_sites,
 )
-from tests.support.parties import Parties
+from tests.support.federation import Parties
 
 DATA = "rows"
 _SHALLOW = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 16}

@@ -28,9 +28,9 @@ from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.conformance.kind_cases import CASES
+from tests.support.federation import Parties
 from tests.support.flare_job import JOB_ID, Finished, _Context, components
 from tests.support.flare_network import FakeCell, Network
-from tests.support.parties import Parties
 
 KINDS_THAT_WAIT = sorted(
     name

@@ -27,8 +27,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
-from tests.support.federation import TIMEOUT_S, DirectTransport
-from tests.support.parties import Parties
+from tests.support.federation import TIMEOUT_S, DirectTransport, Parties
 from tests.support.sessions import Authority
 
 SERVERS = {"servers": [{"name": "project", "identity": "server1"}]}

@@ -34,7 +34,7 @@ from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.memory.store import read_arrays
 from tests.golden.injection import SERVER, as_party, at_site, repeated_randomness
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 
 MODELS = Path(__file__).parent / "models"
 JOB_ID = "golden"

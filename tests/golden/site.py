@@ -32,7 +32,7 @@ from tests.golden.jobs import (
     rows_over_sites,
     run_job,
 )
-from tests.support.parties import Parties
+from tests.support.federation import Parties
 
 SITE = "site-2"
 REFUSED_AT_S = 1_795_330_800.0  # 2026-11-22, when this site refused for the last time

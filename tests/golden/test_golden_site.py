@@ -32,7 +32,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from tests.golden import site
 from tests.golden.jobs import run_job
 from tests.golden.site import SITE
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 
 GOLDEN = Path(__file__).parent
 REMEMBERS = GOLDEN / "site_3"

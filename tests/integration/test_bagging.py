@@ -20,7 +20,7 @@ from nvflare_plugins.kinds.bagging.training import run_bagging_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Kind
 from tests.support import bagging
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.simulator import SITES, simulate
 
 

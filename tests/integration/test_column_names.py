@@ -23,9 +23,8 @@ from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.xgb.continuation import recalibrated
 from nvflare_plugins.xgb.model_json import CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE
-from tests.support.federation import Federation, succeed
-from tests.support.parties import Parties
-from tests.support.parties import succeed as all_succeed
+from tests.support.federation import Federation, Parties, succeed
+from tests.support.federation import succeed as all_succeed
 from tests.support.private_federation import DATA, PrivateFederation
 from tests.support.vertical_jobs import POLICY, give_columns, run
 from tests.support.vertical_jobs import job as vertical_job
@@ -83,7 +82,7 @@ def test_a_finished_model_with_lists_is_continued(tmp_path: Path) -> None:
     succeed(federation.run(HorizontalJob("train", LABEL, params, 2, **public), "first"))
     first = federation.model("first")
     for site in federation.sites:
-        federation.write_policy(site, consents={"recompute_with_changes": True, "second_quantile_search": True})
+        federation.set_policy(site, consents={"recompute_with_changes": True, "second_quantile_search": True})
         inputs = federation.workspace(site) / "inputs"
         inputs.mkdir(exist_ok=True)
         (inputs / "first.json").write_bytes(first)

@@ -11,10 +11,9 @@ from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind
 from tests.support import vertical_jobs
-from tests.support.federation import Federation, SiteDied, dies_at
+from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 from tests.support.federation import succeed as all_sites_of
 from tests.support.horizontal_jobs import table as rows
-from tests.support.parties import Parties, succeed
 from tests.support.private_federation import PrivateFederation
 from tests.support.private_federation import job_of as private_job
 

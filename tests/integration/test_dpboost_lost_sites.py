@@ -22,8 +22,7 @@ from nvflare_plugins.kinds.dpboost.server import FILE, HASH_BYTES, KEY_BYTES, Dp
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Kind
-from tests.support.federation import SiteDied, Tamper, dies_at
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, SiteDied, Tamper, dies_at, succeed
 from tests.support.seeded_randomness import SeededRandomness
 
 EPSILON = 2.0

@@ -86,7 +86,7 @@ def test_metrics_have_an_exchange_of_their_own_where_something_waits_for_them(tm
     """Early stopping does; so does the note of a state before its first sum; and other schemes protect otherwise."""
     federation = sites(tmp_path)
     for site in federation.sites:
-        federation.write_policy(
+        federation.set_policy(
             site, min_sites=2, max_colluders=0, consents={"continue_without_site": True, "fewer_than_three_sites": True}
         )
     frames: list = []

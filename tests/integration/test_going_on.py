@@ -206,7 +206,7 @@ def test_too_few_rows_or_sites_may_be_left(tmp_path: Path) -> None:
     left = ("site-2", "site-3", "site-4")
     assert "too few rows or sites" in refused(go_on(federation, training, sites=left))
     for site in left:
-        federation.write_policy(site, min_sites=4)
+        federation.set_policy(site, min_sites=4)
     assert "asks for 4 sites" in refused(go_on(federation, training, 3, left))
 
 
@@ -369,7 +369,7 @@ def test_no_state_is_forgotten_however_many_others_were_entered_since(tmp_path: 
 
 def test_a_site_that_does_not_consent_takes_part_in_no_such_job(tmp_path: Path) -> None:
     federation = federation_of(tmp_path)
-    federation.write_policy("site-3", consents={"plain_profile": True})
+    federation.set_policy("site-3", consents={"plain_profile": True})
     outcomes = federation.run(going(), "job")
     assert isinstance(outcomes["site-3"], PolicyRefusal) and "continue_without_site" in str(outcomes["site-3"])
     assert not any(isinstance(one, dict) for one in outcomes.values())
@@ -393,7 +393,7 @@ def test_trainings_whose_sums_would_give_the_site_away_are_refused_by_name(tmp_p
 def test_leaves_that_are_counted_are_refused(tmp_path: Path) -> None:
     frame = ROWS.assign(y=1.0 + ROWS.y)
     federation = federation_of(tmp_path, frame)
-    federation.write_policy("site-4", min_rows_per_node=4)  # one site's policy is enough
+    federation.set_policy("site-4", min_rows_per_node=4)  # one site's policy is enough
     outcomes = federation.run(going({"objective": "reg:gamma"}), "job")
     assert any("whose leaves' rows are counted" in str(one) for one in outcomes.values()), outcomes
 

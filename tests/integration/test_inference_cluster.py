@@ -12,8 +12,8 @@ import pytest
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.pages.run_record import RunRecord
 from tests.integration.test_vertical_inference import SITES, make_case
+from tests.support.federation import succeed
 from tests.support.local_cluster import local_cluster
-from tests.support.parties import succeed
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 pytestmark = pytest.mark.slow

@@ -15,9 +15,8 @@ from nvflare_plugins.kinds.profile.site import run_profile_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support import bagging
-from tests.support.federation import Federation
+from tests.support.federation import Federation, Parties, succeed
 from tests.support.horizontal_jobs import LOGISTIC, table
-from tests.support.parties import Parties, succeed
 
 CLUSTER = {"scheduler": "tcp://127.0.0.1:9", "workers": 2}  # where nothing listens
 POLICY = {
@@ -56,7 +55,7 @@ def test_a_training_whose_evaluation_set_has_another_cluster_is_refused_before_i
     federation.set_registry_keys()
     sets: dict[str, Any] = {name: {"path": f"{name}.parquet"} for name in ("train", "eval")}
     sets["eval"]["cluster"] = {**CLUSTER, "scheduler": "tcp://127.0.0.1:10"}
-    federation.write_policy("site-2", cluster=CLUSTER, data_sets=sets)
+    federation.set_policy("site-2", cluster=CLUSTER, data_sets=sets)
     outcomes = federation.run(HorizontalJob("train", "y", LOGISTIC, 1, eval_data_set="eval"))
     assert "data_sets.eval.cluster" in str(outcomes["site-2"])
 

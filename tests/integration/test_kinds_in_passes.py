@@ -20,8 +20,7 @@ from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.kinds.federboost_vertical.tables import load_rows
 from nvflare_plugins.pages.run_record import RunRecord
 from tests.support import bagging
-from tests.support.federation import Federation
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Federation, Parties, succeed
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 from tests.support.seeded_randomness import SeededRandomness
 from tests.support.vertical_jobs import POLICY, give_columns, merged, run, table
@@ -82,7 +81,7 @@ def test_private_trees_are_those_of_held_rows(
             in_parts(sites, DATA)
             path = f"parts/{DATA}"
         for site in sites.sites:
-            sites.write_policy(site, data_sets={DATA: {"path": path, "privacy": BUDGET}})
+            sites.set_policy(site, data_sets={DATA: {"path": path, "privacy": BUDGET}})
         features = [f"x{i}" for i in range(4)] + ["colour"]
         job = job_of(trust="trusted_aggregator", features=features, structure_seed=5, **changes)
         sites.run_private(job, server_noise=lambda sums, *_: Release(np.asarray(sums), EVENT)).succeed()
@@ -95,7 +94,7 @@ def test_private_trees_that_need_all_rows_say_so(tmp_path: Path) -> None:
     sites = PrivateFederation(tmp_path)
     for site in sites.sites:
         held = {"path": f"{DATA}.parquet", "memory": "external", "privacy": BUDGET}
-        sites.write_policy(site, data_sets={DATA: held})
+        sites.set_policy(site, data_sets={DATA: held})
     run = sites.run_private(job_of(components={"n_trees": 2}))
     with pytest.raises(ConfigurationError, match=r"a private training holds them.*memory \("):
         raise run.error("site-1")

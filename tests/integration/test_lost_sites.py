@@ -16,9 +16,8 @@ from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
-from tests.support.federation import Federation, SiteDied, dies_at, succeed
+from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 from tests.support.horizontal_jobs import dies_after, federate, job, table
-from tests.support.parties import Parties
 from tests.support.private_federation import PrivateFederation, job_of
 
 WAITING = {"on_lost_site": "wait"}

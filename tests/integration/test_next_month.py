@@ -148,9 +148,9 @@ def test_with_the_consent_of_every_site_few_are_enough(tmp_path: Path) -> None:
     federation = federation_of(tmp_path, august)
     give(federation, grown(august, thirds(september)))
     for site in federation.sites[:2]:
-        federation.write_policy(site, consents={"recompute_with_changes": True})
+        federation.set_policy(site, consents={"recompute_with_changes": True})
     assert all(isinstance(o, Exception) for o in federation.run(job(), "two").values())
-    federation.write_policy("site-3", consents={"recompute_with_changes": True})
+    federation.set_policy("site-3", consents={"recompute_with_changes": True})
     succeed(federation.run(job(), "all"))
     assert "recompute_with_changes" in federation.record("site-1", "all").consents
 
@@ -210,7 +210,7 @@ def coarse(n: int, first_id: int, seed: int) -> pd.DataFrame:
 def with_ids(federation: Federation, name: str, frame: pd.DataFrame) -> None:
     federation.give_data(name, frame)
     for site in federation.sites:
-        federation.write_policy(site, data_sets={name: {"path": f"{name}.parquet", "id": "customer"}})
+        federation.set_policy(site, data_sets={name: {"path": f"{name}.parquet", "id": "customer"}})
 
 
 def test_rows_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_another_option_of_the_reader_is_another_version_of_the_rows(tmp_path: P
 
     def outcome(job_id: str, **options: object) -> object:
         entry = {"path": "train.csv", "separator": ";", **options}
-        federation.write_policy("site-1", data_sets={"train": entry})
+        federation.set_policy("site-1", data_sets={"train": entry})
         fields = {
             "data_set": "train",
             "label": "y",

@@ -32,7 +32,7 @@ def two_months(folder: Path, returning: int, id_of_next: str | None = "person") 
     )
     federation.give_data(NEXT, later)
     for site in federation.sites:
-        federation.write_policy(
+        federation.set_policy(
             site,
             data_sets={
                 DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET},
@@ -72,7 +72,7 @@ def test_persons_of_the_first_month_are_left_out_of_the_second(tmp_path: Path, m
         DATA, pd.read_parquet(federation.workspace("site-1") / f"{NEXT}.parquet"), [np.arange(300)] * 3
     )
     for site in federation.sites:
-        federation.write_policy(site, data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
+        federation.set_policy(site, data_sets={DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": BUDGET}})
     federation.run_private(job_of(**features()), "again").succeed()
     assert sorted(used[6:]) == [40, 300, 300], "site-1 knows them, the others have never seen them"
 
@@ -114,7 +114,7 @@ def test_once_a_set_without_names_is_spent_on_all_others_are_refused(tmp_path: P
     federation.run_private(job_of(**features(data_set=NEXT)), "more").succeed()
     vouched = {DATA: {"path": f"{DATA}.parquet", "id": "person", "privacy": {**BUDGET, "own_persons": True}}}
     for site in federation.sites:
-        federation.write_policy(site, data_sets={**vouched, NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET}})
+        federation.set_policy(site, data_sets={**vouched, NEXT: {"path": f"{NEXT}.parquet", "privacy": BUDGET}})
     federation.run_private(job_of(**features()), "vouched").succeed()
 
 

@@ -244,7 +244,7 @@ def test_sites_with_different_releases_do_not_train(tmp_path: Path, monkeypatch:
     folder = plugins.install(tmp_path / "packages", monkeypatch)
     plugins.install(tmp_path / "newer", monkeypatch, version="1.3.0")
     federated = sites(tmp_path / "sites", plugins.POLICY)
-    federated.write_policy("site-3", plugins={"acme_masks": {**plugins.PIN, "version": "1.3.0"}})
+    federated.set_policy("site-3", plugins={"acme_masks": {**plugins.PIN, "version": "1.3.0"}})
     older = metadata.PathDistribution(folder / "acme_veil-1.2.0.dist-info")
     here, find = threading.local(), metadata.distribution
 

@@ -175,7 +175,7 @@ def kinds_of(frames: list, site: str) -> set[str]:
 def test_a_peers_floor_does_not_use_up_a_sites_refusals(tmp_path: Path, peers_floor: int) -> None:
     """Site-3 asks for more rows than there are, until no job of anybody could look at the rows of site-1."""
     federation = floored(tmp_path)
-    federation.write_policy("site-3", min_effective_rows=peers_floor, data_refusals_per_month=1000)
+    federation.set_policy("site-3", min_effective_rows=peers_floor, data_refusals_per_month=1000)
     for number in range(2):
         outcomes = federation.run(job(), f"attack-{number}")
         assert all(type(outcome) is TooFewRows and str(outcome) == TOO_FEW for outcome in outcomes.values())
@@ -187,7 +187,7 @@ def test_a_peers_floor_does_not_use_up_a_sites_refusals(tmp_path: Path, peers_fl
         outcomes["site-1"]
     )
     assert "EFFECTIVE_ROWS" not in kinds_of(frames, "site-1"), "no further count may leave the site"
-    federation.write_policy("site-3", min_effective_rows=10)
+    federation.set_policy("site-3", min_effective_rows=10)
     succeed(federation.run(job(), "honest"))
 
 
@@ -280,7 +280,7 @@ def test_a_leaf_that_is_one_rows_label_needs_every_sites_consent(tmp_path: Path,
 
     federation = Federation(tmp_path / "default", policy={**FEW_ROWS, "consents": consents})
     federation.give_data("train", lone_label())
-    federation.write_policy("site-1", consents={**consents, "exact_leaves": True})
+    federation.set_policy("site-1", consents={**consents, "exact_leaves": True})
     frames: list = []
     outcomes = federation.run(attack, frames=frames)
     for site in SITES[1:]:

@@ -61,7 +61,7 @@ def federation_of(folder: Path, rows: Sequence[str], **facts: object) -> Private
     folder.mkdir(exist_ok=True)
     federation = PrivateFederation(folder, frame_of(60).assign(w=1.0), share_data_errors=True)
     write(federation.workspace("site-1") / f"{DATA}.csv", rows)
-    federation.write_policy("site-1", data_sets={DATA: {"path": f"{DATA}.csv", "privacy": BUDGET, **facts}})
+    federation.set_policy("site-1", data_sets={DATA: {"path": f"{DATA}.csv", "privacy": BUDGET, **facts}})
     return federation
 
 
@@ -195,7 +195,7 @@ def test_rows_whose_buckets_were_sent_are_left_out_and_rows_without_ids_refused(
     # Left out without a word, so that nobody learns from a refusal whether a person is there.
     assert federation.run_private(job).succeed()
     entry = {"path": f"{DATA}.csv", "privacy": BUDGET}
-    federation.write_policy("site-1", data_sets={DATA: entry})
+    federation.set_policy("site-1", data_sets={DATA: entry})
     with pytest.raises(PolicyRefusal, match=f"data_sets.{DATA}.id"):
         prepare_trees(job, place_of(tmp_path))
     path.unlink()  # what has no ids is refused before anything is read

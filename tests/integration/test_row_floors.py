@@ -63,9 +63,9 @@ def test_a_raised_parameter_is_what_centralized_training_equals(tmp_path):
     federation = federate(tmp_path, frame, job(params), policy=STRICT)
     settings = {**LOGISTIC, **params, "min_child_weight": agreed(federation)["params"]["min_child_weight"]}
     assert leaf_difference(federation.model(), central_model(frame, "y", settings, federation.cuts(), 4)) == 0.0
-    federation.write_policy("site-3", min_rows_per_node=9)
+    federation.set_policy("site-3", min_rows_per_node=9)
     for site in federation.sites:
-        federation.write_policy(site, consents={"recompute_with_changes": True})
+        federation.set_policy(site, consents={"recompute_with_changes": True})
     succeed(federation.run(job(params), "nine"))
     assert agreed(federation, "nine")["params"]["min_child_weight"] == 9.0
 

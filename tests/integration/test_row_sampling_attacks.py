@@ -173,7 +173,7 @@ def test_the_same_rows_sampled_otherwise_are_changed_rows(tmp_path):
     outcomes = federation.run(job(changed), "some")
     assert any("recompute_with_changes" in str(e) and isinstance(e, ConfigurationError) for e in outcomes.values())
     for site in federation.sites:
-        federation.write_policy(site, consents={"recompute_with_changes": True})
+        federation.set_policy(site, consents={"recompute_with_changes": True})
     succeed(federation.run(job(changed, 1), "consented"))
 
 
@@ -282,7 +282,7 @@ def test_other_sites_learn_no_more_of_a_refusal_than_the_fixed_text(tmp_path, mo
     """One policy asks for more rows than there are: nobody can tell whose."""
     federation = Federation(tmp_path, policy=STRICT)
     federation.give_data("train", table(400))
-    federation.write_policy("site-2", min_effective_rows=5000)
+    federation.set_policy("site-2", min_effective_rows=5000)
     assert refused(federation.run(job()))
 
 

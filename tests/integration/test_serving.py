@@ -28,7 +28,7 @@ from nvflare_plugins.kinds.vertical_inference import serving as parties
 from nvflare_plugins.kinds.vertical_inference.score_socket import MOST_CONNECTIONS, MOST_LINE_BYTES, SOCKET, reachable
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from tests.integration.test_vertical_inference import SITES, Case, make_case, only_error
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 
 WAIT_S = 60.0
 

@@ -30,7 +30,7 @@ def federation_of(folder: Path, cluster: LocalDask | None = None, workers: int =
     federation.give_data("train", table(600))
     federation.set_registry_keys()
     if cluster is not None:
-        federation.write_policy("site-2", cluster={"scheduler": cluster.address, "workers": workers, **of_cluster})
+        federation.set_policy("site-2", cluster={"scheduler": cluster.address, "workers": workers, **of_cluster})
     return federation
 
 
@@ -74,7 +74,7 @@ def test_private_trees_on_workers(tmp_path: Path) -> None:
     with local_cluster(2) as cluster:
         federation = PrivateFederation(tmp_path)
         entry = {"path": f"{DATA}.parquet", "privacy": {"epsilon": 3.0, "delta": 1e-4}}
-        federation.write_policy(
+        federation.set_policy(
             "site-2", data_sets={DATA: {**entry, "cluster": {"scheduler": cluster.address, "workers": 2}}}
         )
         federation.run_private(job_of()).succeed()
@@ -114,7 +114,7 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_worker_was_lost(tmp_path: Pat
         lost = federation.run(job(6, checkpoint_every=1), on_progress=kill, notices_death=True)
         assert isinstance(lost["site-2"], WorkerFailure)
     with local_cluster(2) as cluster:
-        federation.write_policy("site-2", cluster={"scheduler": cluster.address, "workers": 2})
+        federation.set_policy("site-2", cluster={"scheduler": cluster.address, "workers": 2})
         succeed(federation.run(job(6, checkpoint_every=1, resume_from="job"), "again"))
     assert federation.model("again") == whole.model()
 

@@ -116,7 +116,7 @@ def test_rounds_that_draw_rows_and_other_ways(tmp_path: Path, changes: dict) -> 
     succeed(federation.run(job(params=params, evaluate_training=True, **changes)))
     assert len(federation.model()) > 0
     # Once it has rows, the difference of two models would be these rows.
-    federation.write_policy("site-2", consents={})
+    federation.set_policy("site-2", consents={})
     table(9).to_parquet(federation.workspace("site-2") / "train.parquet", index=False)
     assert isinstance(federation.run(job(params=params, **changes), "later")["site-2"], Exception)
 
@@ -126,7 +126,7 @@ def test_a_site_all_of_whose_rows_lack_a_label_takes_part(tmp_path: Path, caplog
     path = federation.workspace("site-2") / "train.parquet"
     pd.read_parquet(path).assign(y=np.nan).to_parquet(path, index=False)
     entry = {"path": "train.parquet", "drop_unlabelled": True}
-    federation.write_policy("site-2", data_sets={"train": entry})
+    federation.set_policy("site-2", data_sets={"train": entry})
     succeed(federation.run(job()))
     assert "without a label: 20 of 20" in caplog.text and LOG_LINES[0] in caplog.text
     check_model(federation, frame.drop(index=spread(frame, "a class")[1]), job())
@@ -134,7 +134,7 @@ def test_a_site_all_of_whose_rows_lack_a_label_takes_part(tmp_path: Path, caplog
 
 def test_floors_count_it_as_no_site_and_do_not_name_it(tmp_path: Path) -> None:
     federation, _ = federation_of(tmp_path, "rows")
-    federation.write_policy("site-1", min_sites=SITES)
+    federation.set_policy("site-1", min_sites=SITES)
     outcomes = federation.run(job())
     assert {type(outcome) for outcome in outcomes.values()} == {TooFewRows}
     assert {str(outcome) for outcome in outcomes.values()} == {TOO_FEW}

@@ -28,7 +28,7 @@ def veilboost(federation: Federation, *words: str | Path) -> int:
 def keep_runs(federation: Federation) -> None:
     """Let the policies name the folder in which these federations keep runs."""
     for site in federation.sites:
-        federation.write_policy(site, runs="runs")
+        federation.set_policy(site, runs="runs")
 
 
 def scores(federation: Federation, name: str, rows: Path) -> np.ndarray:
@@ -79,7 +79,7 @@ def test_three_months_of_a_privacy_engineer(tmp_path: Path, capsys: pytest.Captu
     federation.give_data(later, frame.assign(person=np.arange(900) + np.where(np.arange(900) % 3 == 0, 0, 10_000)))
     for site in federation.sites:
         sets = {name: {"path": f"{name}.parquet", "id": "person", "privacy": BUDGET} for name in (DATA, later)}
-        federation.write_policy(site, data_sets=sets, runs="runs")
+        federation.set_policy(site, data_sets=sets, runs="runs")
     features = ["x0", "x1", "x2", "x3", "colour"]
     federation.run_private(job_of(features=features), "august").succeed()
     assert veilboost(federation, "models", "add", "readmission", "august") == 0

@@ -147,7 +147,7 @@ def test_two_sites_only_by_consent(tmp_path):
     assert any(isinstance(e, PolicyRefusal) and "fewer_than_three_sites" in str(e) for e in outcomes.values())
     assert not frames
     for site in federation.sites:
-        federation.write_policy(site, min_sites=2, max_colluders=0, consents={"fewer_than_three_sites": True})
+        federation.set_policy(site, min_sites=2, max_colluders=0, consents={"fewer_than_three_sites": True})
     succeed(federation.run(job(), "consented"))
     central = central_model(frame, "y", LOGISTIC, federation.cuts("consented"), 4)
     assert leaf_difference(federation.model("consented"), central) <= LABEL_MEAN_TOLERANCE

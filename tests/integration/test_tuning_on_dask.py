@@ -18,8 +18,8 @@ from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind, unpack
+from tests.support.federation import Parties, succeed
 from tests.support.local_cluster import LocalDask, local_cluster
-from tests.support.parties import Parties, succeed
 from tests.support.shards import in_shards
 from tests.support.tunings import result_of
 

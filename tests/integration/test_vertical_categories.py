@@ -16,7 +16,7 @@ from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.scoring import VeilBoostClassifier
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import POLICY, job, merged, run
 

@@ -19,8 +19,7 @@ from nvflare_plugins.kinds.vertical import sharded_sums as passive
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
-from tests.support.federation import SiteDied
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 
 TRAIN = table(390).iloc[:300]

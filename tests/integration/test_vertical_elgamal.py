@@ -18,8 +18,7 @@ from nvflare_plugins.kinds.vertical import active_party, schemes
 from nvflare_plugins.kinds.vertical.schemes import HistogramMaker, elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
-from tests.support.federation import SiteDied
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 
 pytestmark = pytest.mark.skipif(available_backends()[0] == "reference", reason="the C extension was not built")

@@ -24,9 +24,8 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_inference import Case, make_case
-from tests.support.federation import dies_at
+from tests.support.federation import Parties, dies_at, succeed
 from tests.support.memories import changed, memory_in, states, told
-from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 

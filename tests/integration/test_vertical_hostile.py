@@ -24,9 +24,8 @@ from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.integration.test_vertical_jobs import nothing_written
-from tests.support.federation import SiteDied, dies_at
+from tests.support.federation import Parties, SiteDied, dies_at, succeed
 from tests.support.he_toys import toy_paillier
-from tests.support.parties import Parties, succeed
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import first_difference, trees
 from tests.support.vertical_jobs import central, federation, job, merged, run, table

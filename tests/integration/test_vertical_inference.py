@@ -27,7 +27,7 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.model_json import with_lists
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.searching import found_every_time
 from tests.support.vertical_federation import Joined, central, federate
 from tests.support.vertical_parts import parts_of, write_parts

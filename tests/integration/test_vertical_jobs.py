@@ -24,9 +24,8 @@ from nvflare_plugins.kinds.vertical.passive_party import PassiveSite
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.wire.envelope import Kind, unpack
-from tests.support.federation import SiteDied, dies_at
+from tests.support.federation import Parties, SiteDied, dies_at, succeed
 from tests.support.memories import memory_in
-from tests.support.parties import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, merged, run, table
 

@@ -12,7 +12,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.wire.envelope import Kind, unpack
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, run, table
 

@@ -21,7 +21,7 @@ from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoiseSource
 from nvflare_plugins.kinds.vertical.party_sums import PartySums
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.workers import workers_here
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
 
 BUDGET = {"epsilon": 8.0, "delta": 1e-5}

@@ -13,7 +13,7 @@ from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, ActivePart, read_part
 from nvflare_plugins.pooled.mediated.mediator import Mediator
 from tests.support import vertical_jobs
-from tests.support.parties import succeed
+from tests.support.federation import succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import central, federation, job, merged, run, table
 

@@ -70,7 +70,7 @@ def federation_of(folder: Path, memory: str | None = None) -> Federation:
                 frame.to_parquet(made.workspace(site) / f"{name}.parquet", index=False)
                 sets[name] = {"path": f"{name}.parquet"}
             sets[name] |= {"drop_unlabelled": True, "dates": {"seit": "D.MM.YYYY"}}
-        made.write_policy(site, data_sets=sets)
+        made.set_policy(site, data_sets=sets)
     made.set_registry_keys()
     return made
 
@@ -158,7 +158,7 @@ def private_federation(folder: Path, name: str = "parts") -> PrivateFederation:
     made = PrivateFederation(folder, frame)
     write_parts(made.workspace("site-1") / "rows", pd.read_parquet(made.workspace("site-1") / f"{DATA}.parquet"))
     path = "rows" if name == "parts" else f"{DATA}.parquet"
-    made.write_policy("site-1", data_sets={DATA: {"path": path, "privacy": {"epsilon": 3.0, "delta": 1e-4}}})
+    made.set_policy("site-1", data_sets={DATA: {"path": path, "privacy": {"epsilon": 3.0, "delta": 1e-4}}})
     return made
 
 
@@ -307,7 +307,7 @@ def test_workers_of_dask_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         succeed(given.run(job()))
     with local_cluster(2) as cluster:
         read = federation_of(tmp_path / "read")
-        read.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
+        read.set_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
         succeed(read.run(job()))
     assert read.model() == given.model()
     workers = [section for section in read.record("site-1").sections if section.title == "Workers"]
@@ -321,6 +321,6 @@ def test_private_workers_of_dask_read(tmp_path: Path) -> None:
     held.run_private(private_job(), server_noise=no_noise).succeed()
     with local_cluster(2) as cluster:
         read = private_federation(tmp_path / "read")
-        read.write_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
+        read.set_policy("site-1", cluster={"scheduler": cluster.address, "workers": 2, "workers_read": True})
         read.run_private(private_job(), server_noise=no_noise).succeed()
     assert read.model() == held.model()

@@ -16,7 +16,7 @@ import xgboost as xgb
 
 from nvflare_plugins.kinds.bagging.training import run_bagging_site
 from tests.support import bagging
-from tests.support.parties import succeed
+from tests.support.federation import succeed
 from tests.support.scoring import check_covers_add_up
 
 CASES = {

@@ -160,7 +160,7 @@ def test_leaves_are_counted_over_shards(tmp_path: Path, monkeypatch: pytest.Monk
             in_shards(patch, shards)
             for floor in (40, 400):
                 for site in federation.sites:
-                    federation.write_policy(site, min_rows_per_node=floor)
+                    federation.set_policy(site, min_rows_per_node=floor)
                 job = HorizontalJob("train", "level", {"max_bin": MAX_BIN, **params}, 1, profile="masks")
                 outcome = federation.run(job, f"job-{floor}")["site-1"]
                 outcomes[name, floor] = str(outcome) if isinstance(outcome, Exception) else federation.model("job-40")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.kind_cases import CASES, KindCase
-from tests.support.parties import Parties
+from tests.support.federation import Parties
 
 CONTINUE, STOP, WAIT = "continue", "stop", "wait"
 DEADLINE_S = 150.0

@@ -13,8 +13,8 @@ from typing import Any
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
 from tests.simulation.cases import JOBS
+from tests.support.federation import Parties
 from tests.support.flare_job import descriptions
-from tests.support.parties import Parties
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from tests.simulation.prepared import described
 from tests.simulation.scheduler import Scheduler, Stopped, drain
 from tests.simulation.stand_ins import simulated
 from tests.simulation.watchdog import guarded
+from tests.support.federation import Parties
 from tests.support.flare_job import Finished, _Context
 from tests.support.flare_network import FakeCell, Network
-from tests.support.parties import Parties
 
 SERVER = "server"
 LONGEST_S = 7200.0

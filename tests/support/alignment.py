@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
-from tests.support.federation import DirectTransport, Tamper
+from tests.support.federation import DirectTransport, run_in_threads
 
 TIMEOUT_S = 30.0
 
@@ -35,37 +34,26 @@ def run_parties(
     n: int,
     take_part: Callable[[Channel, Session, SitePolicy], Any],
     policies: Mapping[str, Mapping[str, Any]] | None = None,
-    tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None,
-    frames: list[tuple[str, bytes]] | None = None,
     job_id: str = "job",
     recorders: Mapping[str, Any] | None = None,
+    **hooks: Any,
 ) -> list[Any]:
-    """Let every party take part; in rank order, what each returned or the error that ended it."""
-    names, attempt = party_names(n), os.urandom(16)
-    aggregator = Aggregator(names, attempt, TIMEOUT_S)
-    outcomes: dict[str, Any] = {}
+    """Let every party take part; in rank order, what each returned or the error that ended it.
 
-    def run(name: str) -> None:
+    Args: hooks: of ``run_in_threads``.
+    """
+    names, attempt = party_names(n), os.urandom(16)
+
+    def run(name: str, transport: DirectTransport) -> Any:
         policy = policy_of(folder, name, **dict((policies or {}).get(name, {})))
-        transport = DirectTransport(
-            aggregator, name, (tamper or {}).get(name), (tamper_reply or {}).get(name), frames=frames
-        )
         channel = Channel(name, names, job_id, attempt, transport, TIMEOUT_S)
         channel.recorder = (recorders or {}).get(name)
-        try:
-            session = open_session(channel, Identity.unsigned(name), policy, b"b" * 32)
-            outcomes[name] = take_part(channel, session, policy)
-        except Exception as error:  # the test decides what it expected
-            outcomes[name] = error
-            reason = str(error) if isinstance(error, VeilBoostError) else type(error).__name__
-            aggregator.abort(f"{name}: {reason}")
+        return take_part(channel, open_session(channel, Identity.unsigned(name), policy, b"b" * 32), policy)
 
-    threads = [threading.Thread(target=run, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def reason(error: Exception) -> str:
+        return str(error) if isinstance(error, VeilBoostError) else type(error).__name__
+
+    outcomes = run_in_threads(Aggregator(names, attempt, TIMEOUT_S), names, run, reason=reason, **hooks)
     return [outcomes[name] for name in names]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from nvflare_plugins.kinds.bagging.job import BaggingJob
-from tests.support.parties import Parties
+from tests.support.federation import Parties
 
 POLICY = {"consents": {"share_own_trees": True}}
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "eta": 0.3, "max_bin": 32, "nthread": 1}

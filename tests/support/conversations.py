@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
-from tests.support.federation import DirectTransport, Tamper, expire_for_the_dead
+from tests.support.federation import DirectTransport, run_in_threads
 from tests.support.sessions import BINDING, Policy
 
 TIMEOUT_S = 60.0
@@ -25,46 +25,21 @@ class Site:
 
 
 def converse(
-    tasks: list[Callable[[Site], object]],
-    tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None,
-    seen: list | None = None,
+    tasks: list[Callable[[Site], object]], seen: list[tuple[str, bytes]] | None = None, **hooks: Any
 ) -> list[object]:
     """Run one task per site, each in a thread with an open session; return results or errors, by rank.
 
     An error of one site ends the attempt for all, as FLARE's controller does it.
+
+    Args: hooks: of ``run_in_threads``.
     """
     sites = [f"site-{i + 1}" for i in range(len(tasks))]
     attempt = os.urandom(16)
-    aggregator = Aggregator(sites, attempt, 0.0)
-    results: list[object] = [None] * len(tasks)
-    done, transports = threading.Event(), {}
 
-    def run(rank: int) -> None:
-        site = sites[rank]
-        transport = DirectTransport(
-            aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site), frames=seen
-        )
-        transports[site] = transport
-        try:
-            channel = Channel(site, sites, "job", attempt, transport, TIMEOUT_S)
-            session = open_session(channel, Identity.unsigned(site), Policy(unsigned_sessions=True), BINDING)
-            results[rank] = tasks[rank](Site(channel, session, transport))
-        except Exception as error:  # the test looks at it
-            results[rank] = error
-            if not transport.died:
-                aggregator.abort(f"{site}: {error}")
-        finally:
-            transport.ended = True
+    def take_part(name: str, transport: DirectTransport) -> object:
+        channel = Channel(name, sites, "job", attempt, transport, TIMEOUT_S)
+        session = open_session(channel, Identity.unsigned(name), Policy(unsigned_sessions=True), BINDING)
+        return tasks[sites.index(name)](Site(channel, session, transport))
 
-    watch = [aggregator, transports, len(sites), done]
-    threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S + 10)
-        if thread.is_alive():
-            raise AssertionError("a site hangs")
-    done.set()
-    return results
+    outcomes = run_in_threads(Aggregator(sites, attempt, 0.0), sites, take_part, frames=seen, **hooks)
+    return [outcomes[site] for site in sites]

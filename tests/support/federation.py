@@ -1,4 +1,4 @@
-"""Whole federations in one process: every site runs ``run_site`` in a thread, the server is an ``Aggregator``."""
+"""Sites in one process: each in a thread with a workspace, a policy and files; the server is an ``Aggregator``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.job_context import JobResult, Progress, RoundFacts, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, RoundFacts, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.run_record import RunRecord
@@ -23,11 +23,13 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.wire.aggregation import Aggregator
-from nvflare_plugins.wire.envelope import Kind, unpack
+from nvflare_plugins.wire.aggregation import Aggregator, Transfer
+from nvflare_plugins.wire.channel import Transport
+from nvflare_plugins.wire.envelope import Frame, Kind, unpack
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 TIMEOUT_S = 60.0
+HANGS_S = 1800.0  # whoever is not done by then waits for something that does not come
 
 
 class SiteDied(Exception):
@@ -35,6 +37,8 @@ class SiteDied(Exception):
 
 
 Tamper = Callable[[bytes], bytes]
+RunSite = Callable[..., JobResult]
+"""(job, context, transport, timeout_s, progress) -> outcome."""
 
 
 def dies_at(kind: Kind, nth: int = 1) -> Tamper:
@@ -149,6 +153,63 @@ def expire_for_the_dead(
             aggregator.expire()
 
 
+def run_in_threads(
+    aggregator: Aggregator,
+    sites: Sequence[str],
+    take_part: Callable[[str, DirectTransport], Any],
+    *,
+    tamper: Mapping[str, Tamper] | None = None,
+    tamper_reply: Mapping[str, Tamper] | None = None,
+    sends_twice: bool = False,
+    frames: list[tuple[str, bytes]] | None = None,
+    transports: dict[str, DirectTransport] | None = None,
+    notices_death: bool = False,
+    patient: bool = True,
+    reason: Callable[[Exception], str] = str,
+) -> dict[str, Any]:
+    """Let every site take part in a thread of its own; return what each returned, or the error that ended it.
+
+    Args:
+        take_part: called with a site and its transport.
+        tamper, tamper_reply: hooks by site; one that raises ``SiteDied`` is a process that is gone and tells nobody.
+        sends_twice, frames: of all sites, see ``DirectTransport``.
+        transports: filled with each site's, for aborts.
+        notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline, once
+            nobody alive goes on by itself.
+        patient: sites wait for an answer as long as they are told; else until nobody alive goes on by itself.
+        reason: what others are told of an error.
+    """
+    outcomes: dict[str, Any] = {}
+    transports = {} if transports is None else transports
+    done = threading.Event()
+
+    def run(site: str) -> None:
+        hooks = (tamper or {}).get(site), (tamper_reply or {}).get(site)
+        transport = transports[site] = DirectTransport(aggregator, site, *hooks, sends_twice, frames)
+        try:
+            outcomes[site] = take_part(site, transport)
+        except Exception as error:  # the test decides what it expected
+            # XGBoost's thread turns what a hook raises into an error of its own.
+            transport.died = transport.died or isinstance(error, SiteDied)
+            outcomes[site] = SiteDied() if transport.died else error
+            if notices_death or not transport.died:
+                aggregator.abort(f"{site}: {reason(error)}")
+        finally:
+            transport.ended = True
+
+    watch = [aggregator, transports, len(sites), done, patient]
+    threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
+    threads = [threading.Thread(target=run, args=(site,), daemon=True) for site in sites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANGS_S)
+        if thread.is_alive():
+            raise AssertionError("a site hangs")
+    done.set()
+    return {site: outcomes[site] for site in sites}
+
+
 class _Told(Silent):
     """Progress that calls a function after each round."""
 
@@ -164,53 +225,124 @@ def told(progress: Any) -> Progress:
     return progress if hasattr(progress, "say") else _Told(progress)
 
 
+class Listener(Silent):
+    """Progress whose lines are kept."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
+        metrics = "".join(f", {name} {value:.6f}" for name, value in record.metrics.items())
+        self.say(f"round {record.round + 1} of {n_rounds}{metrics}")
+
+    def say(self, text: str) -> None:
+        self._lines.append(text)
+
+
 @dataclass
-class Federation:
-    """Sites with their own workspaces under one folder."""
+class Parties:
+    """Sites site-1, site-2, ... for any kind of job: each with a workspace, a policy and files of its own."""
 
     folder: Path
     n_sites: int = 3
-    policy: dict = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+    said: dict[str, list[str]] = field(default_factory=dict)
+    first_policy: ClassVar[dict[str, Any]] = {"unsigned_sessions": True, "share_data_errors": True}
 
     @property
     def sites(self) -> tuple[str, ...]:
-        return tuple(sorted(f"site-{i + 1}" for i in range(self.n_sites)))
+        width = len(str(self.n_sites))  # sites are named in the order of the alphabet
+        return tuple(f"site-{i + 1:0{width}d}" for i in range(self.n_sites))
 
     def workspace(self, site: str) -> Path:
         return self.folder / site
+
+    def run_folder(self, site: str, job_id: str = "job") -> Path:
+        return self.workspace(site) / "runs" / job_id
+
+    def give(self, site: str, name: str, frame: pd.DataFrame, **facts: object) -> None:
+        """Give a site a data set; ``facts`` are further keys of it in the policy."""
+        (self.workspace(site) / "local").mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(self.workspace(site) / f"{name}.parquet", index=False)
+        self.set_policy(site, data_sets={name: {"path": f"{name}.parquet", **facts}})
 
     def give_data(self, name: str, frame: pd.DataFrame, parts: Sequence[np.ndarray] | None = None) -> None:
         """Split a table over the sites in order (or by the given row numbers)."""
         parts = parts if parts is not None else np.array_split(np.arange(len(frame)), self.n_sites)
         for site, rows in zip(self.sites, parts, strict=True):
-            (self.workspace(site) / "local").mkdir(parents=True, exist_ok=True)
-            frame.iloc[rows].to_parquet(self.workspace(site) / f"{name}.parquet", index=False)
-            self.write_policy(site, data_sets={name: {"path": f"{name}.parquet"}})
+            self.give(site, name, frame.iloc[rows])
 
-    def write_policy(self, site: str, **changes: object) -> None:
+    def give_input(self, site: str, name: str, document: object) -> None:
+        """Put a JSON file into a site's input folder."""
+        folder = self.workspace(site) / "inputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(document))
+
+    def policy_of(self, site: str) -> dict[str, Any]:
         path = self.workspace(site) / "local" / "veilboost.json"
-        document = (
-            json.loads(path.read_text())
-            if path.exists()
-            else {
-                "allowed_profiles": ["plain", "masks", "bfv", "ckks"],
-                "unsigned_sessions": True,
-                "share_data_errors": True,
-                "consents": {
-                    "plain_profile": True,
-                    "exact_cuts": True,
-                    "exact_leaves": True,
-                    "recompute_with_changes": True,
-                    "second_quantile_search": True,
-                },
-                # Tiny tables, and every parameter as XGBoost has it: test_row_floors.py is about the floors.
-                "min_effective_rows": 1,
-                "min_rows_per_node": 0,
-                **self.policy,
-            }
-        )
+        return json.loads(path.read_text()) if path.exists() else {**self.first_policy, "data_sets": {}, **self.policy}
+
+    def set_policy(self, site: str, **changes: Any) -> None:
+        """Change keys of a site's policy; data sets are added to those that it names."""
+        document = self.policy_of(site)
         sets = {**document.get("data_sets", {}), **changes.pop("data_sets", {})}
+        path = self.workspace(site) / "local" / "veilboost.json"
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
+
+    def context(
+        self, site: str, among: Sequence[str], job_id: str = "job", attempt: bytes = bytes(16), number: int = 1
+    ) -> SiteContext:
+        """Return what a site knows of an attempt."""
+        policy, runs = SitePolicy.load(self.workspace(site), site), self.workspace(site) / "runs"
+        return SiteContext(site, tuple(among), job_id, attempt, runs, policy, Identity.unsigned(site), number)
+
+    def run(
+        self,
+        run_site: RunSite,
+        job: Job,
+        job_id: str = "job",
+        on_sum: Callable[[Frame, bytes], bytes] | None = None,
+        carry: Callable[[str, Transport], Transport] | None = None,
+        number: int = 1,
+        sites: Sequence[str] | None = None,
+        **hooks: Any,
+    ) -> dict[str, JobResult | Exception]:
+        """Run the job at all sites, or some; a site that failed has its error in place of an outcome.
+
+        Args:
+            carry: makes of a site's transport the one that it uses.
+            number: of the attempt in its job.
+            hooks: of ``run_in_threads``.
+        """
+        attempt, among = os.urandom(16), tuple(self.sites if sites is None else sites)
+        aggregator = Aggregator(among, attempt, TIMEOUT_S, self.transfers.append, on_sum=on_sum)
+
+        def take_part(site: str, direct: DirectTransport) -> JobResult:
+            transport = direct if carry is None else carry(site, direct)
+            context = self.context(site, among, job_id, attempt, number)
+            return run_site(job, context, transport, TIMEOUT_S, Listener(self.said.setdefault(site, [])))
+
+        return run_in_threads(aggregator, among, take_part, notices_death=True, **hooks)
+
+
+class Federation(Parties):
+    """Sites with rows of one table, for horizontal jobs."""
+
+    first_policy: ClassVar[dict[str, Any]] = {
+        **Parties.first_policy,
+        "allowed_profiles": ["plain", "masks", "bfv", "ckks"],
+        "consents": {
+            "plain_profile": True,
+            "exact_cuts": True,
+            "exact_leaves": True,
+            "recompute_with_changes": True,
+            "second_quantile_search": True,
+        },
+        # Tiny tables, and every parameter as XGBoost has it: test_row_floors.py is about the floors.
+        "min_effective_rows": 1,
+        "min_rows_per_node": 0,
+    }
 
     def set_registry_keys(self) -> None:
         """Give every site the key that it has in every federation that asks for it: it decides which rows are drawn."""
@@ -223,89 +355,48 @@ class Federation:
         self,
         job: HorizontalJob,
         job_id: str = "job",
-        tamper: Mapping[str, Tamper] | None = None,
         on_progress: Callable[[str], Callable] | None = None,
         deadline_s: float = 0.0,
         timeout_s: float = TIMEOUT_S,
-        notices_death: bool = False,
-        patient: bool = True,
         make_server: Callable[..., Aggregator] | None = None,
         number: int = 1,
         sites: Sequence[str] | None = None,
-        **hooks: object,
+        **hooks: Any,
     ) -> dict[str, JobResult | Exception]:
         """Run the job; a site that failed has its error in place of a result.
 
         Args:
-            tamper, hooks: ``tamper`` and ``tamper_reply`` by site, ``sends_twice`` and ``frames`` for all
-                (see ``DirectTransport``); ``transports`` is filled with each site's, for aborts.
             deadline_s: of the server, once nobody alive goes on by itself.
-            notices_death: the server learns at once that a process is gone, as from FLARE; else by its deadline.
             make_server: called with sites, attempt and deadline.
             number: of the attempt in its job.
             sites: those that take part, if not all.
-            patient: sites wait for an answer for ``timeout_s``; else until nobody alive goes on by itself.
+            hooks: of ``run_in_threads``.
         """
         attempt, among = os.urandom(16), tuple(self.sites if sites is None else sites)
-        aggregator = (make_server or Aggregator)(among, attempt, deadline_s)
-        outcomes: dict[str, JobResult | Exception] = {}
-        done = threading.Event()
-        replies, transports = hooks.pop("tamper_reply", {}), hooks.pop("transports", {})
 
-        def take_part(site: str) -> None:
-            transport = DirectTransport(aggregator, site, (tamper or {}).get(site), replies.get(site), **hooks)
-            transports[site] = transport
-            try:
-                policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(
-                    site,
-                    among,
-                    job_id,
-                    attempt,
-                    self.workspace(site) / "runs",
-                    policy,
-                    Identity.unsigned(site),
-                    number,
-                )
-                progress = told(on_progress(site)) if on_progress else Silent()
-                outcomes[site] = run_site(job, context, transport, timeout_s, progress)
-            except Exception as error:  # the test decides what it expected
-                # XGBoost's thread turns what a hook raises into an error of its own.
-                transport.died = transport.died or isinstance(error, SiteDied)
-                outcomes[site] = SiteDied() if transport.died else error
-                if notices_death or not isinstance(outcomes[site], SiteDied):
-                    aggregator.abort(f"{site}: {error}")
-            finally:
-                transport.ended = True
+        def take_part(site: str, transport: DirectTransport) -> JobResult:
+            progress = told(on_progress(site)) if on_progress else Silent()
+            return run_site(job, self.context(site, among, job_id, attempt, number), transport, timeout_s, progress)
 
-        watch = [aggregator, transports, len(among), done, patient]
-        threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
-        threads = [threading.Thread(target=take_part, args=(site,)) for site in among]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done.set()
-        return outcomes
+        return run_in_threads((make_server or Aggregator)(among, attempt, deadline_s), among, take_part, **hooks)
 
     def model(self, job_id: str = "job", sites: Sequence[str] | None = None) -> bytes:
         """Return the model, which must be the same bytes at every site."""
-        models = {(self.workspace(s) / "runs" / job_id / "model.json").read_bytes() for s in sites or self.sites}
+        models = {(self.run_folder(site, job_id) / "model.json").read_bytes() for site in sites or self.sites}
         if len(models) != 1:
             raise AssertionError("the sites' models differ")
         return models.pop()
 
     def record(self, site: str, job_id: str = "job") -> RunRecord:
         """Return what a site keeps about the run, the rounds with their metrics among it."""
-        return RunRecord.from_dict(json.loads((self.workspace(site) / "runs" / job_id / "run.json").read_text()))
+        return RunRecord.from_dict(json.loads((self.run_folder(site, job_id) / "run.json").read_text()))
 
     def metrics(self, site: str) -> dict[str, float]:
         """Return the metrics of the last round."""
         return self.record(site).rounds[-1].metrics
 
     def cuts(self, job_id: str = "job") -> Cuts:
-        path = self.workspace("site-1") / "runs" / job_id / "cuts.json"
-        return Cuts.from_lists(json.loads(path.read_text()))
+        return Cuts.from_lists(json.loads((self.run_folder("site-1", job_id) / "cuts.json").read_text()))
 
 
 def succeed(outcomes: Mapping[str, JobResult | Exception]) -> dict[str, JobResult]:

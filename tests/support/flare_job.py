@@ -23,8 +23,8 @@ from nvflare_plugins.flare.executor import JobExecutor
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
+from tests.support.federation import Parties
 from tests.support.flare_network import FakeCell, Network
-from tests.support.parties import Parties
 
 JOB_ID = "job"
 

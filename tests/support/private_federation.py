@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +12,13 @@ import pandas as pd
 
 from dp_components.ledger import Ledger
 from dp_components.mechanisms import add_gaussian_noise
-from nvflare_plugins.attempt.job_context import JobResult, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
-from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import unpack
-from tests.support.federation import TIMEOUT_S, DirectTransport, Federation, SiteDied, Tamper
+from tests.support.federation import TIMEOUT_S, DirectTransport, Federation, Tamper, run_in_threads
 
 BUDGET = {"epsilon": 3.0, "delta": 1e-4}
 DATA = "patients"
@@ -94,7 +91,7 @@ class PrivateFederation(Federation):
         entry: dict = {"path": f"{DATA}.parquet"}
         if budget is not None:
             entry["privacy"] = budget
-        self.write_policy(site, data_sets={DATA: entry})
+        self.set_policy(site, data_sets={DATA: entry})
 
     def ledger(self, site: str) -> Ledger:
         return Ledger(self.workspace(site) / "veilboost_ledgers" / site / f"{DATA}.ledger")
@@ -123,21 +120,10 @@ class PrivateFederation(Federation):
             )
         aggregator = make_server(sites, attempt, TIMEOUT_S, on_sum=on_sum)
 
-        def take_part(site: str) -> None:
-            transport = DirectTransport(aggregator, site, (tamper or {}).get(site), frames=result.frames)
-            try:
-                policy = SitePolicy.load(self.workspace(site), site)
-                context = SiteContext(
-                    site, sites, job_id, attempt, self.workspace(site) / "runs", policy, Identity.unsigned(site), number
-                )
-                result.outcomes[site] = run_private_trees_site(job, context, transport, TIMEOUT_S)
-            except Exception as error:  # the test decides what it expected
-                result.outcomes[site] = SiteDied() if transport.died else error
-                aggregator.abort(f"{site}: {error}")
+        def take_part(site: str, transport: DirectTransport) -> JobResult:
+            context = self.context(site, sites, job_id, attempt, number)
+            return run_private_trees_site(job, context, transport, TIMEOUT_S)
 
-        threads = [threading.Thread(target=take_part, args=(site,)) for site in sites]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        hooks = {"tamper": tamper, "frames": result.frames, "notices_death": True}
+        result.outcomes = run_in_threads(aggregator, sites, take_part, **hooks)
         return result

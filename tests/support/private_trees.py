@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.profiles import MaskedSums
 from nvflare_plugins.wire.sums import ProtectedSums
-from tests.support.federation import TIMEOUT_S, DirectTransport
+from tests.support.federation import TIMEOUT_S, DirectTransport, run_in_threads, succeed
 
 _JOB = PrivateTreesJob("data", "label", 1.0, 1e-5, {"x": [0, 1]})
 
@@ -92,29 +91,15 @@ def train_in_process(
     )
     pairs = {(i, j): os.urandom(32) for i in range(world) for j in range(i + 1, world)}
     group = os.urandom(32)
-    outcomes: list[bytes | Exception] = [b""] * world
 
-    def take_part(rank: int) -> None:
-        try:
-            channel = Channel(sites[rank], sites, "job", attempt, DirectTransport(aggregator, sites[rank]), TIMEOUT_S)
-            secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(world) if peer != rank}
-            masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
-            tags = None if trusted else SumTags(attempt, rank, secrets, group)
-            rows = OwnRows(parts[rank].columns, parts[rank].label)
-            sums = NoisySums(
-                ProtectedSums(channel, masks, tags), plan, randomness=site_randomness, n_rows=rows.label.size
-            )
-            outcomes[rank] = train(plan, channel, sums, rows)
-        except Exception as error:  # the caller decides
-            outcomes[rank] = error
-            aggregator.abort(f"{sites[rank]}: {error}")
+    def take_part(site: str, transport: DirectTransport) -> bytes:
+        rank = sites.index(site)
+        channel = Channel(site, sites, "job", attempt, transport, TIMEOUT_S)
+        secrets = {peer: pairs[min(rank, peer), max(rank, peer)] for peer in range(world) if peer != rank}
+        masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
+        tags = None if trusted else SumTags(attempt, rank, secrets, group)
+        rows = OwnRows(parts[rank].columns, parts[rank].label)
+        sums = NoisySums(ProtectedSums(channel, masks, tags), plan, randomness=site_randomness, n_rows=rows.label.size)
+        return train(plan, channel, sums, rows)
 
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
-    return outcomes
+    return list(succeed(run_in_threads(aggregator, sites, take_part)).values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.support.parties import Parties
+from tests.support.federation import Parties
 
 
 def result_of(parties: Parties, job_id: str = "job") -> dict[str, Any]:

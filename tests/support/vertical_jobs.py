@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import xgboost as xgb
 
-from nvflare_plugins.attempt.job_context import JobResult, RoundFacts, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
-from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
-from tests.support.federation import DirectTransport, SiteDied, Tamper, expire_for_the_dead
-from tests.support.parties import Parties
+from tests.support.federation import DirectTransport, Listener, Parties, run_in_threads
 
-TIMEOUT_S = 120.0
 EXCHANGE_S = 60.0
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["logloss", "auc"]}
 POLICY = {
@@ -78,75 +74,20 @@ def job(**changes: object) -> VerticalJob:
 
 
 def run(
-    parties: Parties,
-    of: VerticalJob,
-    job_id: str = "job",
-    *,
-    tamper: Mapping[str, Tamper] | None = None,
-    tamper_reply: Mapping[str, Tamper] | None = None,
-    deadline_s: float = 0.0,
-    notices_death: bool = False,
-    number: int = 1,
+    parties: Parties, of: VerticalJob, job_id: str = "job", *, deadline_s: float = 0.0, number: int = 1, **hooks: Any
 ) -> dict[str, JobResult | Exception]:
     """Run the job at all sites; a site that failed has its error in place of an outcome.
 
-    A hook that raises ``SiteDied`` is a process that is gone and tells nobody: the server's deadline notices it, once
-    nobody alive goes on by itself, or FLARE at once (``notices_death``).
+    Args: hooks: of ``run_in_threads``.
     """
     attempt = os.urandom(16)
     aggregator = Aggregator(parties.sites, attempt, deadline_s, parties.transfers.append)
-    outcomes: dict[str, JobResult | Exception] = {}
-    done, transports = threading.Event(), {}
 
-    def take_part(site: str) -> None:
-        transport = DirectTransport(aggregator, site, (tamper or {}).get(site), (tamper_reply or {}).get(site))
-        transports[site] = transport
-        try:
-            policy = SitePolicy.load(parties.workspace(site), site)
-            context = SiteContext(
-                site,
-                parties.sites,
-                job_id,
-                attempt,
-                parties.workspace(site) / "runs",
-                policy,
-                Identity.unsigned(site),
-                number,
-            )
-            listener = Listener(parties.said.setdefault(site, []))
-            outcomes[site] = run_vertical_site(of, context, transport, EXCHANGE_S, listener)
-        except Exception as error:  # the test decides what it expected
-            outcomes[site] = SiteDied() if transport.died else error
-            if notices_death or not transport.died:
-                aggregator.abort(f"{site}: {error_text(error)}")
-        finally:
-            transport.ended = True
+    def take_part(site: str, transport: DirectTransport) -> JobResult:
+        context = parties.context(site, parties.sites, job_id, attempt, number)
+        return run_vertical_site(of, context, transport, EXCHANGE_S, Listener(parties.said.setdefault(site, [])))
 
-    watch = [aggregator, transports, len(parties.sites), done]
-    threading.Thread(target=expire_for_the_dead, args=watch, daemon=True).start()
-    threads = [threading.Thread(target=take_part, args=(site,), daemon=True) for site in parties.sites]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-        if thread.is_alive():
-            raise AssertionError("a site hangs")
-    done.set()
-    return outcomes
-
-
-class Listener(Silent):
-    """Progress whose lines are kept."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def __call__(self, record: RoundFacts, n_rounds: int) -> None:
-        metrics = "".join(f", {name} {value:.6f}" for name, value in record.metrics.items())
-        self.say(f"round {record.round + 1} of {n_rounds}{metrics}")
-
-    def say(self, text: str) -> None:
-        self._lines.append(text)
+    return run_in_threads(aggregator, parties.sites, take_part, reason=error_text, **hooks)
 
 
 def merged(parties: Parties, job_id: str = "job") -> bytes:

@@ -18,8 +18,8 @@ from nvflare_plugins.site.data_refusals import RefusalCount
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
 from tests.support import bagging
+from tests.support.federation import Parties, succeed
 from tests.support.memories import states
-from tests.support.parties import Parties, succeed
 
 
 def remembered(parties: Parties) -> list[list[str]]:

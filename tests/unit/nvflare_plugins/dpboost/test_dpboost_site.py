@@ -25,7 +25,7 @@ from nvflare_plugins.kinds.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site, xgboost_model
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
 
 BUDGET = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}

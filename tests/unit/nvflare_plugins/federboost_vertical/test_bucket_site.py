@@ -28,8 +28,7 @@ from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
-from tests.support.federation import TIMEOUT_S
-from tests.support.parties import Parties, succeed
+from tests.support.federation import TIMEOUT_S, Parties, succeed
 from tests.support.refusals import refused_for
 
 N_ROWS = 1200

@@ -27,7 +27,7 @@ from nvflare_plugins.kinds.vertical.model_files import ActivePart, find_part
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 from tests.support.refusals import refused_for
 from tests.unit.nvflare_plugins.federboost_vertical import test_bucket_site as first
 from tests.unit.nvflare_plugins.federboost_vertical.test_bucket_site import PASSIVE, job, ledger, parties, table

@@ -112,7 +112,7 @@ def test_a_small_site_and_one_without_rows_take_part_alike(tmp_path: Path) -> No
     parts = [np.arange(490), np.arange(490, 500), np.arange(0)]
     federation = federation_of(tmp_path, held_out, parts, min_sites=1, max_colluders=0)
     for site in federation.sites:
-        federation.write_policy(site, consents={"score_histogram": True, "fewer_than_three_sites": True})
+        federation.set_policy(site, consents={"score_histogram": True, "fewer_than_three_sites": True})
     succeed(federation.run(job(num_rounds=2, **POOLED)))
     assert sum(int(row[1]) for row in section_of(federation, "site-3").rows) == 500
 
@@ -130,14 +130,14 @@ def test_it_is_refused_without_consent_on_a_budget_and_where_it_means_nothing(tm
     def reason(asked: HorizontalJob) -> str:
         return str(federation.run(asked)["site-2"])
 
-    federation.write_policy("site-2", consents={})
+    federation.set_policy("site-2", consents={})
     assert "consents.score_histogram" in reason(job(num_rounds=2, **POOLED))
     budget = {"epsilon": 1.0, "delta": 1e-6}
     consents = {"score_histogram": True, "exact_use_of_budgeted_data": True}
     of_budget = {"held_out": {"path": "held_out.parquet", "privacy": budget}}
-    federation.write_policy("site-2", consents=consents, data_sets=of_budget)
+    federation.set_policy("site-2", consents=consents, data_sets=of_budget)
     assert "counts by scores are not charged" in reason(job(num_rounds=2, **POOLED))
-    federation.write_policy("site-2", data_sets={"held_out": {"path": "held_out.parquet"}})
+    federation.set_policy("site-2", data_sets={"held_out": {"path": "held_out.parquet"}})
     assert "pooled_metrics is for objectives" in reason(job({"objective": "reg:squarederror"}, 2, **POOLED))
     with pytest.raises(ConfigurationError, match="eval_data_set"):
         job(pooled_metrics=True)

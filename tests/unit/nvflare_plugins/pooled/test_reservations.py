@@ -13,8 +13,8 @@ from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Operation
+from tests.support.federation import Parties
 from tests.support.memories import states
-from tests.support.parties import Parties
 
 POLICY = {"min_effective_rows": 1, "min_rows_per_node": 0, "consents": {"exact_cuts": True}}
 JOB = HorizontalJob("train", "y", {"objective": "binary:logistic", "max_depth": 2}, 1, cuts="exact")

@@ -219,7 +219,7 @@ def federation(folder: Path, mode: str, frame: pd.DataFrame, **data_set: object)
             else:
                 write_parts(made.workspace(site) / name, rows)
                 sets[name] = {"path": name, "memory": mode, **data_set}
-        made.write_policy(site, data_sets=sets)
+        made.set_policy(site, data_sets=sets)
     made.set_registry_keys()
     return made
 
@@ -274,13 +274,13 @@ def test_the_registry_knows_rows_again_in_whatever_files(tmp_path: Path) -> None
     sites = federation(tmp_path, "file", frame)
     # Without the consents that the federation gives for other tests.
     for site in sites.sites:
-        sites.write_policy(site, consents={"plain_profile": True})
+        sites.set_policy(site, consents={"plain_profile": True})
         own = pd.read_parquet(sites.workspace(site) / "rows.parquet")
         write_parts(sites.workspace(site) / "parts", own)
     job = job_of(eval_data_set=None, features=["x0", "x1", "color"])
     succeed(sites.run(job, "first"))
     for site in sites.sites:
-        sites.write_policy(site, data_sets={"rows": {"path": "parts", "id": "key"}})
+        sites.set_policy(site, data_sets={"rows": {"path": "parts", "id": "key"}})
     succeed(sites.run(job, "second"))
     assert sites.model("first") == sites.model("second")
     (sites.workspace("site-1") / "parts" / "000.parquet").unlink()
@@ -306,7 +306,7 @@ def test_pooled_metrics_are_counted_in_passes(tmp_path: Path) -> None:
     for mode in ("file", "passes"):
         sites = federation(tmp_path / mode, mode, rows_of(3000).dropna())
         for site in sites.sites:
-            sites.write_policy(site, consents={"plain_profile": True, "score_histogram": True})
+            sites.set_policy(site, consents={"plain_profile": True, "score_histogram": True})
         succeed(sites.run(job_of(pooled_metrics=True)))
         sections.append([section.rows for section in sites.record("site-1").sections])
     assert sections[0] == sections[1] and any(sections[0])

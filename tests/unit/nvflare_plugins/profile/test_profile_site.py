@@ -24,7 +24,7 @@ from nvflare_plugins.kinds.profile.site import run_profile_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Codec, Kind
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, succeed
 
 POLICY = {"consents": {"feature_profile": True}}
 WARDS = ["Chirurgie", "Innere", "Übrige", "nie", "selten"]

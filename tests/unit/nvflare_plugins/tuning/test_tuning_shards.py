@@ -24,8 +24,7 @@ from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers_here
-from tests.support.federation import dies_at
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, dies_at, succeed
 from tests.support.shards import in_shards
 from tests.support.tunings import result_of
 

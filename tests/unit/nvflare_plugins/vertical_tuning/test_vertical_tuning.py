@@ -23,8 +23,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.workers import workers_here
-from tests.support.federation import dies_at
-from tests.support.parties import Parties, succeed
+from tests.support.federation import Parties, dies_at, succeed
 from tests.support.vertical_jobs import give_columns, table
 
 WIDTHS = (2, 3, 1)
