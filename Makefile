@@ -32,11 +32,11 @@ PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
 
-# Format, style and types: about half a minute.
+# Types beside format, style and arrows between packages: about half a minute.
 lint: $(STAMP)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy $(TYPED)
+	@$(BIN)/mypy $(TYPED) & types=$$!; \
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-cache; rest=$$?; \
+	wait $$types && exit $$rest
 
 test: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)

@@ -7,8 +7,7 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -23,8 +22,6 @@ from nvflare_plugins.pooled.mediated.grammar import Dtype, Op
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase
 from nvflare_plugins.xgb.versions import RELEASES, WHEELS
-from tests.generated_tables import DOCUMENTS, FOLDERS, RESULTS, ROOT, by_hand, filled, generated, table
-from tests.test_import_boundaries import LEVELS
 
 HISTORY = ROOT / "CHANGELOG.md"  # names what earlier versions had
 POLICY = ROOT / "jobs" / "README.md"
@@ -235,12 +232,14 @@ def test_the_protocol_numbers_types_phases_and_flags() -> None:
     )
 
 
-def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
+def test_the_architecture_lists_the_layers_from_top_to_bottom() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = [contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers"]
+    level_of = {room: number for number, layer in enumerate(layers) for room in re.findall(r"\w+", layer)}
     cells = [row[0] for row in rows(ROOT / "nvflare_plugins" / "README.md", "Folders and arrows")]
     listed = [room for cell in cells for room in re.findall(r"\[`?(\w+)`?\]", cell)]
-    level_of = {room: number for number, level in enumerate(LEVELS) for room in level}
     assert sorted(listed) == sorted(level_of)
-    assert listed == sorted(listed, key=lambda room: -level_of[room])
+    assert listed == sorted(listed, key=level_of.__getitem__)
 
 
 def test_documents_name_the_known_releases_of_xgboost() -> None:

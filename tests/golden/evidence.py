@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import secrets
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from nvflare_plugins.attempt.job_context import Silent, SiteContext
+from nvflare_plugins.attempt.job_context import Silent
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
@@ -22,12 +22,9 @@ from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
-from nvflare_plugins.pooled.job import HorizontalJob
-from nvflare_plugins.site.certificates import Identity
-from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
-from tests.support.federation import TIMEOUT_S, DirectTransport, Parties
+from tests.support.federation import TIMEOUT_S, DirectTransport, Parties, run_in_threads, succeed
 from tests.support.sessions import Authority
 
 SERVERS = {"servers": [{"name": "project", "identity": "server1"}]}
@@ -70,7 +67,7 @@ def write_evidence(folder: Path) -> None:
 def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id: str, exports: Path) -> None:
     """Run a job of sites with certificates and collect the evidence of all, as a download of the job holds it."""
     attempt = secrets.token_bytes(16)
-    identities = [Authority().identity(site, number) for number, site in enumerate(parties.sites)]
+    identities = {site: Authority().identity(site, number) for number, site in enumerate(parties.sites)}
     exports.mkdir(parents=True)
     log = EvidenceLog(exports / export_name(SERVER), SERVER, job_id, attempt.hex(), job.profile, role="server")
 
@@ -79,27 +76,15 @@ def run_signed(parties: Parties, run_site: Callable[..., Any], job: Any, job_id:
         server = TrustedServer(JobPlan.of(job, len(parties.sites)))
         on_sum = lambda frame, total: server.answer(frame, total, log.spend)  # noqa: E731
     aggregator = Aggregator(parties.sites, attempt, TIMEOUT_S, log.transfer, log.signed_head, on_sum=on_sum)
-    errors: list[Exception] = []
 
-    def take_part(site: str, identity: Identity) -> None:
-        try:
-            policy = SitePolicy.load(parties.workspace(site), site)
-            context = SiteContext(
-                site, parties.sites, job_id, attempt, parties.workspace(site) / "runs", policy, identity
-            )
-            run_site(job, context, DirectTransport(aggregator, site), TIMEOUT_S, Silent())
-        except Exception as error:  # raised below, by the thread that waits
-            errors.append(error)
-            aggregator.abort(f"{site}: {error}")
+    def take_part(site: str, transport: DirectTransport) -> Any:
+        context = parties.context(site, parties.sites, job_id, attempt)
+        context = dataclasses.replace(context, identity=identities[site])
+        return run_site(job, context, transport, TIMEOUT_S, Silent())
 
-    threads = [threading.Thread(target=take_part, args=one) for one in zip(parties.sites, identities, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log.end("completed" if not errors else "aborted")
+    outcomes = run_in_threads(aggregator, parties.sites, take_part)
+    log.end("aborted" if any(isinstance(one, Exception) for one in outcomes.values()) else "completed")
     log.close()
-    for error in errors:
-        raise error
+    succeed(outcomes)
     for site in parties.sites:
         shutil.copy(parties.run_folder(site, job_id) / "evidence" / export_name(site), exports)

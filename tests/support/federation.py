@@ -396,7 +396,7 @@ class Federation(Parties):
         return self.record(site).rounds[-1].metrics
 
     def cuts(self, job_id: str = "job") -> Cuts:
-        return Cuts.from_lists(json.loads((self.run_folder("site-1", job_id) / "cuts.json").read_text()))
+        return Cuts.from_lists(json.loads((self.run_folder(self.sites[0], job_id) / "cuts.json").read_text()))
 
 
 def succeed(outcomes: Mapping[str, JobResult | Exception]) -> dict[str, JobResult]:
