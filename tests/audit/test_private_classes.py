@@ -34,7 +34,7 @@ from tests.audit.test_private_trees import (
     half_noise_at_server,
     measured_mu,
 )
-from tests.support.audit_trees import Setting, audit, judge, run_attempt
+from tests.support.audit import Setting, audit, judge, run_attempt
 
 OF_VECTORS = replace(HISTOGRAMS, query=LeafQuery.VECTOR)
 REFINED = replace(dp_tr_newton(6), depth=2, n_candidates=7, candidates=CandidateSource.ITERATIVE_HESSIAN)

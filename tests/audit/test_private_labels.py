@@ -36,7 +36,7 @@ from tests.audit.test_private_trees import (
     noise_of,
     shares_of,
 )
-from tests.support.audit_trees import Setting, audit, judge, run_attempt
+from tests.support.audit import Setting, audit, judge, run_attempt
 from tests.support.private_trees import Part, mu_of, split_rows
 
 CLASSES, NUMBERS = SeveralClasses(4), Number(FeatureBounds(0.0, 10.0))

@@ -1,7 +1,7 @@
 """The privacy that private trees claim, attacked: correct code must bear it, and every planted fault must be caught.
 
 An adversary who knows everything but the canary tells two worlds apart by the likelihood ratio of all that reaches him
-(tests/support/audit_trees.py). The claim is (epsilon 8, delta 1e-5), because 500 runs of each world then suffice: a
+(tests/support/audit.py). The claim is (epsilon 8, delta 1e-5), because 500 runs of each world then suffice: a
 fault that a user would meet at epsilon 0.1 is the same code. Noise is seeded, so that no result changes from run to
 run; over random seeds, correct code would be accused once in a thousand audits.
 
@@ -45,16 +45,18 @@ from nvflare_plugins.kinds.private_trees.noisy_sums import without_ledger
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PlannedRelease, PrivateTreesPlan, ReleaseSchedule, Trust
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, unpack
-from tests.support.audit import Errors, gaussian_power, noise_p_value
-from tests.support.audit_trees import (
+from tests.support.audit import (
     CANARY_SITE,
+    Errors,
     KnownSums,
     Setting,
     SiteRandomness,
     Verdict,
     audit,
+    gaussian_power,
     heads_confirm,
     judge,
+    noise_p_value,
     run_attempt,
     shape_of,
 )

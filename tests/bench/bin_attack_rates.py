@@ -19,8 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nvflare_plugins.kinds.vertical.guards import SUMS_PER_SET
-from tests.support.bin_attack import Recovery, attack
-from tests.support.bin_trials import PRESETS, Trial, breast, credit2, try_preset
+from tests.support.bin_attack import PRESETS, Recovery, Trial, attack, breast, credit2, try_preset
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 TABLES = {

@@ -17,8 +17,7 @@ from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.vertical import schemes
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
 from tests.support.federation import succeed
-from tests.support.local_cluster import local_cluster, worker_of
-from tests.support.tls_files import make_tls_files
+from tests.support.local_cluster import local_cluster, make_tls_files, worker_of
 from tests.support.vertical_jobs import central, federation, job, merged, run, table
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")

@@ -14,8 +14,7 @@ import pytest
 import threadpoolctl
 
 from he_processors.histogram.planner import BinLayout
-from tests.support.bin_attack import KnownSplit, TreeSums, attack
-from tests.support.bin_trials import breast, credit2, try_preset
+from tests.support.bin_attack import KnownSplit, TreeSums, attack, breast, credit2, try_preset
 from tests.support.vertical_federation import Joined
 
 DATA = Path(os.environ.get("VEILBOOST_DATA", Path(__file__).parents[3] / "shared" / "data"))

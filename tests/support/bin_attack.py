@@ -17,12 +17,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from nvflare_plugins.kinds.vertical.active.party_sums import ROOT
+from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from scipy import linalg
 
 from he_processors.histogram.planner import BinCodes, BinLayout
+from he_processors.histogram.sums import BinSums, NodeTotal
+from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.guards import MAX_SHARE, Exposure, Guard
+from nvflare_plugins.kinds.vertical.messages import (
+    HistogramAnswer,
+    HistogramRequest,
+    SplitAnswer,
+    SplitRequest,
+    from_bytes,
+)
+from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
+from tests.support.in_process_link import InProcessLink
+from tests.support.vertical_federation import Joined, federate
 
 _SMALLEST = 1e-10  # singular values below this part of the largest are rounding errors
 _NEVER = -1e6  # membership in a slot that cannot be
@@ -186,3 +206,134 @@ def _part_recovered(x: NDArray[np.float64], layout: BinLayout, codes: BinCodes) 
     """Return how often a row's likeliest slot of a feature is its own."""
     ranges = zip(layout.starts[:-1], layout.starts[1:], strict=True)
     return float(np.mean(np.stack([np.argmax(x[:, start:end], axis=1) for start, end in ranges]) == codes))
+
+
+class Tap(ClearGradientOwner):
+    """The key owner, which notes gradients and opened sums, and the way to the party, which notes the nodes' rows."""
+
+    def __init__(self, pair_format, n_rows: int):
+        super().__init__(pair_format)
+        self._n_rows = n_rows
+        self._gradients: list[NDArray[np.int64]] = []
+        self._rows: dict[int, NDArray[np.int32]] = {}
+        self._sides: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
+        self._nodes: list[NDArray[np.int32]] = []
+        self._sums: list[NDArray[np.int64]] = []
+        self._splits: list[KnownSplit] = []
+        self.layout: BinLayout | None = None
+        self.trees: list[TreeSums] = []
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        if sum(map(len, self._gradients)) == self._n_rows:
+            self.finish()
+        self._gradients.append(np.stack([g, h], axis=1))
+        return super().encrypt(g, h)
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        opened = super().open_sums(sums, layout, totals)
+        self.layout = layout
+        [words] = {len(one.g) for one in opened}
+        if words != 1:
+            raise ValueError("sums in two words: the attack reads one")
+        self._sums += [np.stack([one.g[0], one.h[0]], axis=1) for one in opened]
+        return opened
+
+    def finish(self) -> None:
+        """Close the tree that grew last."""
+        if self._sums:
+            g, h = np.concatenate(self._gradients).T
+            self.trees.append(TreeSums(g, h, tuple(self._nodes), np.stack(self._sums), tuple(self._splits)))
+        self._gradients, self._nodes, self._sums, self._splits = [], [], [], []
+
+    def listen(self, link: InProcessLink) -> InProcessLink:
+        """Note the nodes whose sums come over a link."""
+        honest = link._answer
+
+        def answer(sent: bytes):
+            request, reply = from_bytes(sent), honest(sent)
+            if isinstance(request, HistogramRequest):
+                self._divide(request)
+            if isinstance(reply, HistogramAnswer):
+                self._nodes += [self._rows[node] for node in reply.nodes]
+            elif isinstance(reply, SplitAnswer):
+                self._note_splits(request, reply)
+            return reply
+
+        link._answer = answer
+        return link
+
+    def _divide(self, request: HistogramRequest) -> None:
+        if not request.partitions and not request.own:
+            self._rows, self._sides = {ROOT: np.arange(self._n_rows, dtype=np.int32)}, {}
+        for part in request.partitions:
+            rows, goes_left = self._rows[part.node], part.goes_left.unpack()
+            self._rows[part.left], self._rows[part.right] = rows[goes_left], rows[~goes_left]
+        for part in request.own:
+            self._rows[part.left], self._rows[part.right] = self._sides[part.node]
+
+    def _note_splits(self, request: SplitRequest, reply: SplitAnswer) -> None:
+        for split, bits in zip(request.splits, reply.goes_left, strict=True):
+            rows, goes_left = self._rows[split.node], bits.unpack()
+            sides = rows[goes_left], rows[~goes_left]
+            self._sides[split.node] = sides
+            self._splits.append(KnownSplit(split.feature, split.bin, split.default_left, *sides))
+
+
+ENDLESS = 10**9
+PRESETS = {
+    "exact": None,
+    "floor of 20 rows only": (VerticalRules(max_sums_per_row=ENDLESS, max_split_bits_per_row=ENDLESS), ENDLESS),
+    "guarded, 300 sums a row": (VerticalRules(max_sums_per_row=300, max_split_bits_per_row=ENDLESS), MAX_SHARE),
+    "guarded": (VerticalRules(), MAX_SHARE),
+}
+"""Name -> the rules of the passive party and its cap on sums per row; None: everything leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training and the attack on it."""
+
+    recovery: Recovery
+    exposure: Exposure
+    tap: Tap
+    codes: np.ndarray
+
+
+def breast(path: Path) -> Joined:
+    frame = pd.read_parquet(path).drop(columns="split").astype(np.float32)
+    label = frame.pop("label").to_numpy()
+    return Joined(frame.to_numpy(), label, (15, 15))
+
+
+def credit2(path: Path, n_rows: int) -> Joined:
+    frame = pd.read_parquet(path).astype(np.float32).sample(n_rows, random_state=0)
+    label = frame.pop("label").to_numpy()
+    return Joined(frame.to_numpy(), label, (11, 12))
+
+
+def try_preset(joined: Joined, preset: str, folder: Path, n_trees: int, depth: int, features, **params) -> Trial:
+    """Train with one passive party, and attack a sample of its features."""
+    n_rows = joined.features.shape[0]
+    rules, max_share = PRESETS[preset] or (VerticalRules(), MAX_SHARE)
+    is_exact = PRESETS[preset] is None
+    guard = Guard(
+        rules,
+        ReleasedSums(Memory(folder / preset.replace(" ", "_"), "site"), "data"),
+        [str(i) for i in range(n_rows)],
+        enforce=not is_exact,
+        max_share=max_share,
+    )
+    tap = Tap(pair_format(n_rows), n_rows)
+    settings = {"objective": "binary:logistic", "max_depth": depth, "max_bin": 32, **params}
+    outcome = federate(
+        joined,
+        settings,
+        n_trees,
+        scheme=lambda n: (tap, ClearHistogramMaker),
+        guards=[guard],
+        listen=tap.listen,
+        guarded=not is_exact,
+    )
+    tap.finish()
+    codes = outcome.passives[0]._codes
+    return Trial(attack(tap.trees, tap.layout, codes, features), guard.exposure(), tap, codes)

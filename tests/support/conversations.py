@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvflare_plugins.attempt.session import Session, open_session
+from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
@@ -43,3 +44,30 @@ def converse(
 
     outcomes = run_in_threads(Aggregator(sites, attempt, 0.0), sites, take_part, frames=seen, **hooks)
     return [outcomes[site] for site in sites]
+
+
+PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fails nothing
+PACE = FlowControl(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
+
+
+def asking(site: Site, turns: list | None = None, **options) -> Requester:
+    return Requester(
+        site.channel,
+        site.session,
+        "test",
+        options.pop("pace", PACE),
+        site.transport.abort,
+        (turns if turns is not None else []).append,
+    )
+
+
+def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
+    def task(site: Site):
+        on_turn = (turns if turns is not None else []).append
+        return Responder(site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn).run()
+
+    return task
+
+
+def shout(question: bytes) -> bytes:
+    return question.upper()

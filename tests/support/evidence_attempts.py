@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from nvflare_plugins.cli.parsers import make_parser
+
 from he_processors.errors import AuthenticationError
+from nvflare_plugins.cli.verify import find_evidence, verify_files
 from nvflare_plugins.evidence.audit import Certified
 from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_line, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog, utc_now
@@ -189,3 +192,19 @@ def rewrite(path: Path, change: Callable[[list[dict]], None]) -> None:
         previous = chain_line(previous, body)[1]
         lines.append(canonical({**body, "hash": previous.hex()}))
     path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def check(folder):
+    return verify_files(find_evidence([folder]), ToyAuthority())
+
+
+def only_failures(folder) -> str:
+    result = check(folder)
+    assert not result.sound
+    return "\n".join([*result.failures, *(text for attempt in result.attempts for text in attempt.failures)])
+
+
+def cli(*arguments: str) -> int:
+    parser = make_parser()
+    parsed = parser.parse_args(["verify", *map(str, arguments)])
+    return parsed.func(parsed)

@@ -15,8 +15,7 @@ from nvflare_plugins.cli.verify import Verdict, render, traffic
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit, grown_fact
 from nvflare_plugins.evidence.format import SERVER, export_name
-from tests.support.evidence_attempts import SITES, Attempt, complete_attempt, rewrite
-from tests.support.verified import check, cli, only_failures
+from tests.support.evidence_attempts import SITES, Attempt, check, cli, complete_attempt, only_failures, rewrite
 
 
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])

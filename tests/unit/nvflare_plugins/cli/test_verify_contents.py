@@ -7,8 +7,7 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.cli.verify import render, to_json
 from nvflare_plugins.evidence.format import Content, Protection, export_name
-from tests.support.evidence_attempts import SITES, Attempt, rewrite
-from tests.support.verified import check, only_failures
+from tests.support.evidence_attempts import SITES, Attempt, check, only_failures, rewrite
 
 
 def vertical_attempt(

@@ -9,8 +9,7 @@ import pytest
 
 from nvflare_plugins.cli.verify import render
 from nvflare_plugins.evidence.format import Content, Protection, export_name
-from tests.support.evidence_attempts import SITES, Attempt, complete_attempt, rewrite
-from tests.support.verified import check, cli, only_failures
+from tests.support.evidence_attempts import SITES, Attempt, check, cli, complete_attempt, only_failures, rewrite
 
 
 def test_foreign_text_cannot_steer_the_terminal(tmp_path):

@@ -9,8 +9,7 @@ import pytest
 
 from nvflare_plugins.evidence.audit import word_fact
 from nvflare_plugins.evidence.format import export_name
-from tests.support.evidence_attempts import SITES, Attempt, rewrite
-from tests.support.verified import check, only_failures
+from tests.support.evidence_attempts import SITES, Attempt, check, only_failures, rewrite
 
 SHORT = {"masks": "MASKED_32", "plain": "PLAIN_32"}
 

@@ -20,7 +20,7 @@ from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
 from nvflare_plugins.workers import dask_connection as reach
 from nvflare_plugins.workers import dask_workers
 from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
-from tests.support.tls_files import make_tls_files
+from tests.support.local_cluster import make_tls_files
 
 
 def security(files: dict[str, str]) -> ClusterSecurity:

@@ -8,8 +8,7 @@ from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostEr
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
-from tests.support.asking import PATIENCE_S, answering, asking, shout
-from tests.support.conversations import Site, converse
+from tests.support.conversations import PATIENCE_S, Site, answering, asking, converse, shout
 from tests.support.federation import SiteDied
 
 

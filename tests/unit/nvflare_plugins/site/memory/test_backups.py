@@ -16,8 +16,7 @@ import pytest
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory.schema import load_array, store_array
 from nvflare_plugins.site.memory.store import Memory
-from tests.support.memories import told
-from tests.support.notes_in_memory import names, note, policy_of, refusal
+from tests.support.memories import names, note, policy_of, refusal, told
 
 
 def test_a_backup_is_made_while_a_job_writes_and_restores_what_was(

@@ -18,8 +18,7 @@ from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory import store as volume
 from nvflare_plugins.site.memory.schema import load_array, store_array
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory
-from tests.support.memories import changed, told
-from tests.support.notes_in_memory import KEY, names, note, refusal
+from tests.support.memories import KEY, changed, names, note, refusal, told
 
 
 def test_what_is_written_is_there_and_what_fails_is_not(tmp_path: Path) -> None:

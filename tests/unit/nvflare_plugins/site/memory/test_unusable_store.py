@@ -23,8 +23,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.schema import FORMAT, store_array
 from nvflare_plugins.site.memory.store import MADE, NAME, Memory
-from tests.support.memories import told
-from tests.support.notes_in_memory import KEY, names, note, policy_of, refusal
+from tests.support.memories import KEY, names, note, policy_of, refusal, told
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda content: b"",
