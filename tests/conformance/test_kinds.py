@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -133,6 +134,15 @@ def test_a_finished_model_says_what_reads_it_and_has_covers_to_divide_by(finishe
             check_covers_add_up(document)
 
 
+def test_a_log_has_a_line_for_a_round_and_none_for_a_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run = run_flare_job(recipe_of("horizontal", num_rounds=10), CASES["horizontal"].give(tmp_path))
+    assert run.reason is None, run.reason
+    of_sites = [record.getMessage() for record in caplog.records if record.name.endswith("JobExecutor")]
+    assert sum("round 10 of 10" in line for line in of_sites) == len(SITES)
+    assert len(of_sites) < 30 * len(SITES) and sum(run.frames.values()) > 30 * len(SITES)
+
+
 def test_every_site_keeps_a_record_and_a_report(finished: tuple[str, Finished]) -> None:
     name, run = finished
     for site in SITES:
@@ -229,7 +239,7 @@ def test_an_unknown_wheel_stops_every_kind_by_name(name: str, tmp_path: Path, mo
 @pytest.mark.parametrize("name", CASES)
 def test_a_refusal_at_one_site_is_the_same_text_at_all(name: str, tmp_path: Path) -> None:
     parties = CASES[name].give(tmp_path)
-    parties.set_policy("site-2", data_sets={})
+    parties.set_policy("site-2", data_sets=None)
     run = run_flare_job(recipe_of(name), parties)
     own = run.reports["site-2"]["error"]
     assert run.reason == f"VeilBoost job failed: site-2: {own}" and DATA in own

@@ -177,12 +177,16 @@ class Told:
         return progress
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return run(tmp_path_factory.mktemp("whole"), training({"max_depth": 2}))[0]
+
+
 @pytest.mark.parametrize("hook", ["tamper", "tamper_reply"])
 @pytest.mark.parametrize(("how", "nth"), [("wait", 1), ("wait", 2), ("wait", 3), ("resume", 2), ("resume", 3)])
-def test_a_site_lost_between_a_round_and_its_metrics_loses_none(tmp_path, nth, hook, how):
+def test_a_site_lost_between_a_round_and_its_metrics_loses_none(tmp_path, undisturbed, nth, hook, how):
     one = training({"max_depth": 2}, checkpoint_every=1, **({"on_lost_site": "wait"} if how == "wait" else {}))
-    whole, _ = run(tmp_path / "whole", one)
-    federation, told = sites(tmp_path / "lost"), Told()
+    federation, told = sites(tmp_path), Told()
     first = "job" if how == "wait" else "lost"
     outcomes = federation.run(one, first, on_progress=told, **{hook: {"site-2": dies_at(RIDES, nth)}})
     assert isinstance(outcomes["site-2"], SiteDied)
@@ -191,8 +195,8 @@ def test_a_site_lost_between_a_round_and_its_metrics_loses_none(tmp_path, nth, h
     else:
         resumed = HorizontalJob.from_dict({**one.to_dict(), "resume_from": "lost"})
         succeed(federation.run(resumed, on_progress=told))
-    assert federation.model() == whole.model()
-    assert {number: found[-1] for number, found in told.metrics.items()} == metrics_of(whole)
+    assert federation.model() == undisturbed.model()
+    assert {number: found[-1] for number, found in told.metrics.items()} == metrics_of(undisturbed)
     assert all(found == found[:1] * len(found) for found in told.metrics.values()), "nothing else was said before"
 
 

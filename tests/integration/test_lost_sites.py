@@ -28,6 +28,18 @@ def waiting(**fields) -> HorizontalJob:
     return job({}, 5, **{**WAITING, **fields})
 
 
+def federation_of(folder: Path) -> Federation:
+    federation = Federation(folder)
+    federation.give_data("train", table(200))
+    return federation
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model of the job that nobody left."""
+    return federate(tmp_path_factory.mktemp("whole"), table(200), waiting()).model()
+
+
 def lose(federation: Federation, training: HorizontalJob, number: int, **how) -> None:
     outcomes = federation.run(training, "job", number=number, **how)
     assert any(isinstance(one, SiteDied) for one in outcomes.values()), outcomes
@@ -38,52 +50,44 @@ def logs(federation: Federation, folder: str) -> list[Path]:
 
 
 @pytest.mark.parametrize(("site", "n_rounds"), [("site-2", 3), ("site-1", 1), ("site-3", 5)])
-def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undisturbed_model(tmp_path, site, n_rounds):
-    frame, training = table(200), waiting()
-    whole = federate(tmp_path / "whole", frame, training)
-    federation = Federation(tmp_path / "lost")
-    federation.give_data("train", frame)
+def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undisturbed_model(
+    tmp_path, undisturbed, site, n_rounds
+):
+    federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, on_progress=dies_after(site, n_rounds))
     results = succeed(federation.run(training, "job", number=2))
-    assert federation.model() == whole.model()
+    assert federation.model() == undisturbed
     assert {result.summary["n_rounds"] for result in results.values()} == {5}
     record = federation.record("site-1")
     assert [row.round for row in record.rounds] == list(range(n_rounds, 5))  # every round was a checkpoint
     assert any("Attempt 2" in note for note in record.notes)
-    assert not list((tmp_path / "lost").rglob("checkpoint-*"))
+    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 @pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.AGREEMENT, Kind.CUT_PLAN, Kind.CUT_COUNTS, Kind.MODEL_CHECK])
-def test_a_site_may_be_lost_at_any_message(tmp_path, kind):
-    frame, training = table(200), waiting()
-    whole = federate(tmp_path / "whole", frame, training)
-    federation = Federation(tmp_path / "lost")
-    federation.give_data("train", frame)
+def test_a_site_may_be_lost_at_any_message(tmp_path, undisturbed, kind):
+    federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, tamper={"site-2": dies_at(kind)})
     lose(federation, training, 2, tamper={"site-3": dies_at(kind)})
     succeed(federation.run(training, "job", number=3))
-    assert federation.model() == whole.model()
+    assert federation.model() == undisturbed
 
 
-def test_a_job_that_resumes_another_is_waited_for_too(tmp_path):
-    frame, training = table(200), waiting()
-    whole = federate(tmp_path / "whole", frame, training)
-    federation = Federation(tmp_path / "lost")
-    federation.give_data("train", frame)
+def test_a_job_that_resumes_another_is_waited_for_too(tmp_path, undisturbed):
+    federation, training = federation_of(tmp_path), waiting()
     outcomes = federation.run(training, "first", on_progress=dies_after("site-1", 2))
     assert isinstance(outcomes["site-1"], SiteDied)
     resumed = HorizontalJob.from_dict({**training.to_dict(), "resume_from": "first"})
     lose(federation, resumed, 1, tamper={"site-2": dies_at(Kind.CUT_COUNTS)})  # before a checkpoint of its own
     lose(federation, resumed, 2, on_progress=dies_after("site-2", 4))
     succeed(federation.run(resumed, "job", number=3))
-    assert federation.model() == whole.model()
+    assert federation.model() == undisturbed
     assert [row.round for row in federation.record("site-2").rounds] == [4]
 
 
 def test_keys_masks_and_nonces_are_fresh_in_every_attempt(tmp_path):
     """The same sums leave under other masks: what two attempts sent has no payload in common but what is public."""
-    federation, training, sent = Federation(tmp_path), waiting(), []
-    federation.give_data("train", table(200))
+    federation, training, sent = federation_of(tmp_path), waiting(), []
     for number in (1, 2):
         frames: list[tuple[str, bytes]] = []
         kind = {"tamper": {"site-2": dies_at(Kind.HISTOGRAM)}} if number == 1 else {}
@@ -95,8 +99,7 @@ def test_keys_masks_and_nonces_are_fresh_in_every_attempt(tmp_path):
 
 
 def test_evidence_of_the_ended_attempt_stays_and_holds(tmp_path):
-    federation, training = Federation(tmp_path), waiting()
-    federation.give_data("train", table(200))
+    federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, on_progress=dies_after("site-2", 2))
     before = {path.name: path.read_bytes() for path in logs(federation, "evidence") if path.exists()}
     succeed(federation.run(training, "job", number=2))
@@ -107,8 +110,7 @@ def test_evidence_of_the_ended_attempt_stays_and_holds(tmp_path):
 
 
 def test_two_attempts_of_one_number_are_refused(tmp_path):
-    federation, training = Federation(tmp_path), waiting()
-    federation.give_data("train", table(200))
+    federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, on_progress=dies_after("site-2", 1))
     lose(federation, training, 2, on_progress=dies_after("site-2", 2))
     outcomes = federation.run(training, "job", number=2)
@@ -117,8 +119,7 @@ def test_two_attempts_of_one_number_are_refused(tmp_path):
 
 def test_a_result_is_replaced_by_no_further_attempt(tmp_path):
     """The server names job, number and id: it could train another model under the id of one that is in use."""
-    federation = Federation(tmp_path)
-    federation.give_data("train", table(200))
+    federation = federation_of(tmp_path)
     succeed(federation.run(waiting(), "job"))
     model, evidence = federation.model(), [path.read_bytes() for path in logs(federation, "evidence")]
     outcomes = federation.run(job({"eta": 0.05}, 5, **WAITING), "job", number=2)
@@ -127,8 +128,7 @@ def test_a_result_is_replaced_by_no_further_attempt(tmp_path):
 
 
 def test_a_first_attempt_never_writes_over_evidence(tmp_path):
-    federation, training = Federation(tmp_path), waiting()
-    federation.give_data("train", table(200))
+    federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, on_progress=dies_after("site-2", 2))
     outcomes = federation.run(training, "job", number=1)
     assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())

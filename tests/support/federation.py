@@ -284,9 +284,10 @@ class Parties:
         return json.loads(path.read_text()) if path.exists() else {**self.first_policy, "data_sets": {}, **self.policy}
 
     def set_policy(self, site: str, **changes: Any) -> None:
-        """Change keys of a site's policy; data sets are added to those that it names."""
+        """Change keys of a site's policy; data sets are added to those that it names, and None leaves none."""
         document = self.policy_of(site)
-        sets = {**document.get("data_sets", {}), **changes.pop("data_sets", {})}
+        added = changes.pop("data_sets", {})
+        sets = {} if added is None else {**document.get("data_sets", {}), **added}
         path = self.workspace(site) / "local" / "veilboost.json"
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
 
