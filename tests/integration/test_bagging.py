@@ -9,7 +9,6 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ProtocolError
-from jobs import examples
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.reader import ended_early, read_log
@@ -21,7 +20,6 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Kind
 from tests.support import bagging
 from tests.support.federation import Parties, succeed
-from tests.support.simulator import SITES, simulate
 
 
 def refused(parties: Parties, **changes: object) -> list[str]:
@@ -157,13 +155,3 @@ def test_a_hostile_tree_ends_the_job_and_names_its_site_and_no_value(
     assert not any(word in reason for reason in reasons for word in ("nan", "99", "e+31"))
     logs = [read_log(path) for path in parties.folder.rglob("*.evidence.jsonl")]
     assert logs and all(log.end["status"] == "aborted" and not log.models for log in logs)
-
-
-@pytest.mark.sim
-@pytest.mark.slow
-def test_job_folder_as_it_stands(tmp_path: Path) -> None:
-    done = simulate(examples.FOLDER / "bagging", examples.prepare("bagging", tmp_path))
-    assert done.code == 0, done.output[-4000:]
-    assert done.summary["status"] == "completed" and done.summary["profile"] == "own_trees"
-    assert len({(done.site(site) / "model.json").read_bytes() for site in SITES}) == 1
-    assert verify([done.result / "evidence"]).sound

@@ -20,7 +20,7 @@ from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
-from tests.support.simulator import SITES, run_simulator, simulate
+from tests.support.simulator import SITES, completed, run_simulator, simulate
 
 JOBS = Path(examples.__file__).parent
 
@@ -35,16 +35,12 @@ def options(tmp_path: Path) -> SetupOptions:
 
 
 def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
-    run = run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", options)
-    assert run.code == 0, run.output[-4000:]
-    assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
+    run = completed(run_simulator(JOBS / "horizontal_masks", tmp_path / "ws", options))
     models = {(run.site(site) / "model.json").read_bytes() for site in SITES}
     assert len(models) == 1
     booster = xgb.Booster()
     booster.load_model(bytearray(models.pop()))
     assert booster.num_boosted_rounds() == 10
-    outcome = verify([run.result / "evidence"])
-    assert outcome.sound, outcome
     assert list((run.workspace / "server" / "simulate_job" / "tb_events").rglob("events.out.tfevents.*"))
     log = run.log("site-1")
     assert "round 1 of 10" in log and "round 10 of 10" in log

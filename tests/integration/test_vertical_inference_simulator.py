@@ -9,13 +9,11 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import examples
-from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL
+from jobs import vertical
+from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL, breast_cancer
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
-from nvflare_plugins.site.setup import SetupOptions
-from tests.support.simulator import SITES, Run, run_simulator
+from tests.support.simulator import SITES, Run, completed, run_simulator
 
 JOBS = examples.FOLDER
 
@@ -46,9 +44,8 @@ def joined_rows(data: Path, ids: pd.Series) -> np.ndarray:
 
 def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    wishes = SetupOptions(policy=examples.write_data("vertical_plain", data))
-    training = run_simulator(JOBS / "vertical_plain", tmp_path / "training", wishes)
-    assert training.code == 0, training.output[-4000:]
+    wishes = vertical.write_data(data, breast_cancer(), LABEL, len(SITES), "plain")
+    training = completed(run_simulator(JOBS / "vertical_plain", tmp_path / "training", wishes))
     workspace = tmp_path / "prediction"
     run = run_simulator(
         JOBS / "vertical_predict",
@@ -56,13 +53,11 @@ def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
         SetupOptions(policy=examples.write_data("vertical_predict", data)),
         lambda: examples.place_parts(training.workspace, workspace / "local" / "inputs"),
     )
-    assert run.code == 0, run.output[-4000:]
-    assert run.summary["status"] == "completed"
+    completed(run)
     table = pd.read_parquet(run.site("site-1") / "predictions.parquet")
     expected = merged(training).predict(xgb.DMatrix(joined_rows(data, table["id"])))
     np.testing.assert_array_equal(table["prediction"].to_numpy(np.float32), expected)
     assert len(table) > 100
-    assert verify([run.result / "evidence"]).sound
     for site in SITES[1:]:
         left = {path.name for path in run.site(site).iterdir()}
         assert left == {"alignment.npz", "evidence", "policy.json", "report.html", "run.json"}

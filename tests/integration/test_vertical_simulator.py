@@ -10,15 +10,14 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import examples
-from nvflare_plugins.cli.verify import verify
-from nvflare_plugins.kinds.alignment.demo_data import LABEL, breast_cancer
+from jobs import vertical
+from nvflare_plugins.kinds.alignment.demo_data import breast_cancer
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.integration.test_vertical_hostile import number_forms
-from tests.support.simulator import SITES, Run, run_simulator, simulate
+from tests.support.simulator import SITES, Run, completed, run_simulator, simulate
 from tests.support.vertical_federation import first_difference, trees
 
 JOBS = examples.FOLDER
@@ -87,9 +86,7 @@ def test_the_merged_model_is_the_centralized_one(finished):
 
 def test_evidence_is_verified_and_logs_can_be_followed(finished):
     run, _ = finished
-    assert run.summary["status"] == "completed"
-    outcome = verify([run.result / "evidence"])
-    assert outcome.sound, outcome
+    completed(run)
     assert "round 3 of 3" in run.log("site-1") and "round 3 of 3" in run.log("site-2")
     assert "train-logloss" in run.log("site-1") and "logloss 0" not in run.log("site-2")
 
@@ -123,9 +120,6 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
 @pytest.mark.parametrize("name", ["paillier", "guarded"])
 def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     """Alignment by private set intersection, then training with keys of 3072 bits."""
-    options = SetupOptions(policy=examples.write_data(f"vertical_{name}", tmp_path / "data"))
-    run = run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options)
-    assert run.code == 0, run.output[-4000:]
-    assert run.summary["status"] == "completed"
-    assert verify([run.result / "evidence"]).sound
+    options = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
+    run = completed(run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options))
     assert all((run.site(site) / "alignment.npz").is_file() for site in SITES)

@@ -19,6 +19,7 @@ from tests.simulation.stand_ins import _connect_of
 from tests.simulation.watchdog import StandsStill, guarded
 
 SEEDS = 300
+QUICK = 160  # all jobs, each of the dear ones once; further seeds run with the slow tests
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +34,9 @@ def undisturbed_runs_are_shared(tmp_path_factory: pytest.TempPathFactory) -> Ite
     run.shared_folder = None
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(QUICK, SEEDS))]
+)
 def test_what_must_hold_holds(seed: int) -> None:
     kind = job_of(seed)
     plan, _, broken = simulate(kind, seed)
@@ -47,7 +50,7 @@ def test_what_was_found_once_is_mended(kind: str, seed: int) -> None:
 
 
 def test_every_job_has_seeds() -> None:
-    assert {job_of(seed) for seed in range(SEEDS)} == set(JOBS)
+    assert {job_of(seed) for seed in range(QUICK)} == set(JOBS)
 
 
 @pytest.mark.parametrize("kind", ["dpboost", "horizontal", "horizontal_continue"])

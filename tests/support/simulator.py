@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import examples
+from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
 TIMEOUT_S = 480
@@ -43,6 +43,23 @@ class Run:
     def log(self, name: str) -> str:
         """The log of a site or of the server."""
         return (self.workspace / name / "log.txt").read_text()
+
+
+def completed(run: Run, profile: str | None = None) -> Run:
+    """Assert that a job ended well at all sites, under a profile, and that everybody's evidence agrees."""
+    assert run.code == 0, run.output[-4000:]
+    assert run.summary["status"] == "completed" and set(run.summary["sites"]) == set(SITES)
+    assert profile in (None, run.summary["profile"])
+    outcome = verify([run.result / "evidence"])
+    assert outcome.sound, outcome
+    return run
+
+
+def run_as_it_stands(script: ModuleType, root: Path) -> Run:
+    """Run the job folder of a script over the workspace and the data that the script makes."""
+    workspace = root / script.NAME
+    script.set_up(workspace, script.write_data(root / "data"))
+    return simulate(script.FOLDER / script.NAME, workspace)
 
 
 def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Callable[[], None] = lambda: None) -> Run:
