@@ -7,7 +7,6 @@ other tests use real processes, one of them killed.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterable
@@ -26,6 +25,7 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from tests.support import ledger_workers
 from tests.support.crashing_disk import CrashingDisk, PowerLoss
 from tests.support.examples import examples
+from tests.support.processes import processes
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
 EVENT = LaplaceEvent(0.25, ROW)
@@ -220,19 +220,19 @@ def test_processes_together_spend_no_more_than_the_budget(tmp_path: Path) -> Non
     """Three processes race for 31 releases, and ask one question in common: one charge, one answer."""
     ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
     ledger.open_job("common", ledger_workers.EVENT)
-    context = multiprocessing.get_context("spawn")
+    context = processes()
     pipes = [context.Pipe() for _ in range(3)]
-    processes = [
+    racing = [
         context.Process(target=ledger_workers.spend_all, args=(tmp_path, f"p{i}", pipe[1]))
         for i, pipe in enumerate(pipes)
     ]
-    for process in processes:
+    for process in racing:
         process.start()
     results = []
     for pipe in pipes:
         assert pipe[0].poll(120)
         results.append(pipe[0].recv())
-    for process in processes:
+    for process in racing:
         process.join()
     assert sum(n_paid for n_paid, _ in results) == ledger_workers.N_AFFORDABLE - 1
     assert len({tuple(shared) for _, shared in results}) == 1
@@ -242,7 +242,7 @@ def test_processes_together_spend_no_more_than_the_budget(tmp_path: Path) -> Non
 def test_what_cannot_be_resumed_is_free_again_once_its_process_is_gone(tmp_path: Path) -> None:
     """A killed job that nobody can resume once held its reservation for ever."""
     ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
-    context = multiprocessing.get_context("spawn")
+    context = processes()
     for ends_with_process in (True, False):
         receiver, sender = context.Pipe()
         process = context.Process(target=ledger_workers.run_until_killed, args=(tmp_path, ends_with_process, sender))
@@ -266,7 +266,7 @@ def test_what_cannot_be_resumed_is_free_again_once_its_process_is_gone(tmp_path:
 def test_what_can_be_resumed_holds_no_more_than_it_spent_once_its_process_is_gone(tmp_path: Path) -> None:
     """A killed job once held its reservation until somebody at the site gave it back."""
     ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
-    context = multiprocessing.get_context("spawn")
+    context = processes()
     receiver, sender = context.Pipe()
     process = context.Process(target=ledger_workers.run_until_killed, args=(tmp_path, False, sender, True))
     process.start()
@@ -293,7 +293,7 @@ def test_what_can_be_resumed_holds_no_more_than_it_spent_once_its_process_is_gon
 def test_a_killed_process_leaves_a_ledger_that_knows_all_that_left_it(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path, ledger_workers.IDENTITY, ledger_workers.BUDGET)
     ledger.open_job("long", RepeatedEvent(ledger_workers.EVENT, ledger_workers.N_AFFORDABLE))
-    context = multiprocessing.get_context("spawn")
+    context = processes()
     results: dict[int, list[int]] = {}
     for delay_s in (0.0, 0.011, 0.023):
         receiver, sender = context.Pipe()

@@ -1,19 +1,17 @@
 """One start of FLARE's process of a site or server, or of a job's there, up to where it would talk to anybody.
 
-    python -m tests.support.flare_reads PROCESS WORKSPACE JOB
-
-FLARE's own main functions run. What they open, look for and import below the workspace is printed as JSON:
-``opened`` and ``asked`` hold paths below it, ``searched`` the names that FLARE's search was asked for.
+FLARE's own main functions run, in a process of their own. What they open, look for and import below the workspace is
+reported: ``opened`` and ``asked`` hold paths below it, ``searched`` the names that FLARE's search was asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from nvflare.apis.workspace import Workspace
@@ -159,8 +157,10 @@ def main(process: str, workspace: str, job: str) -> dict[str, Any]:
     return {"opened": sorted(opened), "asked": sorted(asked), "searched": sorted(searched), "ended": ended}
 
 
-if __name__ == "__main__":
+def report(process: str, workspace: str, job: str, results: Connection) -> None:
+    """Send what one of the processes read; FLARE looks for modules where it is started, as Python does."""
+    sys.path.insert(0, workspace)
     with contextlib.redirect_stdout(sys.stderr):
-        found = main(*sys.argv[1:])
-    print(json.dumps(found), flush=True)
+        found = main(process, workspace, job)
+    results.send(found)
     os._exit(0)  # FLARE's own threads would go on

@@ -1,4 +1,4 @@
-"""What the processes of the ledger's concurrency tests do; a module of its own, so that spawned processes find it."""
+"""What the processes of the ledger's concurrency tests do; a module of its own, so that those processes find it."""
 
 from __future__ import annotations
 

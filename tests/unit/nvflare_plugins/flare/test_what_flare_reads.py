@@ -7,11 +7,8 @@ reads a further file is noticed here.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +20,9 @@ from jobs import examples
 from nvflare_plugins.flare.components import close_search, ignore_settings_here
 from nvflare_plugins.site.flare_boundary import COMM_CONFIG, GUARD_FILE, JOB_GUARD_FILE
 from nvflare_plugins.site.setup import set_up
-from tests.support.flare_reads import PROCESSES
+from tests.support.flare_reads import PROCESSES, report
 from tests.support.hostile_apps import ENDINGS, STEMS, undo_guard
+from tests.support.processes import processes
 from tests.support.provisioning import provision
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -81,12 +79,13 @@ def read(kits: Path, process: str, mark: Path) -> tuple[dict, set[str]]:
     workspace = mark.parent / "workspace"
     shutil.copytree(kits / site, workspace)
     left = leave(workspace, site, mark)
-    command = [sys.executable, "-m", "tests.support.flare_reads", process, str(workspace), JOB]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=workspace, env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
+    context = processes()
+    results, sender = context.Pipe(duplex=False)
+    started = context.Process(target=report, args=(process, str(workspace), JOB, sender))
+    started.start()
+    sender.close()
+    found = results.recv()
+    started.join()
     assert found["ended"] == "", found["ended"]
     return found, left
 
