@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,15 @@ COMMUNICATE = {
 """Modules that have to do with XGBoost's communicator, and what they take of it; on 3.4 and later nobody has one."""
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported(source: str) -> set[str]:
     """Return the packages that a module names in import statements or in calls of import_module."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -60,7 +66,7 @@ def test_only_the_script_that_starts_a_cluster_imports_dask() -> None:
 def words_of(source: str) -> set[str]:
     """Return the names that a module uses, whole or as parts of others: of values, attributes, arguments, imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names.update(part for alias in node.names for part in alias.name.split("."))
             names.update((getattr(node, "module", None) or "").split("."))
@@ -119,7 +125,7 @@ def test_private_components_load_nothing_from_above() -> None:
 
 def too_long(source: str) -> list[str]:
     """Return the functions of a module that are longer than they may be; what follows the docstring counts."""
-    functions = (one for one in ast.walk(ast.parse(source)) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (one for one in nodes(source) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)))
     bodies = {one.name: one.body[1:] if ast.get_docstring(one) else one.body for one in functions}
     return [name for name, body in bodies.items() if body and n_lines(body) > LONGEST_FUNCTION]
 

@@ -24,8 +24,13 @@ _PARTS = {
 }
 
 
-def texts() -> Iterator[tuple[Path, str]]:
+@cache
+def texts() -> list[tuple[Path, str]]:
     """Return all texts of the product that a person may read; what is put in at run time is a star."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
     for path in sorted(ROOT.rglob("*.py")):
         tree = ast.parse(path.read_text())
         documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

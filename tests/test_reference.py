@@ -21,6 +21,7 @@ from nvflare_plugins.site.policy import SitePolicy, template
 from tests.conformance.kind_cases import CASES
 from tests.property.test_hostile_jobs import HOSTILE
 
+WRITTEN = reference.files()
 FOLDERS = sorted(reference.FOLDER.glob("*/*/config/config_fed_server.json"))
 
 
@@ -30,9 +31,9 @@ def fits(kind: str, document: object) -> bool:
     return jsonschema.Draft202012Validator(schema).is_valid(document)
 
 
-@pytest.mark.parametrize("path", reference.files(), ids=lambda path: str(path.relative_to(reference.FOLDER.parent)))
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(reference.FOLDER.parent)))
 def test_what_is_written_is_what_is_declared(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == reference.files()[path], "run python jobs/reference.py"
+    assert path.read_text(encoding="utf-8") == WRITTEN[path], "run python jobs/reference.py"
 
 
 def test_no_schema_is_left_of_a_kind_that_has_gone() -> None:
