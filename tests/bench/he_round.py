@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.additive_schemes import Decryptor, Encryptor, PublicKey
 from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.bignum.registry import open_backend
 from he_processors.ciphertext_wire import (
@@ -23,7 +22,14 @@ from he_processors.ciphertext_wire import (
 from he_processors.fixed_point import PackingLayout
 from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, BinLayout, plan_level
 from he_processors.histogram.sums import BinSums, NodeTotal, decrypt_level, pack_and_hide, subtract_sibling, sum_bins
-from he_processors.paillier import PaillierDecryptor, PaillierPrivateKey, Rerandomiser, owner_encryptor
+from he_processors.paillier import (
+    PaillierDecryptor,
+    PaillierEncryptor,
+    PaillierPrivateKey,
+    PaillierPublicKey,
+    Rerandomiser,
+    owner_encryptor,
+)
 from tests.bench.he_ours import FORMAT, N_BINS, Clock, cpu_seconds
 
 N_FEATURES = 18
@@ -114,7 +120,7 @@ class _Passive:
 
     def __init__(
         self,
-        public_key: PublicKey,
+        public_key: PaillierPublicKey,
         packing: PackingLayout,
         rerandomiser: Rerandomiser,
         watch: Stopwatch,
@@ -143,7 +149,7 @@ class _Passive:
 class _Active:
     """The key owner: receives, decrypts, checks."""
 
-    def __init__(self, decryptor: Decryptor, arithmetic: ModBatch, packing: PackingLayout) -> None:
+    def __init__(self, decryptor: PaillierDecryptor, arithmetic: ModBatch, packing: PackingLayout) -> None:
         self._decryptor = decryptor
         self._arithmetic = arithmetic
         self._packing = packing
@@ -168,7 +174,7 @@ def _make_data(n_rows: int) -> _Data:
     return _Data(codes, g, h, levels)
 
 
-def _encrypt(encryptor: Encryptor, header: CiphertextHeader, data: _Data) -> bytes:
+def _encrypt(encryptor: PaillierEncryptor, header: CiphertextHeader, data: _Data) -> bytes:
     ciphertexts = encryptor.encrypt(FORMAT.plaintext_rows(data.g, data.h))
     return encode_ciphertexts(header, encryptor.arithmetic, ciphertexts)
 
