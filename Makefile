@@ -86,7 +86,7 @@ mutants: $(STAMP)
 # The documents as a site in build/docs; a warning, such as a link that leads nowhere, is an error.
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/mkdocs.yml
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
 matrix:

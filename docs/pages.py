@@ -2,13 +2,11 @@
 
 MkDocs calls the functions named ``on_...`` (``mkdocs.yml`` names this file). Paths in the navigation and in links are
 those of the repository. Links to what is no page, such as source code, become plain text with the path. Pages below
-``reference/`` are made from the command line's parsers and from docstrings.
+``reference/`` are made from the declarations of commands and from docstrings.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import posixpath
 import re
 import sys
@@ -23,7 +21,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from nvflare_plugins.cli.parsers import make_parser  # noqa: E402
+import click  # noqa: E402
+
+from nvflare_plugins.cli.main import COMMANDS  # noqa: E402
 from tests.generated_tables import DOCUMENTS  # noqa: E402
 
 PICTURES = (".svg", ".csv")
@@ -115,15 +115,12 @@ def indented(lines: list[str]) -> Iterator[str]:
 
 
 def commands() -> str:
-    """Return the page of all commands with their options, from the parsers of the command line."""
-    os.environ["COLUMNS"] = "100"  # the width of what follows, whatever the terminal's
-    actions = make_parser()._actions
-    choices = next(action for action in actions if isinstance(action, argparse._SubParsersAction))
-    short = {action.dest: action.help or "" for action in choices._choices_actions}
+    """Return the page of all commands with their options, from their declarations."""
     lines = ["# Commands", "", "`veilboost COMMAND --help` says the same in the shell.", ""]
-    for name, parser in choices.choices.items():
-        lines += [f"## veilboost {name}", "", f"{short.get(name, '')}", "", "```text"]
-        lines += [*parser.format_help().rstrip().splitlines(), "```", ""]
+    for name, command in COMMANDS.items():
+        context = click.Context(command, info_name=f"veilboost {name}", terminal_width=100, max_content_width=100)
+        lines += [f"## veilboost {name}", "", command.get_short_help_str(200), "", "```text"]
+        lines += [*command.get_help(context).splitlines(), "```", ""]
     return "\n".join(lines)
 
 
