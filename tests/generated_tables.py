@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -55,14 +56,20 @@ def first_words(path: Path) -> str:
     return " ".join(words.split("\n\n")[0].replace("``", "`").replace("|", "\\|").split())
 
 
+def layers() -> dict[str, int]:
+    """Return the folders of ``nvflare_plugins`` with their layers, from the top, as pyproject.toml says."""
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (stated,) = [contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers"]
+    return {folder: number for number, layer in enumerate(stated) for folder in re.findall(r"\w+", layer)}
+
+
 def modules(package: str) -> str:
     """Return the table of a package: folders, then modules; those of ``nvflare_plugins`` from top to bottom."""
-    from tests.test_import_boundaries import LEVELS
-
     parts = [path for path in sorted((ROOT / package).iterdir()) if (path / "__init__.py").is_file()]
     parts += [path for path in sorted((ROOT / package).glob("*.py")) if path.name != "__init__.py"]
     if package == "nvflare_plugins":
-        parts.sort(key=lambda path: -next((number for number, level in enumerate(LEVELS) if path.stem in level), 0))
+        level_of = layers()
+        parts.sort(key=lambda path: level_of.get(path.stem, len(level_of)))
     rows = []
     for path in parts:
         target = f"{path.name}/README.md" if (path / "README.md").is_file() else path.name

@@ -26,6 +26,7 @@ from sklearn.model_selection import StratifiedKFold
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.pages.local_page import Compared
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
+from nvflare_plugins.xgb.matrices import RowBlocks
 from nvflare_plugins.xgb.rounds import parse_metrics
 
 _RESAMPLINGS = 200

@@ -18,6 +18,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.xgb.continuation import clipping_of, recalibrated
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
     COVERS_ATTRIBUTE,

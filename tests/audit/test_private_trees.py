@@ -43,6 +43,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
 )
 from nvflare_plugins.kinds.private_trees.noisy_sums import without_ledger
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PlannedRelease, PrivateTreesPlan, ReleaseSchedule, Trust
+from nvflare_plugins.wire import envelope
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, unpack
 from tests.support.audit import (
@@ -258,7 +259,8 @@ def test_evidence_heads_tell_no_more_than_the_noised_sums(tmp_path: Path, monkey
     assert len({str(shape_of(view)) for view in views}) == 1, "sizes, order and lists of heads differ between worlds"
     assert sum(bool(heads) for *_, heads in shape_of(views[0])) == 4 and len(shape_of(views[0])) == 5
     assert not any(heads_confirm(watched, view, guess) for view in views for guess in (False, True))
-    monkeypatch.setattr(evidence, "UNSALTED_CODECS", frozenset({"PUBLIC", "SEALED", "MASKED"}))
+    for module in (evidence, envelope):
+        monkeypatch.setattr(module, "UNSALTED_CODECS", frozenset({"PUBLIC", "SEALED", "MASKED"}))
     for has_canary in (False, True):
         view = run_attempt(watched, has_canary, 0, watched.randomness(0))
         assert [heads_confirm(watched, view, guess) for guess in (False, True)] == [not has_canary, has_canary]

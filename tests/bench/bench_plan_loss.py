@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import xgboost as xgb
-from dp_components.randomness import OS_RANDOMNESS
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification, make_friedman1, make_hastie_10_2
@@ -37,6 +36,7 @@ from dp_components.bucket_ldp import public_edges, release_buckets, wrong_bucket
 from dp_components.distributed_noise import NoiseShares
 from dp_components.dpboost import DpBoostPlan, LogisticLoss, SiteData, train
 from dp_components.split_candidates import by_rule, uniform_candidates
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.cli.plan.private import buckets_over_signal, lost
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets

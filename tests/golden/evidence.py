@@ -22,6 +22,7 @@ from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.golden.jobs import BUDGET, bounds_of, breast, columns_over_sites, rows_over_sites
 from tests.support.federation import TIMEOUT_S, DirectTransport, Parties, run_in_threads, succeed

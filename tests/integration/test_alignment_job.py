@@ -10,10 +10,11 @@ import pytest
 
 from jobs import examples
 from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS
 from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.setup import set_up
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.support.simulator import SITES, Run, completed, run_simulator
 
 JOB = examples.FOLDER / "alignment"
@@ -45,7 +46,7 @@ def files_without_data(run: Run) -> list[Path]:
 @pytest.mark.slow
 def test_three_parties_align_two_data_sets(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    run = completed(run_simulator(JOB, tmp_path / "ws", alignment.write_data(data)))
+    run = completed(run_simulator(JOB, tmp_path / "ws", SetupOptions(policy=examples.write_data("alignment", data))))
     check_positions(run, data)
     for site in SITES:
         assert (run.site(site) / FILE).stat().st_mode & 0o777 == 0o600

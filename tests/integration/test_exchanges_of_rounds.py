@@ -12,6 +12,7 @@ import pytest
 
 from nvflare_plugins.cli.plan.horizontal import ProtectionRate, TreeRate, estimate
 from nvflare_plugins.cli.plan.messages import Network, Workload, final_messages, round_messages
+from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity

@@ -1,26 +1,25 @@
-"""Job folders of kinds in FLARE's simulator, as they stand, with what their scripts prepare."""
+"""Job folders of kinds in FLARE's simulator, as they stand, with what the examples prepare."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import xgboost as xgb
 
 from dp_components.ledger import Ledger
-from jobs import bagging, data_profile, dpboost, federboost_vertical, tuning, vertical_tuning
+from jobs import examples
 from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
-from nvflare_plugins.recipes.examples import invented_credit
+from nvflare_plugins.recipes.examples import PARTS, PATIENTS
 from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 from nvflare_plugins.site.policy import SitePolicy
-from tests.support.simulator import SITES, Run, completed, run_as_it_stands, run_script_job, simulate
+from tests.support.simulator import SITES, Run, completed, run_example, simulate
 
 
-def spent(done: Run, script: ModuleType, site: str) -> float:
+def spent(done: Run, data_set: str, site: str) -> float:
     """Return what of a site's budget is gone."""
-    ledger = Ledger(done.workspace / site / "veilboost_ledgers" / site / f"{script.DATA_SET}.ledger")
+    ledger = Ledger(done.workspace / site / "veilboost_ledgers" / site / f"{data_set}.ledger")
     return ledger.spent().pure_epsilon
 
 
@@ -30,26 +29,26 @@ def of_server(done: Run, kind: str) -> list[dict]:
     return [record for record in records if record["type"] == kind]
 
 
-PRIVATE = [(dpboost, "dp_trusted"), (federboost_vertical, "dp_local")]
+PRIVATE = [("dpboost", PATIENTS, "dp_trusted"), ("federboost_vertical", PARTS, "dp_local")]
 
 
-@pytest.mark.parametrize(("script", "profile"), PRIVATE)
-def test_the_script_prepares_all_that_the_job_needs(tmp_path: Path, script: ModuleType, profile: str) -> None:
-    script.FILES.prepare(tmp_path, script.NAME)
+@pytest.mark.parametrize(("name", "data_set", "profile"), PRIVATE)
+def test_an_example_prepares_all_that_the_job_needs(tmp_path: Path, name: str, data_set: str, profile: str) -> None:
+    workspace = examples.prepare(name, tmp_path)
     for site in SITES:
-        policy = SitePolicy.load(tmp_path / script.NAME, site)
-        data_set = policy.data_sets[script.DATA_SET]
-        assert data_set.path.is_file() and data_set.privacy is not None and policy.unsigned_sessions
+        policy = SitePolicy.load(workspace, site)
+        declared = policy.data_sets[data_set]
+        assert declared.path.is_file() and declared.privacy is not None and policy.unsigned_sessions
         assert policy.allowed_profiles == (profile,)
-        if script is federboost_vertical:
-            assert (policy.inputs / "bucket_features.json").is_file() == (site != script.ACTIVE)
+        if data_set == PARTS:
+            assert (policy.inputs / "bucket_features.json").is_file() == (site != "site-1")
 
 
 @pytest.mark.sim
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "profile"), PRIVATE)
-def test_without_the_sites_consent_nothing_leaves(tmp_path: Path, script: ModuleType, profile: str) -> None:
-    done = run_script_job(script, tmp_path, allowed_profiles=["masks"])
+@pytest.mark.parametrize(("name", "data_set", "profile"), PRIVATE)
+def test_without_the_sites_consent_nothing_leaves(tmp_path: Path, name: str, data_set: str, profile: str) -> None:
+    done = run_example(name, tmp_path, allowed_profiles=["masks"])
     assert done.code != 0 and profile in done.summary["reason"]
     assert not of_server(done, "message")
 
@@ -57,36 +56,36 @@ def test_without_the_sites_consent_nothing_leaves(tmp_path: Path, script: Module
 @pytest.mark.sim
 @pytest.mark.slow
 def test_dpboost(tmp_path: Path) -> None:
-    done = completed(run_script_job(dpboost, tmp_path), "dp_trusted")
+    done = completed(run_example("dpboost", tmp_path), "dp_trusted")
     (model,) = {(done.site(site) / "model.json").read_bytes() for site in SITES}
     assert xgb.Booster(model_file=bytearray(model)).num_boosted_rounds() == 10
-    assert all(3.99 < spent(done, dpboost, site) <= 4 for site in SITES)
+    assert all(3.99 < spent(done, PATIENTS, site) <= 4 for site in SITES)
     assert len(of_server(done, "spend")) == 10
 
 
 @pytest.mark.sim
 @pytest.mark.slow
 def test_federboost(tmp_path: Path) -> None:
-    done = completed(run_script_job(federboost_vertical, tmp_path), "dp_local")
+    done = completed(run_example("federboost_vertical", tmp_path), "dp_local")
     active = read_part(done.site("site-1") / "vertical_model.json", "site-1", ActivePart)
     passive = [read_part(done.site(s) / "private_table.json", s, PassivePart) for s in SITES[1:]]
     assert len({part.identity.model_id for part in (active, *passive)}) == 1
     assert all(len(part.part.table) for part in passive)
-    assert all(3.99 < spent(done, federboost_vertical, site) <= 4 for site in SITES[1:])
+    assert all(3.99 < spent(done, PARTS, site) <= 4 for site in SITES[1:])
     assert "no record-level privacy" in done.log("site-2")
 
 
 @pytest.mark.sim
 @pytest.mark.slow
 def test_bagging(tmp_path: Path) -> None:
-    done = completed(run_as_it_stands(bagging, tmp_path), "own_trees")
+    done = completed(run_example("bagging", tmp_path), "own_trees")
     assert len({(done.site(site) / "model.json").read_bytes() for site in SITES}) == 1
 
 
 @pytest.mark.sim
 @pytest.mark.slow
 def test_a_profile(tmp_path: Path) -> None:
-    done = completed(run_as_it_stands(data_profile, tmp_path), "masks")
+    done = completed(run_example("profile", tmp_path), "masks")
     pages = {(done.site(site) / "profile.html").read_bytes() for site in SITES}
     assert len(pages) == 1 and len({(done.site(site) / "local.html").read_bytes() for site in SITES}) == 3
     found = json.loads((done.site("site-1") / "profile.json").read_text())
@@ -98,10 +97,9 @@ def test_a_profile(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_tuning(tmp_path: Path) -> None:
     """As the job folder, but for two trials, three folds and three rounds."""
-    workspace = tmp_path / tuning.NAME
-    tuning.set_up(workspace, tuning.write_data(tmp_path / "data", invented_credit(6_000)))
+    workspace = examples.prepare("tuning", tmp_path)
     changes = {"n_trials": 2, "folds": 3, "num_rounds": 3, "early_stopping_rounds": None}
-    recipe = TuningRecipe(tuning.NAME, **{**tuning.recipe().job.to_dict(), **changes})
+    recipe = TuningRecipe("tuning", **{**examples.recipe("tuning").job.to_dict(), **changes})
     done = completed(simulate(write_folder(recipe, tmp_path / "jobs"), workspace), "masks")
     assert len({(done.site(site) / "tuning.csv").read_text().split("seconds")[0] for site in SITES}) == 1
     check_scores(done, 2)
@@ -111,7 +109,7 @@ def test_a_tuning(tmp_path: Path) -> None:
 @pytest.mark.sim
 @pytest.mark.slow
 def test_a_vertical_tuning(tmp_path: Path) -> None:
-    done = completed(run_as_it_stands(vertical_tuning, tmp_path), "elgamal")
+    done = completed(run_example("vertical_tuning", tmp_path), "elgamal")
     check_scores(done, 3)
     assert not any((done.site(site) / "tuning.json").exists() for site in SITES[1:])
 

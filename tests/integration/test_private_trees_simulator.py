@@ -14,7 +14,8 @@ import xgboost as xgb
 from click.testing import CliRunner
 from sklearn.metrics import roc_auc_score
 
-from nvflare_plugins.recipes.examples import invented_credit
+from jobs import examples
+from nvflare_plugins.recipes.examples import CREDIT_BOUNDS, invented_credit
 from tests.support.simulator import SITES, Run, completed, simulate
 
 NAME = ["private_trees_default"]

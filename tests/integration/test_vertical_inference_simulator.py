@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import vertical
-from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL, breast_cancer
+from jobs import examples
+from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.site.setup import SetupOptions
 from tests.support.simulator import SITES, Run, completed, run_simulator
 
 JOBS = examples.FOLDER
@@ -44,7 +45,7 @@ def joined_rows(data: Path, ids: pd.Series) -> np.ndarray:
 
 def test_prediction_with_what_a_training_job_left(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    wishes = vertical.write_data(data, breast_cancer(), LABEL, len(SITES), "plain")
+    wishes = SetupOptions(policy=examples.write_data("vertical_plain", data))
     training = completed(run_simulator(JOBS / "vertical_plain", tmp_path / "training", wishes))
     workspace = tmp_path / "prediction"
     run = run_simulator(

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from jobs import vertical
-from nvflare_plugins.kinds.alignment.demo_data import breast_cancer
+from jobs import examples
+from nvflare_plugins.kinds.alignment.demo_data import LABEL, breast_cancer
 from nvflare_plugins.kinds.vertical.model import merge
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
@@ -120,6 +120,6 @@ def test_no_secret_is_in_a_folder_where_it_does_not_belong(finished):
 @pytest.mark.parametrize("name", ["paillier", "guarded"])
 def test_job_folder_as_it_stands(tmp_path: Path, name: str) -> None:
     """Alignment by private set intersection, then training with keys of 3072 bits."""
-    options = vertical.write_data(tmp_path / "data", breast_cancer(), vertical.LABEL, 3, name)
+    options = SetupOptions(policy=examples.write_data(f"vertical_{name}", tmp_path / "data"))
     run = completed(run_simulator(JOBS / f"vertical_{name}", tmp_path / "ws", options))
     assert all((run.site(site) / "alignment.npz").is_file() for site in SITES)

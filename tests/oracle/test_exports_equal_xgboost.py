@@ -11,7 +11,7 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.scoring import conversion
+from nvflare_plugins.scoring import export as conversion
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from tests.oracle.test_scoring_equals_xgboost import CLASSIFIERS, REGRESSIONS, others
 from tests.support.scoring import CATEGORIES, CLASSES, NAMES, changed, frame, matrix_of, positions, train

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from nvflare_plugins.kinds.vertical.active.party_sums import ROOT
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
+from nvflare_plugins.kinds.vertical.party_sums import ROOT
 from scipy import linalg
 
 from he_processors.histogram.planner import BinCodes, BinLayout
@@ -41,6 +40,7 @@ from nvflare_plugins.kinds.vertical.messages import (
 from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, federate
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvflare_plugins.attempt.session import Session, open_session
-from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
+from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl, Requester, Responder
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
@@ -50,21 +50,18 @@ PATIENCE_S = 60  # of the tests: what fails fails at once, and a busy machine fa
 PACE = FlowControl(frame_bytes=1 << 16, flush_bytes=1 << 12, queue_bytes=1 << 18, message_bytes=1 << 22, patience_s=0.2)
 
 
+def end_of(site: Site, pace: FlowControl = PACE, purpose: str = "test") -> ConversationEnd:
+    return ConversationEnd(site.channel, site.session, purpose, pace, site.transport.abort)
+
+
 def asking(site: Site, turns: list | None = None, **options) -> Requester:
-    return Requester(
-        site.channel,
-        site.session,
-        "test",
-        options.pop("pace", PACE),
-        site.transport.abort,
-        (turns if turns is not None else []).append,
-    )
+    return Requester(end_of(site, options.pop("pace", PACE)), (turns if turns is not None else []).append)
 
 
 def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
     def task(site: Site):
         on_turn = (turns if turns is not None else []).append
-        return Responder(site.channel, site.session, purpose, pace, site.transport.abort, 0, answer, on_turn).run()
+        return Responder(end_of(site, pace, purpose), 0, answer, on_turn).run()
 
     return task
 

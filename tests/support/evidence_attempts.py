@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from nvflare_plugins.cli.parsers import make_parser
-
 from he_processors.errors import AuthenticationError
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.verify import find_evidence, verify_files
 from nvflare_plugins.evidence.audit import Certified
 from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_line, export_name, parse_line
@@ -205,6 +204,4 @@ def only_failures(folder) -> str:
 
 
 def cli(*arguments: str) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(["verify", *map(str, arguments)])
-    return parsed.func(parsed)
+    return main(["verify", *map(str, arguments)])

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from nvflare_plugins.kinds.vertical.protocol.gradient_scheme import ClearHistogramMaker
 from scipy import linalg
 
 from he_processors.histogram.planner import BinCodes, BinLayout
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from tests.support.bin_attack import Tap, TreeSums, _left_by_splits, _part_recovered
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.seeded_randomness import SeededRandomness
 from tests.support.vertical_federation import Joined, federate, noised_cuts
 

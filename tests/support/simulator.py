@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs import examples
 from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.site.setup import SetupOptions, set_up
 
@@ -53,13 +54,6 @@ def completed(run: Run, profile: str | None = None) -> Run:
     outcome = verify([run.result / "evidence"])
     assert outcome.sound, outcome
     return run
-
-
-def run_as_it_stands(script: ModuleType, root: Path) -> Run:
-    """Run the job folder of a script over the workspace and the data that the script makes."""
-    workspace = root / script.NAME
-    script.set_up(workspace, script.write_data(root / "data"))
-    return simulate(script.FOLDER / script.NAME, workspace)
 
 
 def run_simulator(job: Path, workspace: Path, options: SetupOptions, prepare: Callable[[], None] = lambda: None) -> Run:

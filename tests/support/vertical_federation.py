@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xgboost as xgb
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from numpy.typing import NDArray
 
 from dp_components.split_candidates import quantile_cuts
+from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.kinds.vertical.active_party import (
     LabelledSet,
     OwnColumns,

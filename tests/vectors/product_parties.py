@@ -28,9 +28,9 @@ from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep
 from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
+from nvflare_plugins.kinds.vertical_inference import scorer
+from nvflare_plugins.kinds.vertical_inference import scorer as serving
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
-from nvflare_plugins.kinds.vertical_inference.serving import scorer
-from nvflare_plugins.kinds.vertical_inference.serving import scorer as serving
 from nvflare_plugins.pooled.mediated.communicator import request_class
 from tests.vectors.form import Given, blob
 

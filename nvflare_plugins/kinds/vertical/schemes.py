@@ -47,6 +47,9 @@ from he_processors.elgamal.encryption import (
     SHORT_FRACTION_BITS,
     DigitFormat,
     ElGamalEncryptor,
+    ElGamalPrivateKey,
+    ElGamalPublicKey,
+    generate_elgamal_key,
 )
 from he_processors.errors import BackendUnavailable, CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from he_processors.errors import ProtocolError, VeilBoostError
+from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
+from nvflare_plugins.attempt.job_context import SiteContext
+from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import now
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal

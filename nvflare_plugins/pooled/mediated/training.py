@@ -28,6 +28,7 @@ from nvflare_plugins.pooled.mediated.grammar import (
     TrainingShape,
 )
 from nvflare_plugins.pooled.row_floors import SampledWeights
+from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -234,7 +235,7 @@ class TrainingTask:
 
 def train(
     task: TrainingTask,
-    channel: Place,
+    channel: SiteProgress,
     handler: Answers,
     rows: SampledWeights,
     eval_sets: Sequence[tuple[xgb.DMatrix, str]],
@@ -280,7 +281,7 @@ class _Loop:
     """The rounds of one training; see ``train``."""
 
     mediator: Mediator
-    channel: Place
+    channel: SiteProgress
     handler: Answers
     task: TrainingTask
     rows: SampledWeights

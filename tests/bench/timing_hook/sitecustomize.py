@@ -46,15 +46,7 @@ def _time_ours(module) -> None:
     _timed(module.ProgressLog, "__call__", "update")
 
 
-def _time_nvflare(module) -> None:
-    _timed(module.GrpcClientAdaptor, "Allreduce", "sum", lambda request, context: _is_metric(request))
-
-
-_PATCHES = {
-    "xgboost.core": _time_xgboost,
-    "nvflare_plugins.pooled.mediated.mediator": _time_mediator,
-    "nvflare.app_opt.xgboost.histogram_based_v2.adaptors.grpc_client_adaptor": _time_nvflare,
-}
+_PATCHES = {"xgboost.core": _time_xgboost, "nvflare_plugins.flare.executor": _time_ours}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

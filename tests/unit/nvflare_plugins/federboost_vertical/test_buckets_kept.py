@@ -171,7 +171,7 @@ def test_evidence_of_one_site_is_sound_only_where_it_says_which_job_has_paid_and
         session = {"sites": ["site-1"], "protection": protection}
         logs = [SimpleNamespace(site="server", session=None, parts=())]
         logs.append(SimpleNamespace(site="site-1", session=session, parts=parts))
-        return list(audit._parties(logs, (), False))  # type: ignore[arg-type]
+        return list(audit._parties(logs, (), ended_early=False))  # type: ignore[arg-type]
 
     assert complaints({PAID_IN: "job"}) == []
     for of_one in (complaints({"epsilon": "4"}), complaints({PAID_IN: "job"}, ("buckets",))):

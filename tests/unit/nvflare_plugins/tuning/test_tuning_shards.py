@@ -191,10 +191,10 @@ class Elsewhere:
     """A worker that finds another folder where the site's process has its own."""
 
     def __init__(self) -> None:
-        self._desk = PartHost()
+        self._host = PartHost()
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        answer: tuple[str, Any, str] = getattr(self._desk, function)(*_elsewhere(args))
+        answer: tuple[str, Any, str] = getattr(self._host, function)(*_elsewhere(args))
         return answer
 
 
@@ -248,13 +248,13 @@ class Dies:
     """A worker that is gone at the n-th thing that it is asked in the work over its shard."""
 
     def __init__(self, number: int, method: str) -> None:
-        self._desk, self._left, self._method = PartHost(), number, method
+        self._host, self._left, self._method = PartHost(), number, method
 
     def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
         self._left -= args[:1] == (self._method,)
         if self._left == 0:
             raise WorkerLost("worker 1 of this site's cluster was lost")
-        answer: tuple[str, Any, str] = getattr(self._desk, function)(*args)
+        answer: tuple[str, Any, str] = getattr(self._host, function)(*args)
         return answer
 
 

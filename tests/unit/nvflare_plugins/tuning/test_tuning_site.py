@@ -30,6 +30,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts
 from tests.support.federation import Parties, central_model, dies_at, leaf_difference, succeed
+from tests.support.tunings import result_of
 
 POLICY = {"consents": {"tuning": 1000}, "min_rows_per_node": 0}
 RESULTS = ("tuning.json", "tuning.csv", "tuning.html", "train_best.py")

@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
-from tests.support.conversations import PACE, PATIENCE_S, Site, answering, asking, converse, shout
+from tests.support.conversations import PACE, PATIENCE_S, Site, answering, asking, converse, end_of, shout
 
 
 def steps_pass(site: Site, until: int) -> None:

@@ -14,9 +14,8 @@ from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.messages import ConversationLink, answer_bytes, place_parties
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
-from tests.support.asking import end_of
 from tests.support.clear_maker import ClearHistogramMaker
-from tests.support.conversations import Site, converse
+from tests.support.conversations import Site, converse, end_of
 
 DEADLINE_S = 60.0
 # Nobody is impatient: a step is taken when it is due, and never because of a busy machine.

@@ -28,6 +28,7 @@ from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.schema import RELEASED_SUMS
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import Tap
+from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, trees
