@@ -181,7 +181,7 @@ class PrivacyCost:
         mu_squared: Gaussian part: mu^2 of the exact GDP guarantee.
         pure_epsilon: sum of the pure epsilons.
         zcdp_rho: part known by its Renyi divergence only.
-        total_variation: distance between the noise sampled and the noise accounted (discrete_slack.py).
+        total_variation: distance between the noise sampled and the noise accounted.
     """
 
     mu_squared: float = 0.0

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from dp_components.events import NeighbouringRelation, Release
 from dp_components.mechanisms import add_laplace_noise, randomise_buckets
 from dp_components.sensitivity import Norm, Sensitivity
-from dp_components.split_candidates import Candidates, FeatureBounds, as_candidates, public_grid
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates
+from dp_components.split_candidates.dp_quantiles import public_grid
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 # Where buckets begin and end: at public places, or at equal counts that were paid for.

@@ -8,7 +8,7 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_methods import LEAF, Tree
+from dp_components.split_methods.tree import LEAF, Tree
 
 # Cyclical k-way feature interactions (A1).
 

@@ -20,7 +20,7 @@ from dp_components.sensitivity import (
     clip_rows,
     grid_bound,
 )
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 
 # The query for leaf sums: how the pair (g, h) of a row is clipped, and which noise its two sums get.
 #

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Columns
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.formatting import near_name

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dp_components.split_candidates import Columns
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.files import write_atomically

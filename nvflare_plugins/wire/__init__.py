@@ -1,1 +1,1 @@
-"""Between XGBoost and the federation: catalogue, mediator, frames, protected sums, evidence."""
+"""What travels between sites and server: frames, kinds of messages, channels, protected sums, their addition."""

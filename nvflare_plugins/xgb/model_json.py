@@ -10,8 +10,8 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Candidates
-from dp_components.split_methods import LEAF, Tree
+from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
 
 # XGBoost's model document, with the public lists that give it meaning.

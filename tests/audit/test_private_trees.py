@@ -27,8 +27,8 @@ from dp_components.leaf_weights import LeafQuery
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity, clip_logistic_rows
-from dp_components.split_candidates import FeatureBounds
-from dp_components.split_methods import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.kinds.private_trees import forest, noisy_sums

@@ -15,12 +15,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dp_components import dpboost, mechanisms
+from dp_components import mechanisms
 from dp_components.bucket_ldp import count_cells, public_edges, release_buckets, release_cell_counts
-from dp_components.dpboost import DpBoostPlan, SiteData, SplitTable, SquaredLoss, assign_records, train
+from dp_components.dpboost import ensemble_of_ensembles, single_tree
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, train
+from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, assign_records
 from dp_components.events import Release
 from dp_components.sensitivity import Sensitivity
-from dp_components.split_candidates import Candidates, FeatureBounds, as_candidates
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates
 from tests.support.audit import Errors
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -72,7 +74,7 @@ def test_splits_keep_their_epsilon() -> None:
 @pytest.mark.slow
 def test_the_gain_sensitivity_of_the_paper_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """D2: (3 lambda + 2) / ((lambda + 1)(lambda + 2)) is 0.996 at lambda 0.1, which holds for a single row only."""
-    monkeypatch.setattr(dpboost, "gain_bound", lambda gradients: 0.996)
+    monkeypatch.setattr(single_tree, "gain_bound", lambda gradients: 0.996)
     assert split_errors(8.0).epsilon() > 4
 
 
@@ -101,7 +103,7 @@ def test_half_the_noise_on_leaves_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     def half(sums: np.ndarray, sensitivity: Sensitivity, epsilon: float, source: SeededRandomness) -> Release:
         return mechanisms.add_laplace_noise(sums, sensitivity, 2 * epsilon, source)
 
-    monkeypatch.setattr(dpboost, "add_laplace_noise", half)
+    monkeypatch.setattr(single_tree, "add_laplace_noise", half)
     assert leaf_errors(4.0).epsilon() > 2
 
 
@@ -150,7 +152,7 @@ def test_a_record_in_every_tree_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     def everywhere(*arguments: object) -> np.ndarray:
         return assign_records(*arguments).view(_Everywhere)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dpboost, "assign_records", everywhere)
+    monkeypatch.setattr(ensemble_of_ensembles, "assign_records", everywhere)
     assert whole_model_errors(2.0).epsilon() > 2
 
 

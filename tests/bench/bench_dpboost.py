@@ -30,9 +30,10 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from dp_components.dpboost import DpBoostPlan, LogisticLoss, Loss, SiteData, SquaredLoss, train
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, train
+from dp_components.dpboost.single_tree import LogisticLoss, Loss, SquaredLoss
 from dp_components.events import Release
-from dp_components.split_candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
 from he_processors.randomness import OS_RANDOMNESS
 from tests.bench.dp_data import SHARED
 from tests.support.dpboost_baselines import para, seq

@@ -44,7 +44,7 @@ from dp_components.bucket_ldp import (
     release_buckets,
     release_cell_counts,
 )
-from dp_components.split_candidates import Candidates, FeatureBounds
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, run_site, train_on_buckets

@@ -12,7 +12,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.mechanisms import add_gaussian_noise
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower
 from nvflare_plugins.kinds.private_trees.methods import dp_tr_newton
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan

@@ -14,7 +14,8 @@ import json
 
 import numpy as np
 
-from dp_components.dpboost import DpBoostPlan, SquaredLoss
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan
+from dp_components.dpboost.single_tree import SquaredLoss
 from tests.bench.bench_dpboost import fit, load, split
 
 EPSILONS = (1.0, 4.0, 10.0, 40.0, 100.0)

@@ -38,7 +38,7 @@ from dp_components.events import Release
 from dp_components.leaf_weights import UNIT
 from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_12
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
 from tests.bench.dp_data import load

@@ -107,7 +107,9 @@ def _party() -> str:
 
 def _asker() -> str:
     frame = sys._getframe(1)
-    while frame.f_globals["__name__"] in (__name__, "he_processors.randomness") or frame.f_code.co_qualname in PASSED_ON:
+    while (
+        frame.f_globals["__name__"] in (__name__, "he_processors.randomness") or frame.f_code.co_qualname in PASSED_ON
+    ):
         frame = frame.f_back
     name = frame.f_code.co_qualname
     return RENAMED.get(name, name)

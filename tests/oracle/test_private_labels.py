@@ -16,7 +16,7 @@ import xgboost as xgb
 from dp_components.distributed_noise import NoiseShares
 from dp_components.events import Release
 from dp_components.leaf_weights import LeafQuery, Number, SeveralClasses, Target
-from dp_components.split_candidates import FeatureBounds, by_rule, uniform_candidates
+from dp_components.split_candidates.candidates import FeatureBounds, by_rule, uniform_candidates
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,

@@ -21,7 +21,7 @@ from dp_components.bucket_ldp import (
     transition_probabilities,
     wrong_bucket_rate,
 )
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 
 ALPHA = 1e-5

@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from nvflare_plugins.kinds.vertical.party_sums import ROOT
 from scipy import linalg
 
 from he_processors.histogram.planner import BinCodes, BinLayout
@@ -37,6 +36,7 @@ from nvflare_plugins.kinds.vertical.messages import (
     SplitRequest,
     from_bytes,
 )
+from nvflare_plugins.kinds.vertical.party_sums import ROOT
 from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory

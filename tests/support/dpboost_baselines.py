@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dp_components.dpboost import DpBoostPlan, RowSharing
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, RowSharing
 
 
 def para(epsilon: float, n_trees: int = 50) -> DpBoostPlan:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.mechanisms import add_gaussian_noise
-from dp_components.split_candidates import Candidates
-from dp_components.split_methods import Tree
+from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.tree import Tree
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower, GrownTree
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan, ReleaseSchedule

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dp_components.accounting import gaussian_limit
 from dp_components.mechanisms import add_gaussian_noise
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from he_processors.sum_tags import SumTags

@@ -11,8 +11,9 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights import TWO_CLASSES, UNIT
-from dp_components.split_candidates import Candidates
-from dp_components.split_methods import Tree, grow_totally_random
+from dp_components.split_candidates.candidates import Candidates
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import Tree
 from nvflare_plugins.kinds.private_trees.forest import public_candidates, tree_features
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan

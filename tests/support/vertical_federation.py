@@ -10,7 +10,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import quantile_cuts
+from dp_components.split_candidates.dp_quantiles import quantile_cuts
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.kinds.vertical.active_party import (
     LabelledSet,

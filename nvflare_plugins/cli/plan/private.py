@@ -13,11 +13,13 @@ import numpy as np
 
 from dp_components.accounting import PrivacyCost, TradeOff, compose
 from dp_components.bucket_ldp import wrong_bucket_rate
-from dp_components.dpboost import LEAF_BITS, SplitTable, gradient_sensitivity, leaf_sensitivity
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
+from dp_components.dpboost.single_tree import SplitTable
 from dp_components.errors import PrivacyError
 from dp_components.leaf_weights import TWO_CLASSES
 from dp_components.ledger import Budget, Ledger, ledger_files
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, human_bytes, human_number, printable
 from nvflare_plugins.cli.options import Options, own_policy

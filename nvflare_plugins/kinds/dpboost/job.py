@@ -9,8 +9,9 @@ import numpy as np
 from annotated_types import Ge, Le, Len, Lt
 from numpy.typing import NDArray
 
-from dp_components.dpboost import DpBoostPlan, LogisticLoss, Loss, RowSharing, SquaredLoss
-from dp_components.split_candidates import (
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, RowSharing
+from dp_components.dpboost.single_tree import LogisticLoss, Loss, SquaredLoss
+from dp_components.split_candidates.candidates import (
     MAX_CANDIDATES,
     Candidates,
     FeatureBounds,

@@ -14,14 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import compose
-from dp_components.dpboost import (
-    MAX_ROWS,
-    DpBoostPlan,
-    SplitTable,
-    choose_splits,
-    release_clipped_leaves,
-    release_start,
-)
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan
+from dp_components.dpboost.single_tree import MAX_ROWS, SplitTable, choose_splits, release_clipped_leaves, release_start
 from dp_components.events import ComposedEvent, Event, Release
 from dp_components.sensitivity import GRID_BITS
 from he_processors.errors import ProtocolError

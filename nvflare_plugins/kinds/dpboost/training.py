@@ -16,22 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.distributed_noise import TrustModel
-from dp_components.dpboost import (
-    LEAF_BITS,
-    DpBoostModel,
-    SiteData,
-    SplitTable,
-    SquaredLoss,
-    Sums,
-    TreeRows,
-    add_trees,
-    assign_records,
-    gradient_sensitivity,
-    start_scores,
-    start_sums,
-)
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees, start_scores
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
+from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, Sums, TreeRows, assign_records, start_sums
 from dp_components.events import Release
-from dp_components.split_methods import LEAF, Tree
+from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s

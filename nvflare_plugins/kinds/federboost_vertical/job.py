@@ -16,7 +16,7 @@ from pydantic import Field
 
 from dp_components.bucket_ldp import MAX_BUCKETS, Feature, PublicEdges, PublicValues
 from dp_components.events import NeighbouringRelation
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.checks import expect

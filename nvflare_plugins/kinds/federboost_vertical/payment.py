@@ -22,7 +22,7 @@ from dp_components.bucket_ldp import (
     wrong_bucket_rate,
 )
 from dp_components.events import ComposedEvent, Event, LaplaceEvent, LocalRandomisedResponseEvent, Release
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.payment import JobLedger

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data.declaration import DataSet

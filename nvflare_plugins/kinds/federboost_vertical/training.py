@@ -14,7 +14,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart

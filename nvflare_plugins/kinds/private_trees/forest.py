@@ -14,33 +14,24 @@ from numpy.typing import NDArray
 from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
 from dp_components.leaf_weights import UNIT, Number, SeveralClasses, leaf_outputs
-from dp_components.split_candidates import (
+from dp_components.split_candidates.candidates import (
     Candidates,
     Columns,
     FeatureBounds,
     as_candidates,
     bin_column,
     by_rule,
-    count_cells,
-    cut_at_quantiles,
     logarithmic_candidates,
     non_private_quantile_candidates,
-    public_grid,
-    refine,
     uniform_candidates,
-    union,
 )
-from dp_components.split_methods import (
-    LEAF,
-    GainRule,
-    HistogramQuery,
-    OneFeatureHistogramQuery,
-    PartiallyRandomQuery,
-    Tree,
-    gain,
-    grow,
-    grow_totally_random,
-)
+from dp_components.split_candidates.dp_quantiles import count_cells, cut_at_quantiles, public_grid, union
+from dp_components.split_candidates.iterative_hessian import refine
+from dp_components.split_methods.greedy import GainRule, grow
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.totally_random import grow_totally_random
+from dp_components.split_methods.tree import LEAF, Tree, gain
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms

@@ -16,7 +16,7 @@ from dp_components.accounting import PrivacyCost, compose, gaussian_limit
 from dp_components.distributed_noise import NoiseShares, TrustModel
 from dp_components.errors import PrivacyError
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.base.checks import expect

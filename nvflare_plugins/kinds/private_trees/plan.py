@@ -27,7 +27,8 @@ from dp_components.leaf_weights import (
 )
 from dp_components.mechanisms import gaussian_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
-from dp_components.split_candidates import Columns, FeatureBounds, public_grid
+from dp_components.split_candidates.candidates import Columns, FeatureBounds
+from dp_components.split_candidates.dp_quantiles import public_grid
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Method, SplitMethod
 from nvflare_plugins.wire.envelope import Kind

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import plain_reading, reading_as_told, table_read_by, values_digest
 from nvflare_plugins.kinds.private_trees.forest import PassedColumns, clipped, train

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Columns
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes
 from nvflare_plugins.base.errors import PolicyRefusal

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from dp_components.accounting import compose, gaussian_limit
 from dp_components.events import ComposedEvent, DiscreteGaussianEvent, NeighbouringRelation, Release, RepeatedEvent
-from dp_components.split_candidates import Columns, descent_event, quantile_cuts
+from dp_components.split_candidates.candidates import Columns
+from dp_components.split_candidates.dp_quantiles import descent_event, quantile_cuts
 from dp_components.vertical_bins import bin_scales, draw_bin_noise, tree_event, tree_sensitivity
 from he_processors.elgamal.encryption import SHORT_FRACTION_BITS
 from he_processors.errors import ConfigurationError, ProtocolError

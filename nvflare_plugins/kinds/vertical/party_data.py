@@ -14,7 +14,7 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Columns
+from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from he_processors.histogram.planner import BinCodes, BinLayout
 from nvflare_plugins.attempt.job_context import SiteContext

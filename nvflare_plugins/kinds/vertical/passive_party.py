@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.split_candidates import Columns
+from dp_components.split_candidates.candidates import Columns
 from he_processors.additive_schemes import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from tests.bench.dp_data import Split
 from tests.bench.rival_s_bdt import Parameters, _bins, _random_tree, s_bdt
 from tests.bench.rivals_figure import draw

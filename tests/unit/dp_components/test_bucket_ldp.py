@@ -26,7 +26,7 @@ from dp_components.bucket_ldp import (
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import LaplaceEvent, LocalRandomisedResponseEvent, NeighbouringRelation
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 
 VALUE, WHOLE_ROW = NeighbouringRelation.CHANGE_VALUE, NeighbouringRelation.REPLACE_ROW

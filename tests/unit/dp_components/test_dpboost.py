@@ -11,27 +11,29 @@ import pytest
 from scipy import stats
 
 from dp_components.accounting import compose, count_events
-from dp_components.dpboost import (
+from dp_components.dpboost.ensemble_of_ensembles import (
     DpBoostModel,
     DpBoostPlan,
     EnsembleTrainer,
-    LogisticLoss,
     RowSharing,
     SiteData,
+    train,
+)
+from dp_components.dpboost.single_tree import (
+    LogisticLoss,
     SplitTable,
     SquaredLoss,
     TreeRows,
     assign_records,
     release_start,
     start_sums,
-    train,
     train_single_tree,
     tree_outputs,
 )
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import LaplaceEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.split_candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
+from dp_components.split_candidates.candidates import Candidates, FeatureBounds, by_rule, uniform_candidates
 from tests.support.dpboost_baselines import para, seq
 from tests.support.seeded_randomness import SeededRandomness
 

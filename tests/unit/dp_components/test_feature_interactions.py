@@ -10,7 +10,8 @@ import pytest
 
 from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
-from dp_components.split_methods import TreeBuilder, grow_totally_random, weighted_choice
+from dp_components.split_methods.totally_random import grow_totally_random, weighted_choice
+from dp_components.split_methods.tree import TreeBuilder
 
 
 def test_cyclical_takes_the_next_k_features_in_turn() -> None:

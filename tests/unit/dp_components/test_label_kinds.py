@@ -32,8 +32,8 @@ from dp_components.leaf_weights import (
     residual_unit,
 )
 from dp_components.sensitivity import GRID_BITS, clip_class_rows
-from dp_components.split_candidates import FeatureBounds
-from dp_components.split_methods import TreeBuilder
+from dp_components.split_candidates.candidates import FeatureBounds
+from dp_components.split_methods.tree import TreeBuilder
 
 LABEL, REPLACE = NeighbouringRelation.CHANGE_LABEL, NeighbouringRelation.REPLACE_ROW
 QUERIES = [LeafQuery.VECTOR, LeafQuery.JOINT, LeafQuery.CLIPPED]

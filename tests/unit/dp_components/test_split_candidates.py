@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_components import split_candidates
 from dp_components.sensitivity import GRID_BITS, grid_integers
-from dp_components.split_candidates import (
+from dp_components.split_candidates import dp_quantiles
+from dp_components.split_candidates.candidates import (
     Candidates,
     FeatureBounds,
     as_candidates,
@@ -15,9 +15,9 @@ from dp_components.split_candidates import (
     by_rule,
     logarithmic_candidates,
     non_private_quantile_candidates,
-    refine,
     uniform_candidates,
 )
+from dp_components.split_candidates.iterative_hessian import refine
 
 
 def test_uniform_includes_the_left_end_only() -> None:
@@ -82,23 +82,23 @@ def test_refine_takes_negative_noise_for_nothing() -> None:
 
 
 def test_the_public_grid_needs_bounds_only_and_is_dense_at_the_low_end() -> None:
-    grid = split_candidates.public_grid(FeatureBounds(0.0, 1e6))
-    assert grid.size <= split_candidates.LINEAR_EDGES + split_candidates.LOGARITHMIC_EDGES
+    grid = dp_quantiles.public_grid(FeatureBounds(0.0, 1e6))
+    assert grid.size <= dp_quantiles.LINEAR_EDGES + dp_quantiles.LOGARITHMIC_EDGES
     assert (grid < 100.0).sum() > 50
 
 
 def test_each_row_counts_once_per_feature_also_where_the_value_is_missing() -> None:
     columns = np.array([[0.1, np.nan, 5.0, -9.0], [np.nan, np.nan, 0.0, 1.0]], dtype=np.float32)
-    grids = [split_candidates.public_grid(FeatureBounds(0.0, 1.0))] * 2
-    counts = split_candidates.count_cells(columns, grids)
+    grids = [dp_quantiles.public_grid(FeatureBounds(0.0, 1.0))] * 2
+    counts = dp_quantiles.count_cells(columns, grids)
     assert counts.sum() == 2 * 4 << GRID_BITS
     assert [part.sum() >> GRID_BITS for part in np.split(counts, 2)] == [4, 4]
 
 
 def test_one_row_moves_one_cell_of_each_feature() -> None:
     columns = np.random.default_rng(1).uniform(size=(5, 40)).astype(np.float32)
-    grids = [split_candidates.public_grid(FeatureBounds(0.0, 1.0))] * 5
-    moved = split_candidates.count_cells(columns, grids) - split_candidates.count_cells(columns[:, 1:], grids)
+    grids = [dp_quantiles.public_grid(FeatureBounds(0.0, 1.0))] * 5
+    moved = dp_quantiles.count_cells(columns, grids) - dp_quantiles.count_cells(columns[:, 1:], grids)
     assert sorted(moved[moved != 0].tolist()) == [1 << GRID_BITS] * 5
 
 
@@ -106,12 +106,10 @@ def test_private_quantiles_find_a_skewed_feature() -> None:
     """Planted: exponential values far below the upper bound; uniform candidates would put all rows into one bin."""
     rng = np.random.default_rng(3)
     columns = rng.exponential(100.0, size=(1, 20_000)).astype(np.float32)
-    grids = [split_candidates.public_grid(FeatureBounds(0.0, 1e6))]
+    grids = [dp_quantiles.public_grid(FeatureBounds(0.0, 1e6))]
     noise_std = 10.0
-    noisy = split_candidates.count_cells(columns, grids) / (1 << GRID_BITS) + rng.normal(
-        0, noise_std, grids[0].size + 1
-    )
-    candidates = split_candidates.cut_at_quantiles(noisy, grids, noise_std, 16)
+    noisy = dp_quantiles.count_cells(columns, grids) / (1 << GRID_BITS) + rng.normal(0, noise_std, grids[0].size + 1)
+    candidates = dp_quantiles.cut_at_quantiles(noisy, grids, noise_std, 16)
     shares = np.bincount(candidates.bin_rows(columns)[0], minlength=17) / columns.size
     uniform = by_rule(uniform_candidates, [FeatureBounds(0.0, 1e6)], 16)
     assert shares.max() < 0.2
@@ -119,14 +117,14 @@ def test_private_quantiles_find_a_skewed_feature() -> None:
 
 
 def test_nothing_but_noise_falls_back_to_the_grid() -> None:
-    grids = [split_candidates.public_grid(FeatureBounds(0.0, 1.0))]
-    candidates = split_candidates.cut_at_quantiles(np.zeros(grids[0].size + 1), grids, 1.0, 16)
+    grids = [dp_quantiles.public_grid(FeatureBounds(0.0, 1.0))]
+    candidates = dp_quantiles.cut_at_quantiles(np.zeros(grids[0].size + 1), grids, 1.0, 16)
     assert 0 < candidates.counts[0] <= 16
 
 
 def test_union_keeps_both() -> None:
     a, b = (Candidates((as_candidates(np.array(c)),)) for c in ([1.0, 2.0], [2.0, 3.0]))
-    assert split_candidates.union(a, b).of_feature[0].tolist() == [1.0, 2.0, 3.0]
+    assert dp_quantiles.union(a, b).of_feature[0].tolist() == [1.0, 2.0, 3.0]
 
 
 def test_counts_are_on_the_grid_of_all_queries() -> None:

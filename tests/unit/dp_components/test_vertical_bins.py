@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components import split_candidates
 from dp_components.accounting import compose
 from dp_components.events import NeighbouringRelation
-from dp_components.split_candidates import descent_event, descent_sensitivity, quantile_cuts
+from dp_components.split_candidates import dp_quantiles
+from dp_components.split_candidates.dp_quantiles import descent_event, descent_sensitivity, quantile_cuts
 from dp_components.vertical_bins import HESSIAN_WEIGHT, bin_scales, draw_bin_noise, tree_event, tree_sensitivity
 from tests.support.audit import noise_p_value
 from tests.support.seeded_randomness import SeededRandomness
@@ -105,16 +105,16 @@ def test_columns_without_rows_give_cuts_that_say_nothing():
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50))
 def test_cells_keep_the_order_of_numbers(values):
     numbers = np.sort(np.array(values, np.float32))
-    keys = split_candidates._keys(numbers)
+    keys = dp_quantiles._keys(numbers)
     assert (np.diff(keys) >= 0).all()
-    assert (split_candidates._values(keys) <= numbers).all()
-    after = split_candidates._values(keys + 1)
+    assert (dp_quantiles._values(keys) <= numbers).all()
+    after = dp_quantiles._values(keys + 1)
     assert ((after > numbers) | ~np.isfinite(after)).all()
 
 
 def test_a_descent_counts_each_row_once_a_level_and_pays_for_it(monkeypatch):
     counted = []
-    monkeypatch.setattr(split_candidates, "draw_noise", lambda shape, scales, source: counted.append(shape) or 0)
+    monkeypatch.setattr(dp_quantiles, "draw_noise", lambda shape, scales, source: counted.append(shape) or 0)
     rng = np.random.default_rng(1)
     quantile_cuts(rng.normal(size=(3, 5000)).astype(np.float32), 8, 1e-9)
     event = descent_event(3, 8, 2.0)

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from dp_components.dpboost import DpBoostModel, SiteData, train
+from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, train
 from dp_components.events import Release
 from dp_components.ledger import Ledger
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import PolicyRefusal

@@ -11,7 +11,7 @@ import xgboost as xgb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.federboost_vertical import tables as buckets
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock, OwnedSplits, blocks_of, divide_model, joined

@@ -13,7 +13,7 @@ import pytest
 import xgboost as xgb
 
 from dp_components.ledger import Ledger
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob

@@ -14,7 +14,7 @@ import xgboost as xgb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence import audit

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import xgboost as xgb
 
-from dp_components.split_candidates import Candidates
+from dp_components.split_candidates.candidates import Candidates
 from nvflare_plugins.kinds.private_trees.methods import dp_tr_newton
 from tests.support.refreshed import drawn_trees, empty_model
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dp_components.accounting import compose, gaussian_limit
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.private_trees import job as job_plan
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob

@@ -13,7 +13,7 @@ from dp_components.distributed_noise import NoiseShares
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.private_trees.methods import (
     DEFAULT_2026_11,

@@ -7,7 +7,7 @@ import pytest
 
 from dp_components.accounting import compose
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses
-from dp_components.split_candidates import FeatureBounds
+from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.check import _use_of
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
