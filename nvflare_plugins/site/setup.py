@@ -311,9 +311,10 @@ def _merge_policy(workspace: Path, role: Role, options: SetupOptions) -> list[st
 
 def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
     """Refuse to leave behind what a site remembers of releases and of privacy spent."""
-    for key in KEPT:
+    for key in (*KEPT, "ledger_heads"):
         old, new = getattr(before, key), getattr(after, key)
-        if old != new and _holds_files(old) and not new.exists():
+        files = (path for path in old.rglob("*") if path.is_file() and not path.is_relative_to(after.ledger_heads))
+        if old != new and any(not (new / path.relative_to(old)).exists() for path in files):
             raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
 
 

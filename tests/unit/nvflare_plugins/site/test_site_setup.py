@@ -187,13 +187,20 @@ def test_a_file_that_no_policy_is_is_refused_before_anything_changes(
     assert said in capsys.readouterr().err and not (tmp_path / "ws").exists()
 
 
-def test_a_file_cannot_have_what_is_remembered_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["registry", "ledgers", "ledger_heads", "runs"])
+def test_a_file_cannot_have_what_is_remembered_forgotten(key: str, tmp_path: Path) -> None:
     assert main(["site-setup", str(tmp_path / "ws")]) == 0
-    ledgers = SitePolicy.load(tmp_path / "ws", "site").ledgers
-    ledgers.mkdir(parents=True)
-    (ledgers / "a.ledger").touch()
-    with pytest.raises(ConfigurationError, match="would be forgotten"):
-        set_up(tmp_path / "ws", SetupOptions(policy={"ledgers": str(tmp_path / "elsewhere")}))
+    old, new = getattr(SitePolicy.load(tmp_path / "ws", "site"), key), tmp_path / "elsewhere"
+    old.mkdir(parents=True, exist_ok=True)
+    (old / "remembered").touch()
+    wanted = SetupOptions(policy={key: str(new)})
+    for _ in range(2):  # a folder that is not there yet, and one that is and lacks what is remembered
+        with pytest.raises(ConfigurationError, match=f"{key}: .* would be forgotten"):
+            set_up(tmp_path / "ws", wanted)
+        new.mkdir(exist_ok=True)
+    (new / "remembered").touch()
+    set_up(tmp_path / "ws", wanted)
+    assert getattr(SitePolicy.load(tmp_path / "ws", "site"), key) == new
 
 
 def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
