@@ -16,7 +16,11 @@ ModBatchFactory = Callable[[int], ModBatch]
 
 
 def _load(module: str, missing: str, *arguments: str) -> ModBatchFactory:
-    factory: ModBatchFactory = imported(f"he_processors.bignum.{module}", "load", missing)(*arguments)
+    """Return a module's backend. Raises: BackendUnavailable: it, or what it loads late, cannot be imported."""
+    try:
+        factory: ModBatchFactory = imported(f"he_processors.bignum.{module}", "load", missing)(*arguments)
+    except ImportError as error:
+        raise BackendUnavailable(missing) from error
     return factory
 
 

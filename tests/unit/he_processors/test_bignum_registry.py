@@ -28,6 +28,19 @@ def test_python_backends_always_run() -> None:
     assert {"gmpy2", "reference"} <= set(available_backends())
 
 
+def test_a_backend_whose_libraries_are_missing_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy may import where a library that it loads later is not there."""
+    from he_processors.bignum import cuda
+
+    def lacks_a_library() -> None:
+        raise ImportError("libnvrtc.so: cannot open shared object file")
+
+    monkeypatch.setattr(cuda, "load", lacks_a_library)
+    assert "cuda" not in available_backends()
+    with pytest.raises(BackendUnavailable):
+        load_backend("cuda")
+
+
 def test_every_available_backend_opens_under_its_name() -> None:
     for name in available_backends():
         assert open_backend(name, MODULUS).name == name
