@@ -11,13 +11,8 @@ from dp_components.leaf_weights import UNIT
 from dp_components.split_methods.greedy import GreedyQuery, OpenNode, Split
 from dp_components.split_methods.tree import Totals
 
-# Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
-
-
-# Histogram-based trees (C1): every candidate of every feature competes, on noisy histograms.
-#
 # A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of one feature costs
-# one query in all (``one_feature_histogram``).
+# one query in all (``OneFeatureHistogramQuery``).
 
 
 class HistogramQuery(GreedyQuery):
@@ -82,12 +77,9 @@ class OneFeatureHistogramQuery(HistogramQuery):
         ValueError: unless there is one feature.
     """
 
-    def root(self, rows: NDArray[np.intp]) -> None:
-        """Return None, as for any histogram."""
-        if len(self._features) != 1:
-            raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
-
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""
+        if len(self._features) != 1:
+            raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
         of_root = self.root_histograms
         return super().best(nodes) if of_root is None else [self._best_of_node(of_root, node) for node in nodes]

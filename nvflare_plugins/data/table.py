@@ -446,20 +446,33 @@ class Table:
 
     def taken(self, places: NDArray[np.int64]) -> Table:
         """Return rows in another order, ``n_missing`` stays that of all. Shapes: places: int64[any], all different."""
+        found = self._rows_at(places)
+        return replace(
+            found,
+            ids=None if self.ids is None else self.ids.take(pa.array(places)),
+            groups=None if self.groups is None else self.groups.take(pa.array(places)),
+        )
+
+    def _rows_at(self, places: NDArray[np.int64]) -> Table:
+        """Return rows in another order, but for ids and groups, which stay those of all."""
         return replace(
             self,
             features=self.features[places] if self.passes is None else self.features,
             passes=None if self.passes is None else self.passes.taken(places),
             label=self.label[places] if self.label_name else self.label,
             weight=None if self.weight is None else self.weight[places],
-            ids=None if self.ids is None else self.ids.take(pa.array(places)),
-            groups=None if self.groups is None else self.groups.take(pa.array(places)),
         )
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""
-        found = self.taken(np.flatnonzero(chosen))
-        return replace(found, n_missing=tuple(map(_missing_in, found.by_feature)))
+        found, kept = self._rows_at(np.flatnonzero(chosen)), pa.array(chosen)
+        return replace(
+            found,
+            n_missing=tuple(map(_missing_in, found.by_feature)),
+            # A filter keeps the chunks of a column; what is taken by places becomes one, of 2 GiB of text at most.
+            ids=None if self.ids is None else self.ids.filter(kept),
+            groups=None if self.groups is None else self.groups.filter(kept),
+        )
 
 
 def load_table(

@@ -200,8 +200,12 @@ class AskedDraws:
     def of_round(self, number: int) -> NDArray[np.bool_]:
         """See ``Draws``."""
         if self._last is None or self._last[0] != number:
-            drawn = self._ask(DRAW, number)  # none for the row that stands for no rows (``as_weighed``)
-            self._last = number, drawn if drawn.size == self._n_rows else np.zeros(self._n_rows, dtype=bool)
+            drawn = self._ask(DRAW, number)
+            if drawn.size == 0 and self._n_rows == 1:  # the row that stands for no rows (``as_weighed``)
+                drawn = np.zeros(1, dtype=bool)
+            if drawn.size != self._n_rows:
+                raise ProtocolError(f"a draw over {drawn.size} rows for a shard of {self._n_rows}")
+            self._last = number, drawn
         return self._last[1]
 
 
