@@ -101,6 +101,22 @@ def test_names_of_files_and_modules_exist(path: Path) -> None:
             assert importlib.util.find_spec(name) is not None, f"{named(path)} names {name}, which is no module"
 
 
+NOT_OURS = {"train_best.py", "nvflare/lighter/impl/cert.py"}
+"""What a tuning writes for its user, and a file of FLARE."""
+
+
+def test_files_that_sources_name_exist() -> None:
+    product = [path for folder in FOLDERS if folder != "tests" for path in (ROOT / folder).rglob("*.py")]
+    ours = [f"/{path.relative_to(ROOT).as_posix()}" for path in [*product, *(ROOT / "tests").rglob("*.py")]]
+    named_there = {
+        (named(path), name)
+        for path in product
+        for name in re.findall(r"(?<![\w./{}*])(?:[\w.]+/)*[a-z_0-9]+\.py\b", path.read_text(encoding="utf-8"))
+        if name not in NOT_OURS and not any(one.endswith(f"/{name}") for one in ours)
+    }
+    assert named_there == set()
+
+
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path != HISTORY], ids=named)
 def test_commands_exist_with_their_options(path: Path) -> None:
     targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ class DpBoostPlan:
         ridge: lambda; above 0.
         sharing: how the trees of an ensemble share the rows.
         clips_over_all_trees: whether geometric clipping counts all trees, or begins anew in each ensemble.
-        start_share: part of epsilon that pays for the score to start from (paid_start.py); 0 starts from 0.
+        start_share: part of epsilon that pays for the score to start from; 0 starts from 0.
     """
 
     epsilon: float

@@ -129,7 +129,7 @@ class CudaFixedBase:
 #
 # A batch is cut into blocks of rows, dealt out to the devices; a block that does not fit beside what is there waits in
 # host memory and is copied in when an operation needs it. Besides the interface, ``CudaBatch`` offers ``scale``,
-# ``add`` and ``lift`` (see ``batch_ops.py``) and ``from_wide``.
+# ``add`` and ``lift`` (see ``rows.py``) and ``from_wide``.
 #
 # Security: nothing here runs in constant time. Exponents are erased from device memory after use; whoever shares the
 # device with the key owner could otherwise learn about them, and is outside the threat model (SECURITY.md).

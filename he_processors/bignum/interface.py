@@ -18,7 +18,7 @@ from he_processors.bignum.rows import add_mod, ints_from_rows, rows_from_ints, w
 #
 # A module that holds a backend offers ``load() -> Callable[[int], ModBatch]`` (``load(variant)`` for the native one),
 # which raises ``BackendUnavailable`` where it cannot run; ``registry.py`` calls it. A backend may offer four further
-# methods, listed in ``batch_ops.py``, which otherwise go through wire form.
+# methods, listed in ``rows.py``, which otherwise go through wire form.
 
 
 class Residues(Protocol):

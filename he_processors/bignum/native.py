@@ -96,7 +96,7 @@ def sliding_window(exponent: int) -> tuple[NDArray[np.int32], int]:
 #
 # Residues are rows of Montgomery limbs, ``uint64[n, limbs]`` (``uint32`` for AVX2); see ``_native/bignum.h`` for the
 # representation. Besides the interface, ``NativeBatch`` offers ``scale``, ``add`` and ``from_wide`` (see
-# ``batch_ops.py``).
+# ``rows.py``).
 #
 # Security: nothing here runs in constant time. Fixed-base tables are indexed by digits of the exponent and
 # ``pow_const`` follows the bits of its exponent, so that someone who shares the machine's caches with the key owner

@@ -183,8 +183,8 @@ def audit(
 
     Args:
         now: the present, unless told.
-        excused: sites whose log may be missing if the attempt was not completed (gone_on.py).
-        ended_early: the attempt ended before any sum, and another one completed the job (gone_on.py): any log of it
+        excused: sites whose log may be missing if the attempt was not completed.
+        ended_early: the attempt ended before any sum, and another one completed the job: any log of it
             may be missing.
     """
     by_name = {log.site: log for log in logs}

@@ -4,7 +4,7 @@ A site's FLARE process believes the role that the server's message names, grants
 asks about rights only where the message says so. A hostile or taken-over server could so read files by shell commands,
 send code with a job, or have folders deleted that are no job's. The guard takes these doors out for every role. What a
 job brings is held to a list (job_gate.py), and FLARE's search for settings to the site's own folders
-(config_search.py). What a server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
+(components.py). What a server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
 
 At a site it also sees to it that jobs which wait for lost sites are kept (kept_jobs.py).
 """

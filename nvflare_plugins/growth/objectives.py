@@ -112,7 +112,7 @@ class Objective:
 
     @property
     def adaptive_leaf(self) -> bool:
-        """Whether leaves are replaced by means of the sites' residual quantiles (first_estimate.py)."""
+        """Whether leaves are replaced by means of the sites' residual quantiles (``first_estimate``)."""
         return self.name in _ADAPTIVE and not self.is_smooth
 
     @property

@@ -607,7 +607,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
 
 
 PROCESSORS = "veilboost.processors"
-"""Entry points of this group are processors of horizontal sums (kinds/horizontal/processors.py)."""
+"""Entry points of this group are processors of horizontal sums (pooled/processors.py)."""
 
 
 def load_plugin(policy: SitePolicy, name: str, group: str = PROCESSORS) -> object:

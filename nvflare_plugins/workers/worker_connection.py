@@ -216,7 +216,7 @@ def reduce_scatter(
 
 # What stands on a worker: one object of the installed package at a time, made and called by name.
 #
-# Only names and plain values arrive (``plain_values``), never code, so that a worker does what the package that is
+# Only names and plain values arrive (``require_plain``), never code, so that a worker does what the package that is
 # installed there does. Errors go back as words: an exception that was pickled would carry what it holds.
 
 
@@ -357,7 +357,7 @@ class WorkerLine:
         self._incoming = io.BufferedReader(_Incoming(end, look), _BUFFER_BYTES)
 
     def send(self, content: Any) -> None:
-        """Send plain values (``plain_values``). Raises: OSError: the other end is gone."""
+        """Send plain values (``require_plain``). Raises: OSError: the other end is gone."""
         form = io.BytesIO()
         form.write(bytes(_LENGTH.size))
         writer = _Writer(form)

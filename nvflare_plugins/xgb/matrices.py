@@ -65,9 +65,6 @@ class RowBlocks(xgb.DataIter):
         self._rest, self._first = (block for block in self._blocks() if len(block)), 0
 
 
-# A site's rows as matrices of XGBoost, held or in files of pages.
-
-
 # XGBoost's matrices of one site, built outside any communicator so that XGBoost sends nothing about them.
 
 

@@ -112,7 +112,7 @@ class PrivateTreesJob(JobDocument):
     """
     method: Annotated[str, STRICT] = "default"
     """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name such as
-    ``dp_rf`` (presets.py)."""
+    ``dp_rf`` (methods.py)."""
     components: Annotated[dict[Name, Any], Words("a dictionary with names for keys")] = field(default_factory=dict)
     """Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2), ``candidates``
     (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``, ``n_trees``, ``depth``,

@@ -262,7 +262,7 @@ def _greedy_sums(method: Method, number: int, tree: int, k: int, n_coordinates: 
         for level in range(method.depth):
             yield _Sums(Kind.LEFT_SUMS, number, (n_coordinates << level,) * k, tree, level)
     elif method.split_method is SplitMethod.HISTOGRAM:
-        # Of one feature, the root's histogram holds those of all nodes below (one_feature_histogram.py).
+        # Of one feature, the root's histogram holds those of all nodes below (``OneFeatureHistogramQuery``).
         for level in range(1 if k == 1 else method.depth):
             size = n_coordinates * _most_bins(method) << level
             yield _Sums(Kind.HISTOGRAM, number, (size,) * k, tree, level)

@@ -261,9 +261,6 @@ class FoldRows:
         return HeldRows(plan.layout, plan.objective, chosen(~held_out), [chosen(held_out)])
 
 
-# One training of a tuning over all folds but one, with the rows here or in shards.
-
-
 # A shard of a site's rows in a tuning: the bins of its folds, made once, and one training after the other over them.
 #
 # While it makes the bins it asks, where it reads files itself,
@@ -344,7 +341,7 @@ class TuningShard(Conversation):
 
 
 class FoldsOnWorkers:
-    """All rows at the site's workers; see ``Folds``."""
+    """All rows at the site's workers; see ``FoldsHere``."""
 
     def __init__(
         self,

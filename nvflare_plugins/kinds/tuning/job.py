@@ -120,7 +120,7 @@ def listed(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 
 def drawn(search: Mapping[str, Any], n_trials: int, seed: int) -> tuple[Trial, ...]:
-    """Draw parameter sets, no two alike, as the module says.
+    """Draw parameter sets, no two alike.
 
     Raises:
         ConfigurationError: a range is none, or the space holds fewer different sets.
