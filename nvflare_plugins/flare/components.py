@@ -11,36 +11,18 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
-from nvflare_plugins.flare.controller import JobController
-from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.flare.kinds import KINDS, JobKind, kind_of
-from nvflare_plugins.site.flare_boundary import CONTROLLER
-
-# The classes that job folders name: one controller, one executor, and for older kinds a pair of aliases that warn.
-
-
-def named_after(kind: str) -> tuple[type[JobController], type[JobExecutor]]:
-    """Return the pair of a kind under the names by which older job folders and allow-lists know it.
-
-    The module that the kind's alias names keeps them: FLARE finds a class by module and name only.
-    """
-    module, stem = KINDS[kind].alias.split(".")
-    body = {"__module__": f"{__package__}.{module}", "kind": kind}
-    controller = type(f"{stem}Controller", (JobController,), {"__doc__": "The server's part.", **body})
-    return controller, type(f"{stem}Executor", (JobExecutor,), {"__doc__": "A site's part.", **body})
+from nvflare_plugins.flare.kinds import JobKind, kind_of
+from nvflare_plugins.site.flare_boundary import CONTROLLER, refuse_removed
 
 
 def kind_of_controller(path: object, arguments: Mapping[str, Any]) -> JobKind | None:
     """Return the kind of a job from its controller in a job folder; None if it is no controller of ours.
 
     Raises:
-        ConfigurationError: it names a kind that is not there.
+        ConfigurationError: it names a kind or a class that is there no more.
     """
-    if path == CONTROLLER:
-        return kind_of(arguments.get("kind"))
-    return next(
-        (kind for kind in KINDS.values() if kind.alias and path == f"{__package__}.{kind.alias}Controller"), None
-    )
+    refuse_removed(path)
+    return kind_of(arguments.get("kind")) if path == CONTROLLER else None
 
 
 # Where FLARE's processes look for settings: in the site's own folders, and never in a job's.

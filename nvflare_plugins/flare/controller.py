@@ -22,7 +22,7 @@ from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
-from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
@@ -56,10 +56,8 @@ class JobController(Controller):
         job: the job (``to_dict()`` of its class).
         sites: sites that must take part; None means every site that FLARE assigned to the job.
         min_clients: fewest sites that must take part.
-        kind: name of the job's kind (kinds.py); None where the class has it.
+        kind: name of the job's kind (kinds.py).
     """
-
-    kind: str = ""
 
     def __init__(
         self,
@@ -67,10 +65,10 @@ class JobController(Controller):
         sites: list[str] | None = None,
         min_clients: int = 3,
         task_check_period: float = 0.2,
-        kind: str | None = None,
+        kind: str = "",
     ) -> None:
         super().__init__(task_check_period=task_check_period)
-        self.kind = own_kind(self.kind, kind)
+        self.kind = kind
         self.job = job
         self.sites = sites
         self.min_clients = min_clients

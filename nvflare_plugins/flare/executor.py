@@ -33,7 +33,7 @@ from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
-from nvflare_plugins.flare.kinds import kind_of, own_kind
+from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Ready
 from nvflare_plugins.flare.timeouts import HEARTBEAT_S, LONGEST_SILENCE_S, site_timeout_s
@@ -98,19 +98,18 @@ class JobExecutor(Executor):
     What the site allows is in its own policy, nothing in the job's configuration.
 
     Args:
-        kind: name of the job's kind (kinds.py); None where the class has it.
+        kind: name of the job's kind (kinds.py).
     """
 
-    kind: str = ""
     _beats: Beats | None = None
     _ready: Ready | None = None
     _watch: Watch | None = None
     _waits: bool = False  # the job waits for lost sites
     _stays_kept: bool = False  # this process ends for no reason of the job's, and is to be started again
 
-    def __init__(self, kind: str | None = None) -> None:
+    def __init__(self, kind: str = "") -> None:
         super().__init__()
-        self.kind = own_kind(self.kind, kind)
+        self.kind = kind
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Go on with the signs of life until the server has the site's report, or the run is over."""

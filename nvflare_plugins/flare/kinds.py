@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,35 +47,12 @@ Raises: VeilBoostError: what ended the attempt at this site.
 AnswerSum = Callable[[Any, int], ServerSum | None]
 """(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
 
-_log = logging.getLogger(__name__)
-
 Sites = tuple[str, ...] | None
 Check = Callable[[Any, Sites, int], None]
 """(job, its sites if they are named, fewest sites): refuses before anything is submitted what no site would accept.
 
 Raises: ConfigurationError.
 """
-
-
-def own_kind(of_class: str, given: str | None) -> str:
-    """Return the kind of a component: what the job folder gives it, or that after which its class is named.
-
-    Raises:
-        ConfigurationError: the two differ.
-    """
-    if not of_class:
-        return "" if given is None else given
-    if given not in (None, of_class):
-        raise ConfigurationError(
-            f"the job folder names a component of kind {of_class!r} and gives it the kind {shown(given)}: leave the "
-            "argument kind out, or name JobController and JobExecutor"
-        )
-    _log.warning(
-        "the job folder names a class of kind %s alone, which goes with the next version: write the folder anew "
-        "(export the recipe), so that it names JobController and JobExecutor",
-        of_class,
-    )
-    return of_class
 
 
 def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
@@ -101,8 +77,6 @@ class JobKind:
         run: a site's part.
         answer_sum: the server's part beyond adding, if it has one.
         metrics_site: the one site that streams metrics to the server, where the job asks for it; (job, sites) -> site.
-        alias: "module.Stem" below ``nvflare_plugins.flare`` of two classes that older job folders name instead of
-            ``JobController`` and ``JobExecutor`` with the kind as an argument; they warn, and go.
         kept: files in a site's run folder that are for further attempts only, and go when the site's part is over.
         stated: fields that a job folder states even where they are at their defaults.
         fewest: fewest sites, where a recipe names none.
@@ -114,7 +88,6 @@ class JobKind:
     run: RunSite
     answer_sum: AnswerSum = _sees_no_sum
     metrics_site: Callable[[Any, tuple[str, ...]], str] = _first_site
-    alias: str = ""
     kept: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
     fewest: int = 3
@@ -145,14 +118,13 @@ def _check_plan(job: PrivateTreesJob, sites: Sites, n_sites: int) -> None:
 
 _LABELLED = ("data_set", "label")
 _ROWS = (
-    JobKind("alignment", AlignmentJob, align_site, alias="alignment.Alignment", fewest=2),
+    JobKind("alignment", AlignmentJob, align_site, fewest=2),
     JobKind("bagging", BaggingJob, run_bagging_site, stated=(*_LABELLED, "num_rounds"), check=check_bagging_early),
     JobKind(
         "dpboost",
         DpBoostJob,
         run_dpboost_site,
         _choices_of_dpboost,
-        alias="dpboost.DpBoost",
         kept=(DPBOOST_KEPT,),
         stated=(*_LABELLED, "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile"),
     ),
@@ -160,7 +132,6 @@ _ROWS = (
         "federboost_vertical",
         BucketJob,
         run_bucket_site,
-        alias="bucket_ldp.Bucket",
         stated=(*_LABELLED, "active", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile"),
         check=_check_buckets,
     ),
@@ -168,7 +139,6 @@ _ROWS = (
         "horizontal",
         HorizontalJob,
         run_horizontal_site,
-        alias="horizontal.Horizontal",
         stated=(*_LABELLED, "profile", "num_rounds"),
         check=check_horizontal_early,
     ),
@@ -177,7 +147,6 @@ _ROWS = (
         PrivateTreesJob,
         run_private_trees_site,
         _noise_of_trees,
-        alias="private_trees.PrivateTrees",
         stated=(*_LABELLED, "epsilon", "delta", "method", "trust"),
         check=_check_plan,
     ),
@@ -194,7 +163,6 @@ _ROWS = (
         VerticalJob,
         run_vertical_site,
         metrics_site=_active_party,
-        alias="vertical.Vertical",
         stated=("active", *_LABELLED, "profile", "preset", "num_rounds"),
         fewest=2,
         check=check_vertical_early,
@@ -203,7 +171,6 @@ _ROWS = (
         "vertical_inference",
         InferenceJob,
         run_inference,
-        alias="inference.Inference",
         stated=("model", "action"),
         fewest=2,
     ),

@@ -31,17 +31,10 @@ from nvflare_plugins.base.checks import shown
 
 _FLARE = "nvflare_plugins.flare"
 EXECUTOR, CONTROLLER = f"{_FLARE}.executor.JobExecutor", f"{_FLARE}.controller.JobController"  # of any kind of job
-_ALIASES = (  # kinds whose older job folders name a pair of their own; flare/kinds.py says which kind each is
-    "alignment.Alignment",
-    "bucket_ldp.Bucket",
-    "dpboost.DpBoost",
-    "horizontal.Horizontal",
-    "inference.Inference",
-    "private_trees.PrivateTrees",
-    "vertical.Vertical",
+_REMOVED = re.compile(  # the pairs of single kinds, which job folders and allow-lists before 0.12 name
+    rf"{re.escape(_FLARE)}\.(alignment\.Alignment|bucket_ldp\.Bucket|dpboost\.DpBoost|horizontal\.Horizontal|"
+    r"inference\.Inference|private_trees\.PrivateTrees|vertical\.Vertical)(Executor|Controller)"
 )
-EXECUTORS = (*(f"{_FLARE}.{alias}Executor" for alias in _ALIASES), EXECUTOR)
-CONTROLLERS = (*(f"{_FLARE}.{alias}Controller" for alias in _ALIASES), CONTROLLER)
 TRACKING_RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"  # FLARE's only class in our jobs
 OUR_PACKAGES = ("nvflare_plugins", "he_processors", "dp_components")
 
@@ -107,15 +100,29 @@ def role_of(workspace: Path) -> Role:
 
 def own_components(role: Role) -> tuple[str, ...]:
     """Return the classes that this product's jobs need: executors at sites; controllers and receiver at the server."""
-    at_server = (*CONTROLLERS, TRACKING_RECEIVER)
-    return {Role.SITE: EXECUTORS, Role.SERVER: at_server, Role.SIMULATOR: (*EXECUTORS, *at_server)}[role]
+    at_server = (CONTROLLER, TRACKING_RECEIVER)
+    return {Role.SITE: (EXECUTOR,), Role.SERVER: at_server, Role.SIMULATOR: (EXECUTOR, *at_server)}[role]
+
+
+def is_removed(path: object) -> bool:
+    """Return whether a class is one of those that job folders before 0.12 name, and that are there no more."""
+    return isinstance(path, str) and _REMOVED.fullmatch(path) is not None
+
+
+def refuse_removed(path: object) -> None:
+    """Refuse a class that is there no more. Raises: ConfigurationError."""
+    if is_removed(path):
+        raise ConfigurationError(
+            f"the job folder names {path}, which version 0.12 removed: one pair of classes serves all kinds. Remedy: "
+            "write the folder anew with this version (export the recipe)."
+        )
 
 
 def is_too_wide(entry: object) -> bool:
     """Return whether an entry lets a job call what is no component: of this product, of FLARE, or of Python itself."""
     if not isinstance(entry, str) or entry == ALLOW_ALL:
         return True
-    if entry in EXECUTORS or entry in CONTROLLERS:
+    if entry in (EXECUTOR, CONTROLLER):
         return False
     package, _, rest = entry.partition(".")
     if package in OUR_PACKAGES or package in sys.stdlib_module_names:
@@ -141,7 +148,9 @@ def merged_allow_list(current: Sequence[Any] | None, role: Role, extras: Sequenc
         extras: names of ``EXTRAS``; ``none`` takes FLARE's entries out again.
     """
     before = list(current or ())
-    is_ours = any(entry in (*EXECUTORS, *CONTROLLERS) for entry in before) and not any(map(is_too_wide, before))
+    listed = [entry for entry in before if not is_removed(entry)]
+    of_before = len(listed) < len(before) or EXECUTOR in before or CONTROLLER in before
+    is_ours = of_before and not any(map(is_too_wide, listed))
     keeps_flares = is_ours and NOTHING_ELSE not in extras
     kept = [e for e in before if not is_too_wide(e) and (keeps_flares or not e.startswith(("nvflare.", *_OURS)))]
     roles = (Role.SITE, Role.SERVER) if role is Role.SIMULATOR else (role,)
@@ -307,7 +316,7 @@ def _list_gaps(resources: Mapping[str, Any], role: Role) -> Iterator[str]:
     wide = [str(entry) for entry in listed if is_too_wide(entry)]
     if wide:
         yield f"{ALLOW_LIST} has {', '.join(wide)}"
-    if not {EXECUTOR, CONTROLLER, TRACKING_RECEIVER} & set(own_components(role)) <= {str(entry) for entry in listed}:
+    if not set(own_components(role)) <= {str(entry) for entry in listed}:
         yield f"{ALLOW_LIST} lacks components of VeilBoost"
     if resources.get(ENFORCEMENT) != ENFORCE:
         yield f"{ENFORCEMENT} is not {ENFORCE}"
@@ -477,6 +486,8 @@ def _check_content(name: str, content: bytes, is_foreign: bool) -> None:
             f"{', '.join(sorted(KEYS[name]))}. Remedy: leave it out."
         )
     check_references(document, name, is_foreign)
+    for text in _texts(document):
+        refuse_removed(text)
 
 
 def check_references(document: object, name: str, is_foreign: bool = False) -> None:
@@ -488,6 +499,16 @@ def check_references(document: object, name: str, is_foreign: bool = False) -> N
     Raises:
         ConfigurationError: a text has a brace.
     """
+    for value in _texts(document):
+        if re.search("[{}]", _REFERENCE.sub("", value) if is_foreign else value):
+            raise ConfigurationError(
+                f"{name} has a text with a brace: {shown(value)}. FLARE would put other values there, of the site's "
+                "environment too. Remedy: a name without { and }."
+            )
+
+
+def _texts(document: object) -> Iterator[str]:
+    """Yield every value within a document that is a text."""
     rest = [document]
     while rest:
         value = rest.pop()
@@ -495,11 +516,8 @@ def check_references(document: object, name: str, is_foreign: bool = False) -> N
             rest += value.values()
         elif isinstance(value, (list, tuple)):
             rest += value
-        elif isinstance(value, str) and re.search("[{}]", _REFERENCE.sub("", value) if is_foreign else value):
-            raise ConfigurationError(
-                f"{name} has a text with a brace: {shown(value)}. FLARE would put other values there, of the site's "
-                "environment too. Remedy: a name without { and }."
-            )
+        elif isinstance(value, str):
+            yield value
 
 
 def _refused(name: str, how: str = "") -> ConfigurationError:

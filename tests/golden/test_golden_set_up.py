@@ -11,15 +11,22 @@ import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
-from nvflare.fuel.utils.class_loader import load_class
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from he_processors.errors import ConfigurationError
 from jobs import examples
+from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.flare.kinds import kind_of
-from nvflare_plugins.site.flare_boundary import GUARD_STARTED, check_set_up
+from nvflare_plugins.site.flare_boundary import (
+    CONTROLLER,
+    EXECUTOR,
+    GUARD_STARTED,
+    check_folder,
+    check_set_up,
+    is_removed,
+)
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import REMOVED_PROFILES
 from nvflare_plugins.site.setup import set_up
@@ -28,6 +35,7 @@ from tests.golden.write_history import policy_values
 HERE = Path(__file__).parent
 SHIPPED = json.loads((HERE / "job_folders.json").read_text())
 KITS = {"client": "hospital-a", "server": "server"}
+PAIR = {"client": EXECUTOR, "server": CONTROLLER}
 
 
 def kit(tmp_path: Path, name: str) -> Path:
@@ -57,24 +65,53 @@ def build(config: dict, side: str, workspace: Path) -> list:
     return [workflow.controller for workflow in configurator.workflows]
 
 
-def test_every_class_path_of_shipped_folders_can_be_imported() -> None:
-    assert len(SHIPPED["class_paths"]) == 15
-    for path in SHIPPED["class_paths"]:
-        assert callable(load_class(path)), path
+OF_KINDS = {  # the classes that folders before 0.12 name
+    "alignment.Alignment": "alignment",
+    "bucket_ldp.Bucket": "federboost_vertical",
+    "dpboost.DpBoost": "dpboost",
+    "horizontal.Horizontal": "horizontal",
+    "inference.Inference": "vertical_inference",
+    "private_trees.PrivateTrees": "private_trees",
+    "vertical.Vertical": "vertical",
+}
+
+
+@pytest.mark.parametrize("folder", SHIPPED["folders"])
+def test_a_folder_that_names_classes_of_before_is_refused_by_name_with_the_remedy(folder: str, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    (app / "config").mkdir(parents=True)
+    for side in KITS:
+        file = app / "config" / f"config_fed_{side}.json"
+        file.write_text(json.dumps(SHIPPED["folders"][folder][side]))
+        with pytest.raises(ConfigurationError, match=r"names nvflare_plugins\.flare\..*removed.*export the recipe"):
+            check_folder(app)
+        file.unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"names nvflare_plugins\.flare\..*Controller, which.*export the recipe"
+    ):
+        (app / "config" / "config_fed_server.json").write_text(json.dumps(SHIPPED["folders"][folder]["server"]))
+        read_job(tmp_path)
 
 
 @pytest.mark.parametrize("side", KITS)
 @pytest.mark.parametrize("folder", SHIPPED["folders"])
-def test_flare_builds_shipped_folders_under_the_list_of_a_set_up_site(
+def test_flare_builds_the_jobs_of_shipped_folders_under_the_list_of_a_set_up_site(
     folder: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = kit(tmp_path, KITS[side])
+    set_up(workspace)
     monkeypatch.chdir(tmp_path)
-    config = SHIPPED["folders"][folder][side]
+    config = json.loads(json.dumps(SHIPPED["folders"][folder][side]))
+    component = config["workflows"][0] if side == "server" else config["executors"][0]["executor"]
+    kind = OF_KINDS[
+        component["path"].removeprefix("nvflare_plugins.flare.").removesuffix(PAIR[side].rpartition(".Job")[2])
+    ]
+    component.update(path=PAIR[side], args={**component.get("args", {}), "kind": kind})
     (built,) = build(config, side, workspace)
+    assert built.kind == kind
     if side == "server":
-        job = kind_of(built.kind).job.from_dict(built.job)
-        given = config["workflows"][0]["args"]["job"]
+        job = kind_of(kind).job.from_dict(built.job)
+        given = component["args"]["job"]
         assert given and {name: job.to_dict()[name] for name in given} == given
 
 
@@ -84,7 +121,7 @@ def test_the_list_is_what_lets_them_in(tmp_path: Path, monkeypatch: pytest.Monke
     path = workspace / "local" / "resources.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "class_allow_list": []}))
     with pytest.raises(Exception, match="not in allow_list"):
-        build(SHIPPED["folders"]["horizontal_masks"]["client"], "client", workspace)
+        build({"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}, "client", workspace)
 
 
 def allow_list(workspace: Path) -> list[str]:
@@ -121,7 +158,8 @@ def test_one_that_lacks_a_component_is_told_the_command_that_completes_it(name: 
         check_set_up(workspace, name)
     complete(workspace, name)
     check_set_up(workspace, name)
-    assert set(before) <= set(allow_list(workspace))
+    assert {entry for entry in before if not is_removed(entry)} <= set(allow_list(workspace))
+    assert not any(map(is_removed, allow_list(workspace)))
 
 
 @pytest.mark.parametrize("side", KITS)
@@ -136,7 +174,8 @@ def test_a_kind_that_came_later_runs_after_another_set_up_and_not_before(
     before = allow_list(workspace)
     set_up(workspace)
     (built,) = build(config, side, workspace)
-    assert built.kind == "bagging" and set(before) <= set(allow_list(workspace))
+    kept = {entry for entry in before if not is_removed(entry)}
+    assert built.kind == "bagging" and kept < set(before) and kept <= set(allow_list(workspace))
 
 
 @pytest.mark.parametrize(("name", "site"), [("hospital-a", "hospital-a"), ("every-key", "site-1")])

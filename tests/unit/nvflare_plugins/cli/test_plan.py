@@ -302,12 +302,18 @@ def test_tree_rate_is_measured_on_the_workloads_shape():
     assert measure_trees(Workload(3000, 5, 16, 3)).seconds(1000) > 0
 
 
-def job_folder(folder: Path, job: dict, controller: str = "HorizontalController") -> Path:
+def job_folder(folder: Path, job: dict, controller: str = "JobController") -> Path:
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     document = {
         "format_version": 2,
-        "workflows": [{"id": "c", "path": f"nvflare_plugins.flare.horizontal.{controller}", "args": {"job": job}}],
+        "workflows": [
+            {
+                "id": "c",
+                "path": f"nvflare_plugins.flare.controller.{controller}",
+                "args": {"kind": "horizontal", "job": job},
+            }
+        ],
     }
     (config / "config_fed_server.json").write_text(json.dumps(document))
     return folder

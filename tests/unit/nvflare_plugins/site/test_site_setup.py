@@ -10,12 +10,12 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main, parse
-from nvflare_plugins.site.flare_boundary import CONTROLLERS, EXECUTORS, GUARD, TRACKING_RECEIVER, Role, granted
+from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR, GUARD, TRACKING_RECEIVER, Role, gaps, granted
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import DEFAULT_PROFILES
 from nvflare_plugins.site.setup import SetupOptions, set_up, warnings_of, workspaces
 
-AT_SERVER = [*CONTROLLERS, TRACKING_RECEIVER]
+AT_SERVER = [CONTROLLER, TRACKING_RECEIVER]
 OLD_PREFIX = "nvflare_plugins.flare."
 FLARES_RIGHTS = {
     "format_version": "1.0",
@@ -65,7 +65,7 @@ def test_new_simulator_workspace(tmp_path: Path) -> None:
     folder = tmp_path / "ws"
     changes = set_up(folder, SetupOptions({"train": "/data/{site}/train.csv"}))
     assert len(changes) == 6 and any("without certificates" in text for text in changes)
-    assert resources(folder)["class_allow_list"] == [*EXECUTORS, *AT_SERVER]
+    assert resources(folder)["class_allow_list"] == [EXECUTOR, *AT_SERVER]
     assert not (folder / "local" / "authorization.json").exists()
     policy = SitePolicy.load(folder, "site-2")
     assert policy.unsigned_sessions and policy.min_sites == 3 and policy.allowed_profiles == DEFAULT_PROFILES
@@ -76,7 +76,7 @@ def test_production_site_is_strict(tmp_path: Path) -> None:
     site = kit(tmp_path / "hospital-a")
     assert any("restart" in text for text in set_up(site))
     document = resources(site)
-    assert document["class_allow_list"] == list(EXECUTORS)
+    assert document["class_allow_list"] == [EXECUTOR]
     assert document["class_list_enforcement_mode"] == "enforce"
     assert document["components"] == [{"id": "kept"}]
     assert document["allow_log_streaming"] is False
@@ -208,7 +208,7 @@ def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
     (site / "local" / "resources.json").write_text(json.dumps({"class_allow_list": ["x.Y"], "own": 1}))
     set_up(site)
     changed = {"class_list_enforcement_mode": "enforce", "allow_log_streaming": False}
-    assert resources(site) == {"class_allow_list": [*EXECUTORS, "x.Y"], **changed, "own": 1}
+    assert resources(site) == {"class_allow_list": [EXECUTOR, "x.Y"], **changed, "own": 1}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_existing_resources_are_merged_not_replaced(tmp_path: Path) -> None:
     [
         [*DEFAULT_CLASS_ALLOW_LIST, OLD_PREFIX],
         ["*"],
-        [*EXECUTORS, "nvflare_plugins."],
+        [EXECUTOR, "nvflare_plugins."],
         ["nvflare_plugins.flare.site_guard", "he_processors.", "nvflare_plugins.flare.horizontal"],
         ["nvflare.private.", "nvflare.private.fed.utils.fed_utils", "os.", "subprocess.run", "builtins.eval"],
     ],
@@ -227,7 +227,7 @@ def test_entries_that_cover_more_than_components_are_taken_out(tmp_path: Path, b
     document = {"class_allow_list": before, "class_list_enforcement_mode": "warn"}
     (site / "local" / "resources.json").write_text(json.dumps(document))
     set_up(site)
-    assert resources(site)["class_allow_list"] == list(EXECUTORS)
+    assert resources(site)["class_allow_list"] == [EXECUTOR]
     assert resources(site)["class_list_enforcement_mode"] == "enforce"
 
 
@@ -246,7 +246,18 @@ def test_flares_components_must_be_asked_for_and_stay_until_taken_back(tmp_path:
         resources(site)["class_allow_list"]
     )
     set_up(site, SetupOptions(allow=("none",)))
-    assert resources(site)["class_allow_list"] == list(EXECUTORS)
+    assert resources(site)["class_allow_list"] == [EXECUTOR]
+
+
+def test_removed_classes_leave_the_list_and_what_a_site_let_in_beside_them_stays(tmp_path: Path) -> None:
+    site = kit(tmp_path / "hospital-a")
+    old = "nvflare_plugins.flare.horizontal.HorizontalExecutor"
+    for known in ([EXECUTOR], []):
+        listed = {"class_allow_list": [old, *known, *DEFAULT_CLASS_ALLOW_LIST, "x.Y"]}
+        (site / "local" / "resources.json").write_text(json.dumps(listed))
+        assert f"class_allow_list has {old}" in " ".join(gaps(site))
+        set_up(site)
+        assert set(resources(site)["class_allow_list"]) == {EXECUTOR, *DEFAULT_CLASS_ALLOW_LIST, "x.Y"}
 
 
 @pytest.mark.parametrize("role", ["client", "server"])
@@ -274,7 +285,7 @@ def test_a_kit_without_rights_gets_all_but_these(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", [{}, {"allow_log_streaming": True}], ids=["unsaid", "as_provisioned"])
 def test_log_files_of_a_site_stay_there(tmp_path: Path, before: dict) -> None:
     site = kit(tmp_path / "hospital-a")
-    listed = {"class_allow_list": list(EXECUTORS), **before}
+    listed = {"class_allow_list": [EXECUTOR], **before}
     (site / "local" / "resources.json").write_text(json.dumps(listed))
     assert any("log files stay" in text for text in set_up(site))
     assert resources(site)["allow_log_streaming"] is False
