@@ -26,8 +26,8 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import table_lines
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import Curve, RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob

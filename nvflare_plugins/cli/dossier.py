@@ -10,7 +10,7 @@ from he_processors.errors import AuthenticationError, ConfigurationError, Protoc
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.cli.options import DAMAGED, Options, check_output
-from nvflare_plugins.cli.verify import Verification, find_evidence, render, said, to_json, trusted, verdict_text, verify
+from nvflare_plugins.cli.verify import render, said, to_json, trusted, verdict_text
 from nvflare_plugins.dossier.archive import Dossier, open_dossier, seal
 from nvflare_plugins.dossier.attacks import AttackReport, allowed, attack_run, build_page
 from nvflare_plugins.dossier.bill import bill
@@ -29,6 +29,7 @@ from nvflare_plugins.dossier.parts import (
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import time_text
 from nvflare_plugins.evidence.reader import Log, read_log
+from nvflare_plugins.evidence.verification import Verification, find_evidence, verify
 from nvflare_plugins.pages.report import build_report, build_summary, own_evidence
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.site.certificates import Identity, load_identity

@@ -106,7 +106,7 @@ def report(options: Options) -> int:
     shows. It prints on paper. The page counts this site's rows, and is for its owner alone (mode 0600).
     """
     from nvflare_plugins.cli.verify import DOES_NOT_SHOW, SHOWS, said, trusted
-    from nvflare_plugins.cli.verify import verify as verified
+    from nvflare_plugins.evidence.verification import verify as verified
     from nvflare_plugins.pages.report import build_summary, write_report
     from nvflare_plugins.pages.run_record import RunRecord
 

@@ -26,7 +26,7 @@ from nvflare_plugins.base.files import make_folder, sync_folder
 # hash_n = SHA-256("veilboost evidence record v1" || 0 || hash_(n-1) || canonical record without its hash)
 #
 # with 32 zero bytes before the first line. Because only the canonical form is accepted, every changed byte shows. The
-# writer is ``evidence/log.py``, the checker is ``nvflare_plugins/cli/verify.py``; both use only what stands here.
+# writer is ``evidence/log.py``, the checker is ``evidence/verification.py``; both use only what stands here.
 #
 # Opening, session and end carry the time by their party's clock, in UTC and whole seconds. The opening tells of which
 # attempt of the job a log is, and names the party's own log of the attempt before by that attempt and by the hash of

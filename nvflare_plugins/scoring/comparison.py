@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,16 @@ from sklearn.metrics import (
 )
 from sklearn.model_selection import StratifiedKFold
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.pages.local_page import Compared
+from nvflare_plugins.evidence.threat_model import is_horizontal
+from nvflare_plugins.pages.local_page import Compared, Comparison
+from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
+from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.matrices import RowBlocks
+from nvflare_plugins.xgb.model_json import with_lists
 from nvflare_plugins.xgb.rounds import parse_metrics
 
 _RESAMPLINGS = 200
@@ -249,3 +256,89 @@ def _matrix(
     layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
     rows = RowBlocks(blocks, part(table.label), None if table.weight is None else part(table.weight), layout)
     return xgb.QuantileDMatrix(rows, max_bin=int(params.get("max_bin", 256)), ref=reference, enable_categorical=True)
+
+
+# A run's own comparison: which rows it is about, and what it finds.
+
+
+def compare_run(folder: Path, policy: SitePolicy, data_set: str | None = None) -> Comparison:
+    """Train on a site's own rows as a run's job did, and compare with its model on other rows of this site.
+
+    Args:
+        folder: of the run, at its site.
+        data_set: rows to compare on, a data set of the policy; None takes the job's own evaluation rows.
+
+    Raises:
+        ConfigurationError: it was no horizontal training, there are no such rows, or they have changed beyond use.
+    """
+    record = RunRecord.read(folder)
+    facts = _trained_on(record, folder)
+    name = data_set or next((one.name for one in record.data if one.use == EVALUATION), None)
+    if name is None:
+        raise ConfigurationError(
+            "the job had no eval_data_set: name rows of this site that the model was not trained on, as a data set of "
+            "its policy: --data-set NAME"
+        )
+    if name == facts.name:
+        raise ConfigurationError(f"the model was trained on data set {facts.name!r}: name another one")
+    training = load_again(policy.data_set(facts.name), facts, record, takes_passes=True)
+    evaluation = load_again(policy.data_set(name), facts, record, takes_passes=True)
+    notes = _changes(record, {facts.name: training, name: evaluation})
+    return _compared(record, folder, facts, training, evaluation, notes)
+
+
+def _trained_on(record: RunRecord, folder: Path) -> DataFacts:
+    """Return the training set of a horizontal run. Raises: ConfigurationError, for other runs."""
+    facts = next((one for one in record.data if one.use == TRAINING), None)
+    if not is_horizontal(record.profile) or record.model is None or facts is None:
+        raise ConfigurationError(
+            f"{folder} is of no horizontal training: a site of another kind of job cannot train such a model by itself"
+        )
+    return facts
+
+
+def _changes(record: RunRecord, tables: Mapping[str, Table]) -> tuple[str, ...]:
+    """Say which files are no longer those of the run."""
+    return tuple(
+        f"Data set {one.name} had {one.rows:,} rows in the run and has {tables[one.name].n_rows:,} now."
+        for one in record.data
+        if one.name in tables and tables[one.name].n_rows != one.rows
+    )
+
+
+def _compared(
+    record: RunRecord, folder: Path, facts: DataFacts, training: Table, evaluation: Table, notes: tuple[str, ...]
+) -> Comparison:
+    federated = FinishedModel.read(folder / str(record.model))
+    check_rows(training, evaluation, None if federated.classes is None else len(federated.classes))
+    n_rounds, metrics = federated.n_rounds, metrics_of(federated)
+    tuned_rounds = best_rounds(record.params, training, n_rounds)
+
+    def own(rounds: int) -> FinishedModel:
+        booster = train_alone(record.params, training, rounds)
+        lists = {name: list(entries) for name, entries in facts.categories.items()}
+        content = with_lists(bytes(booster.save_raw("json")), facts.columns, lists, facts.label_classes or None)
+        return FinishedModel(content, "the model of this site's own rows")
+
+    alone = own(n_rounds)
+    (of_alone,), (of_federated,) = scores_after(alone, evaluation), scores_after(federated, evaluation)
+    of_tuned = None if tuned_rounds is None else scores_after(own(tuned_rounds), evaluation)[0]
+    measured = compare(metrics, evaluation, of_alone, of_tuned, of_federated)
+    first = metrics[0]
+    curves = tuple(
+        (name, curve(first, evaluation, model, n_rounds))
+        for name, model in (("this site alone", alone), ("federated", federated))
+    )
+    return Comparison(
+        record.job_id,
+        record.site,
+        facts.name,
+        training.n_rows,
+        evaluation.n_rows,
+        n_rounds,
+        tuned_rounds,
+        measured,
+        first.name,
+        curves,
+        notes,
+    )

@@ -55,6 +55,7 @@ from nvflare_plugins.wire.profiles import plugin_of
 
 
 _log = logging.getLogger(__name__)
+KIT = "startup/fed_client.json"
 _Whole: TypeAlias = Callable[[str, object], object]
 """Makes the path that stands under a key whole."""
 
@@ -188,6 +189,11 @@ def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
 _NOT_IN_FILE = ("site", "workspace")
 _ALLOWS_NOTHING = (*_NOT_IN_FILE, *FOLDERS, "ledger_heads", "data_sets", "snapshots", "data_protection", "cluster")
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
+
+
+def policy_of_simulated(workspace: Path, site: str) -> Path:
+    """Return the policy of one site of a simulator, whose sites otherwise share one. A startup kit never reads it."""
+    return workspace / "local" / f"veilboost-{site}.json"
 
 
 def own_workspace(folder: Path, site: str) -> Path:
@@ -325,12 +331,14 @@ class SitePolicy(Document):
 
     @classmethod
     def load(cls, workspace: Path, site: str) -> SitePolicy:
-        """Read ``<workspace>/local/veilboost.json``.
+        """Read ``<workspace>/local/veilboost.json``; a simulated site reads ``policy_of_simulated`` if that is there.
 
         Raises:
             ConfigurationError: the file is missing, not JSON, or does not hold what it should.
         """
-        path = workspace / POLICY_FILE
+        path = policy_of_simulated(workspace, site)
+        if (workspace / KIT).exists() or not path.is_file():
+            path = workspace / POLICY_FILE
         try:
             document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
         except FileNotFoundError:

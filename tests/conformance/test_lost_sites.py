@@ -18,7 +18,7 @@ from nvflare.fuel.utils.class_utils import instantiate_class
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare import controller as controllers
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK

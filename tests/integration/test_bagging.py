@@ -10,8 +10,8 @@ import xgboost as xgb
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
-from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.reader import ended_early, read_log
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.bagging import model as bagging_model
 from nvflare_plugins.kinds.bagging import training as bagging_site
 from nvflare_plugins.kinds.bagging.model import _NODE, SharedTree

@@ -16,9 +16,10 @@ import pytest
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.cli.verify import Verdict, render, to_json, verify
+from nvflare_plugins.cli.verify import render, to_json
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.verification import Verdict, verify
 from nvflare_plugins.pooled import processors
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import choose_profile

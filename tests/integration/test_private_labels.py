@@ -11,7 +11,7 @@ import pytest
 import xgboost as xgb
 
 from nvflare_plugins.base.files import write_private_table
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
 from nvflare_plugins.scoring.model import FinishedModel

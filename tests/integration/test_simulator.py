@@ -15,7 +15,7 @@ import xgboost as xgb
 from nvflare.recipe import SimEnv
 
 from jobs import examples
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up

@@ -17,7 +17,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.kinds.vertical_inference.inference import REFUSED

@@ -13,10 +13,10 @@ import pytest
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.plan.horizontal import workload_of_job
 from nvflare_plugins.cli.plan.messages import final_messages, message_bytes, round_messages, setup_messages
-from nvflare_plugins.cli.verify import Verification, verify
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.evidence.verification import Verification, verify
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob

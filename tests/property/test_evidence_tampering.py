@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cli.verify import find_evidence, render, to_json, verify_files
+from nvflare_plugins.cli.verify import render, to_json
 from nvflare_plugins.evidence.format import SignedHead, export_name, parse_line
 from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.evidence.verification import find_evidence, verify_files
 from tests.support.evidence_attempts import SITES, ToyAuthority, complete_attempt, rewrite
 from tests.support.examples import examples
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.verify import find_evidence, verify_files
 from nvflare_plugins.evidence.audit import Certified
 from nvflare_plugins.evidence.format import SERVER, Earlier, canonical, chain_line, export_name, parse_line
 from nvflare_plugins.evidence.log import EvidenceLog, utc_now
+from nvflare_plugins.evidence.verification import find_evidence, verify_files
 
 SITES = ("site-1", "site-2", "site-3")
 CODEC = {"masks": "MASKED", "plain": "PLAIN", "bfv": "BFV", "ckks": "CKKS"}

@@ -11,10 +11,11 @@ import shutil
 import pytest
 
 from nvflare_plugins.cli.main import COMMANDS
-from nvflare_plugins.cli.verify import Verdict, render, traffic
+from nvflare_plugins.cli.verify import render
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit, grown_fact
 from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.verification import Verdict, traffic
 from tests.support.evidence_attempts import SITES, Attempt, check, cli, complete_attempt, only_failures, rewrite
 
 

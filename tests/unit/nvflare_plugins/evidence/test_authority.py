@@ -14,9 +14,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from he_processors.errors import AuthenticationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.verify import Verdict, render, verify
+from nvflare_plugins.cli.verify import render
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.log import utc_now
+from nvflare_plugins.evidence.verification import Verdict, verify
 from nvflare_plugins.site.certificates import Identity
 from tests.support import evidence_attempts
 from tests.support.evidence_attempts import SITES, Attempt

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.cli.verify import Verification, verify_files
 from nvflare_plugins.evidence.format import SERVER, Earlier, export_name, read_chain
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import before_attempt, earlier_log, read_log
+from nvflare_plugins.evidence.verification import Verification, verify_files
 from tests.support.evidence_attempts import SITES, Attempt, ToyAuthority, complete_attempt, rewrite
 
 PARTIES = (*SITES, SERVER)

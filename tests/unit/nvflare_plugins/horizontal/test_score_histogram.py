@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS, edges_of
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe

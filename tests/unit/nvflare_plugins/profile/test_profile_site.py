@@ -15,8 +15,8 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.plan.kinds import profile_messages
 from nvflare_plugins.cli.plan.messages import message_bytes
-from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.evidence.reader import read_log
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.profile import site as profile_site
 from nvflare_plugins.kinds.profile.job import ProfileJob

@@ -14,8 +14,8 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import TooFewRows
-from nvflare_plugins.cli.verify import verify
 from nvflare_plugins.data.table import load_table
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
 from nvflare_plugins.kinds.tuning.job import TuningJob

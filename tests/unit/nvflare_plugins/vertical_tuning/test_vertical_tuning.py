@@ -13,7 +13,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.cli.verify import verify
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.tuning.folds import fold_of_names
 from nvflare_plugins.kinds.vertical_tuning import site as tuning_site
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
