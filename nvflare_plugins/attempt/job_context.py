@@ -127,6 +127,7 @@ class SiteContext:
         runs: folder in which the site keeps its runs.
         attempt: 16 random bytes that the server drew for this attempt.
         number: of the attempt in its job, from 1; a job that waits for lost sites may have several.
+        name: of the job, for people; "" where it has none that FLARE would take.
     """
 
     site: str
@@ -137,6 +138,7 @@ class SiteContext:
     policy: SitePolicy
     identity: Identity
     number: int = 1
+    name: str = ""
 
 
 class RoundFacts(Protocol):

@@ -238,6 +238,7 @@ class SiteAttempt:
             notes=(*self.notes, *notes),
             statement=policy.statement(names),
             spending=spending_of(policy, names),
+            name=self.context.name,
             **facts,
         )
         keep_report(record, self.folder.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -12,13 +13,14 @@ from pathlib import Path
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ReturnCode, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.utils.validation_utils import JOB_NAME_PATTERN
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
@@ -49,6 +51,7 @@ from nvflare_plugins.workers.workers import Work as WorkOfWorker
 
 METRICS_EVENT = "fed.analytix_log_stats"  # what FLARE's tracking receivers on the server listen to
 MAX_SITES = 1000
+LONGEST_NAME = 128
 _ATTEMPT = re.compile(f"[0-9a-f]{{{2 * ATTEMPT_BYTES}}}")
 
 
@@ -238,6 +241,7 @@ class JobExecutor(Executor):
             policy,
             load_identity(policy.workspace, site),
             task.number,
+            job_name(_run_folder(fl_ctx)),
         )
         waits_s = waiting_s(task.job)
         self._waits = waits_s is not None
@@ -360,6 +364,20 @@ def _place(error: Exception, workspace: Path) -> str:
 def _run_folder(fl_ctx: FLContext) -> Path:
     """Return the job's folder in FLARE's workspace."""
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / str(fl_ctx.get_job_id())
+
+
+def is_job_name(name: str) -> bool:
+    """Tell whether FLARE takes a name for a job's, and a file system for a folder's."""
+    return re.fullmatch(JOB_NAME_PATTERN, name) is not None and len(name) <= LONGEST_NAME
+
+
+def job_name(run: Path) -> str:
+    """Return the name in the job's metadata, which FLARE puts beside the app; "" for what it would take for none."""
+    try:
+        name = json.loads((run / WorkspaceConstants.JOB_META_FILE).read_bytes())["name"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return ""
+    return name if isinstance(name, str) and is_job_name(name) else ""
 
 
 def _earlier(evidence: Path | None) -> dict[int, bytes]:

@@ -39,12 +39,12 @@ _LANES_LEFT, _LANE, _GAP = 190, 15, 16
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve. ``points`` are (x, y); ``wide`` draws it as a broad pale band, for a reference behind another line."""
+    """One curve. ``points`` are (x, y); ``style``: line, wide (a pale band behind the others), dashed or faint."""
 
     name: str
     colour: int
     points: tuple[tuple[float, float], ...]
-    wide: bool = False
+    style: str = "line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,19 @@ class Point:
     colour: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis beyond what the data say. Attributes: at: what a pointer calls a place; span: lowest and highest value.
+
+    ``mark``: a value, drawn as a line across the chart, and its name.
+    """
+
+    label: str
+    at: str = "round"
+    span: tuple[float, float] | None = None
+    mark: tuple[float, str] | None = None
+
+
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return round numbers from ``low`` to ``high``, both included in the span; at least two."""
     if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
@@ -81,21 +94,26 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, height: int = 300, at: str = "round") -> str:
-    """Draw curves over a common x axis of whole numbers. Args: at: what a pointer calls a place on it."""
-    xs = [x for line in lines for x, _ in line.points]
+def line_chart(lines: Sequence[Line], x: Axis | str, y_label: str, height: int = 300) -> str:
+    """Draw curves over a common x axis: of whole numbers, unless it has a span of its own."""
+    axis = x if isinstance(x, Axis) else Axis(x)
+    xs = axis.span or [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
-    y_ticks = ticks(min(ys), max(ys))
-    scale = _Scale(min(xs), max(xs), y_ticks[0], y_ticks[-1], height)
-    drawn = [_draw_line(line, scale, at) for line in sorted(lines, key=lambda one: not one.wide)]
-    return figure(
-        "line_chart", frame=_frame(scale, _whole_ticks(min(xs), max(xs)), y_ticks, x_label, y_label), lines=drawn
+    low, high, y_ticks = min(xs), max(xs), ticks(min(ys), max(ys))
+    scale = _Scale(low, high, y_ticks[0], y_ticks[-1], height)
+    drawn = [_draw_line(line, scale, axis.at) for line in sorted(lines, key=lambda one: one.style != "wide")]
+    frame = _frame(
+        scale, _whole_ticks(low, high) if axis.span is None else ticks(low, high), y_ticks, axis.label, y_label
     )
+    if axis.mark is not None:
+        at = scale.x(axis.mark[0])
+        frame["mark"] = (at, axis.mark[1], "end" if at > 0.85 * WIDTH else "middle")
+    return figure("line_chart", frame=frame, lines=drawn)
 
 
-def labelled_lines(lines: Sequence[Line], x_label: str, y_label: str, at: str = "round") -> str:
+def labelled_lines(lines: Sequence[Line], x: Axis | str, y_label: str) -> str:
     """Draw curves as ``line_chart`` does, below their legend."""
-    return legend([(line.name, line.colour) for line in lines]) + line_chart(lines, x_label, y_label, at=at)
+    return legend([(line.name, line.colour) for line in lines]) + line_chart(lines, x, y_label)
 
 
 def stacked_bars(
@@ -179,23 +197,39 @@ def _bars(
     return figure("bars", width=WIDTH, height=height, name=name, axis=axis, label_at=label_at, bars=drawn)
 
 
-def points_chart(
-    points: Sequence[Point], x_label: str, y_label: str, *, is_log: bool = False, height: int = 260
-) -> str:
+def points_chart(points: Sequence[Point], x: str, y_label: str, *, is_log: bool = False, height: int = 260) -> str:
     """Draw points with their spreads. Args: is_log: the x axis is logarithmic; all x are above 0 then."""
     place = math.log10 if is_log else float
     xs = [place(point.x) for point in points]
     ys = [y for point in points for y in (point.y - point.spread, point.y + point.spread)]
     y_ticks, room = ticks(min(ys), max(ys)), 0.04 * (max(xs) - min(xs)) or 0.5
     scale = _Scale(min(xs) - room, max(xs) + room, y_ticks[0], y_ticks[-1], height)
-    values = _decades(points) if is_log else [x for x in ticks(min(xs), max(xs), 9) if min(xs) <= x <= max(xs)]
-    frame = _frame(scale, [], y_ticks, x_label, y_label)
+    values = (
+        _decades(points) if is_log else [value for value in ticks(min(xs), max(xs), 9) if min(xs) <= value <= max(xs)]
+    )
+    frame = _frame(scale, [], y_ticks, x, y_label)
     frame["columns"] = [(scale.x(place(value)), number(value)) for value in values]
+    drawn = []
+    for point, at in zip(points, map(scale.x, xs), strict=True):
+        ends = (at, scale.y(point.y - point.spread), at, scale.y(point.y + point.spread))
+        drawn.append((at, scale.y(point.y), ends, point))
+    return figure("points_chart", frame=frame, points=drawn, diagonal=None)
+
+
+def shares_chart(points: Sequence[Point], x_label: str, y_label: str, height: int = 300) -> str:
+    """Draw points within the unit square beside its diagonal; their spreads lie along the x axis."""
+    scale, unit = _Scale(0.0, 1.0, 0.0, 1.0, height), ticks(0.0, 1.0)
     drawn = [
-        (scale.x(x), scale.y(point.y), scale.y(point.y - point.spread), scale.y(point.y + point.spread), point)
-        for point, x in zip(points, xs, strict=True)
+        (
+            scale.x(one.x),
+            scale.y(one.y),
+            (scale.x(one.x - one.spread), scale.y(one.y), scale.x(one.x + one.spread), scale.y(one.y)),
+            one,
+        )
+        for one in points
     ]
-    return figure("points_chart", frame=frame, points=drawn)
+    frame = _frame(scale, unit, unit, x_label, y_label)
+    return figure("points_chart", frame=frame, points=drawn, diagonal=(scale.x(0), scale.y(0), scale.x(1), scale.y(1)))
 
 
 def _decades(points: Sequence[Point]) -> list[float]:
@@ -244,9 +278,14 @@ def picture(chart: str, caption: str) -> str:
     """Return one chart as a file of its own, in the report's light colours, which not every viewer takes from names."""
     height = int(chart.partition(f'viewBox="0 0 {WIDTH} ')[2].partition('"')[0])
     image = figure("picture", width=WIDTH, height=height, margin=_CAPTION, chart=chart, caption=caption)
+    return in_light_colours(image)
+
+
+def in_light_colours(markup: str) -> str:
+    """Return markup with the light colours in place of their names, which pages alone define."""
     style = environment().get_template("style.css").render()
     light = dict(re.findall(r"--([\w-]+):(#\w+)", style.partition("@media")[0]))
-    return re.sub(r"var\(--([\w-]+)\)", lambda name: light.get(name[1], name[0]), image)
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: light.get(name[1], name[0]), markup)
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:
@@ -288,6 +327,7 @@ def _frame(
         "columns": [(scale.x(x), number(x)) for x in x_ticks],
         "x_label": x_label,
         "y_label": y_label,
+        "mark": None,
     }
 
 
@@ -295,10 +335,10 @@ def _draw_line(line: Line, scale: _Scale, place: str) -> dict[str, Any]:
     places = [(scale.x(x), scale.y(y)) for x, y in line.points]
     hints = [f"{line.name}, {place} {number(x)}: {number(y)}" for x, y in line.points]
     return {
-        "style": "wide" if line.wide else "line",
+        "style": line.style,
         "colour": line.colour,
         "path": places,
-        "has_markers": len(places) <= _MOST_MARKERS and not line.wide,
+        "has_markers": len(places) <= _MOST_MARKERS and line.style == "line",
         "places": list(zip(places, hints, strict=True))[:: max(1, len(places) // 400)],
     }
 

@@ -14,7 +14,7 @@ from dp_components.accounting import PrivacyCost
 from dp_components.events import NeighbouringRelation
 from dp_components.ledger import JobSpending, LedgerHistory
 from nvflare_plugins.base.formatting import counted
-from nvflare_plugins.pages.charts import Line, labelled_lines
+from nvflare_plugins.pages.charts import Axis, Line, labelled_lines
 from nvflare_plugins.pages.render import page
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
@@ -83,6 +83,5 @@ def _chart(history: LedgerHistory, totals: Sequence[tuple[JobSpending, PrivacyCo
     points.append((max(span_s / unit_s, 1.0), points[-1][1]))
     limit = ((0.0, history.budget.epsilon), (points[-1][0], history.budget.epsilon))
     lines = [Line("spent", 1, tuple(points)), Line("budget", 5, limit)]
-    return labelled_lines(
-        lines, f"{unit} since {begin.astimezone(UTC):%Y-%m-%d %H:%M} UTC", f"epsilon at delta {delta:g}", at=unit
-    )
+    since = f"{unit} since {begin.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return labelled_lines(lines, Axis(since, unit), f"epsilon at delta {delta:g}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -29,12 +28,25 @@ from nvflare_plugins.evidence.audit import plugin_protection, release_of, threat
 from nvflare_plugins.evidence.format import CLEAR_CODECS, Content, Protection
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
-from nvflare_plugins.pages.charts import Bar, Line, horizontal_bars, labelled_lines, legend, stacked_bars, timeline
+from nvflare_plugins.pages.charts import (
+    Axis,
+    Bar,
+    Line,
+    horizontal_bars,
+    labelled_lines,
+    legend,
+    line_chart,
+    stacked_bars,
+    timeline,
+)
+from nvflare_plugins.pages.local_page import FILE_NAME as LOCAL_PAGE
+from nvflare_plugins.pages.model_charts import ClassFigures, ScoreCounts, class_figures, tree_chart
 from nvflare_plugins.pages.render import page
-from nvflare_plugins.pages.run_record import ReportSection, RoundRow, RunRecord, TrafficRow
+from nvflare_plugins.pages.run_record import BestRound, ReportSection, RoundRow, RunRecord, TrafficRow, is_number
 from nvflare_plugins.site.policy_values import Consents, is_private
-from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.envelope import CURVE_METRICS, Kind
 from nvflare_plugins.wire.profiles import plugin_of
+from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model
 
 FILE_NAME = "report.html"
 logger = logging.getLogger(__name__)
@@ -52,7 +64,6 @@ _STAGES = (
 )
 _VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6, "MASKED_32": 1, "PLAIN_32": 5}
-_LOCAL_MEAN_METRICS = ("auc", "aucpr")
 
 
 def write_report(run_folder: Path, output: Path | None = None) -> Path:
@@ -83,7 +94,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
     """Return the report as HTML."""
     evidence = own_evidence(run, folder)
     log = evidence if isinstance(evidence, Log) else None
-    model, plugin = _threat_model(run, log)
+    model, plugin = threat_of(run, log)
     own_notes = model.notes if model is not None and plugin else ()
     times, medians = _times(run)
     importance, of_importance = _importance(run, folder)
@@ -95,8 +106,8 @@ def build_report(run: RunRecord, folder: Path) -> str:
         model=model,
         plugin=plugin,
         notes=(*own_notes, *notes_for(run.profile)),
-        key_figures=list(_key_figures(run)),
-        curves=list(_learning_curves(run)),
+        key_figures=list(key_figures(run)),
+        curves=list(learning_curves(run)),
         times=times,
         medians=medians,
         strips=timeline(run.rounds) if times else "",
@@ -104,6 +115,10 @@ def build_report(run: RunRecord, folder: Path) -> str:
         traffic=list(_traffic(run)),
         sealed=[] if log is None else list(_sealed(log)),
         sections=[(section, _own_figures(section)) for section in run.sections],
+        scored=[(section, of_scores(section, run)) for section in run.sections if section.scores],
+        is_compared=is_horizontal(run.profile) and run.model is not None,
+        tree=_tree(run, folder),
+        local_page=LOCAL_PAGE if (folder / LOCAL_PAGE).is_file() else "",
         importance=importance,
         of_importance=of_importance,
         settings=list(_settings(run)),
@@ -113,55 +128,52 @@ def build_report(run: RunRecord, folder: Path) -> str:
 # -- head -------------------------------------------------------------------------------------------------------------
 
 
-def _key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
+def key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield (what it is, number): first the score, with its best round."""
+    best = run.best()
+    if best is not None:
+        yield f"{best.metric}, best in round {best.round + 1}", f"{best.value:.5g}"
+        last = run.rounds[-1].metrics.get(best.metric)
+        if last is not None and is_number(last) and best.round != run.rounds[-1].round:
+            yield f"{best.metric}, last round", f"{last:.5g}"
     if run.rounds:
-        yield from _round_figures(run)
+        yield "round" if len(run.rounds) == 1 else "rounds", str(len(run.rounds))
+        typical = statistics.median(row.seconds for row in run.rounds[1:] or run.rounds)
+        if typical > 0:  # parties that only answered have measured none
+            yield "per round, median", f"{typical:.3g} s"
     if run.traffic:
         yield "sent by this site in all", human_bytes(sum(row.bytes_out for row in run.traffic))
-
-
-def _round_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
-    yield "round" if len(run.rounds) == 1 else "rounds", str(len(run.rounds))
-    best = run.rounds[-1]
-    if run.best_round is not None:
-        best = next((row for row in run.rounds if row.round == run.best_round), best)
-    metrics = [(name, value) for name, value in best.metrics.items() if _is_number(value)]
-    if metrics:
-        name, value = metrics[-1]
-        which = "best round" if run.best_round is not None else "last round"
-        yield f"{name}, {which}", f"{value:.5g}"
-    typical = statistics.median(row.seconds for row in run.rounds[1:] or run.rounds)
-    if typical > 0:  # parties that only answered have measured none
-        yield "per round, median", f"{typical:.3g} s"
 
 
 # -- learning and time ------------------------------------------------------------------------------------------------
 
 
-def _is_number(value: float | None) -> bool:
-    """Tell whether a metric has a value: what is none in the record is read as NaN."""
-    return value is not None and math.isfinite(value)
-
-
-def _learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
-    """Yield (metric, its curves, whether one of them is the mean of the sites' values)."""
+def learning_curves(run: RunRecord, *, has_legend: bool = True) -> Iterator[tuple[str, str, bool]]:
+    """Yield (metric, its curves with the best round marked, whether one of them is the mean of the sites' values)."""
     by_metric: dict[str, list[Line]] = defaultdict(list)
-    names = list(dict.fromkeys(name for row in run.rounds for name in row.metrics))
-    for name in names:
+    marks: dict[str, BestRound] = {}
+    for name in dict.fromkeys(name for row in run.rounds for name in row.metrics):
         data_set, _, metric = name.partition("-")
-        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if _is_number(row.metrics.get(name)))
-        local = is_horizontal(run.profile) and metric in _LOCAL_MEAN_METRICS
-        label = f"{data_set}, mean of the sites' local values" if local else data_set
-        if points:
+        points = tuple((_shown(row), row.metrics[name]) for row in run.rounds if is_number(row.metrics.get(name)))
+        local = is_horizontal(run.profile) and metric in CURVE_METRICS
+        best = run.best(name)
+        if points and best is not None:
+            label = f"{data_set}, mean of the sites' local values" if local else data_set
             by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
+            marks[metric] = best  # of the last set: evaluation stands behind training
     for curve in run.comparison:
         points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if v is not None)
         lines = by_metric[curve.metric]
         if points:
-            lines.append(Line(curve.name, len(lines) % 6 + 1, points, wide="central" in curve.name.lower()))
-    for metric, lines in by_metric.items():
-        is_mean = metric in _LOCAL_MEAN_METRICS and any("local" in line.name for line in lines)
-        yield metric, labelled_lines(lines, "round", metric), is_mean
+            style = "wide" if "central" in curve.name.lower() else "line"
+            lines.append(Line(curve.name, len(lines) % 6 + 1, points, style))
+    chief = run.best()
+    for metric in sorted(by_metric, key=lambda one: chief is None or one != chief.metric.partition("-")[2]):
+        lines = by_metric[metric]
+        mark = (marks[metric].round + 1, f"best: {number(marks[metric].value)}") if metric in marks else None
+        is_mean = metric in CURVE_METRICS and any("local" in line.name for line in lines)
+        draw = labelled_lines if has_legend else line_chart
+        yield metric, draw(lines, Axis("round", mark=mark), metric), is_mean
 
 
 def _times(run: RunRecord) -> tuple[str, list[str]]:
@@ -219,7 +231,7 @@ def is_readable(row: TrafficRow) -> bool:
     return row.private and row.codec in CLEAR_CODECS
 
 
-def _threat_model(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, str]:
+def threat_of(run: RunRecord, log: Log | None) -> tuple[ThreatModel | None, str]:
     """Return what is visible under the run's profile, and the release of the plugin that claims so; "" without one."""
     if plugin_of(run.profile) is None:
         return threat_model(run.profile), ""
@@ -269,6 +281,13 @@ def _own_figures(section: ReportSection) -> str:
     return figures
 
 
+def of_scores(section: ReportSection, run: RunRecord) -> ClassFigures:
+    """Draw what a section counts by scores of two classes."""
+    lows, negative, positive = zip(*section.scores, strict=True)
+    classes = next((one.label_classes for one in run.data if len(one.label_classes) == 2), ("", "class 1"))
+    return class_figures(ScoreCounts(lows, negative, positive, classes[1]))
+
+
 # -- model ------------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +316,20 @@ def _importance(run: RunRecord, folder: Path) -> tuple[str, str]:
     of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
     of_splits = "Share of the splits, and their number (weight): the model carries no gains."
     return horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
+
+
+def _tree(run: RunRecord, folder: Path) -> str:
+    """Draw the model's first tree; nothing where there is none, or its leaves are vectors."""
+    try:
+        content = (folder / str(run.model)).read_bytes()
+        learner = json.loads(content)["learner"]
+        trees = trees_model(learner)["trees"]
+        names = learner["feature_names"] or [f"f{n}" for n in range(int(learner["learner_model_param"]["num_feature"]))]
+        if not trees or leaf_size(trees[0]) > 1:
+            return ""
+        return tree_chart(trees[0], names, categories_of(content))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return ""  # the importance says what is wrong with the model
 
 
 def feature_importance(model: Path) -> tuple[dict[str, float], dict[str, float]]:

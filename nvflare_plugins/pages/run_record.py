@@ -18,6 +18,7 @@ from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import utc
 from nvflare_plugins.data.table import Table
+from nvflare_plugins.wire.envelope import is_larger_better
 
 # A data set as a site used it in a run: rows, columns, public lists, what the classes of the label mean.
 #
@@ -178,6 +179,7 @@ class ReportSection:
 
     Attributes:
         columns, rows: a table; every row has as many texts as there are columns.
+        scores: rows of two classes by bins of a score, which curves are drawn from: (lower end, first, second).
         bars: (label, value, text at the bar's end).
         curves, x_label, y_label: a line chart over whole numbers.
     """
@@ -190,6 +192,7 @@ class ReportSection:
     curves: tuple[PointCurve, ...] = ()
     x_label: str = "round"
     y_label: str = ""
+    scores: tuple[tuple[float, int, int], ...] = ()
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ReportSection:
@@ -201,6 +204,7 @@ class ReportSection:
             PointCurve(str(c["name"]), tuple((float(x), float(y)) for x, y in c["points"]))
             for c in values.get("curves", ())
         )
+        values["scores"] = tuple((float(low), int(n), int(m)) for low, n, m in values.get("scores", ()))
         for name in ("paragraphs", "columns"):
             values[name] = tuple(str(text) for text in values.get(name, ()))
         return cls(**values)
@@ -229,6 +233,15 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True)
+class BestRound:
+    """The best round. Attributes: round: from 0; metric: by which, as "set-metric"."""
+
+    round: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything that the report shows of one run at one site.
 
@@ -248,6 +261,7 @@ class RunRecord:
         data: the data sets, with counts of this site's own rows.
         statement: what the policy says to data-protection officers (``DataProtection``), by its keys.
         spending: ledgers of the data sets that have a privacy budget.
+        name: of the job, as whoever submitted it called it; "" where that is not known.
     """
 
     job_id: str
@@ -278,6 +292,27 @@ class RunRecord:
     data: tuple[DataFacts, ...] = ()
     statement: dict[str, str] = field(default_factory=dict)
     spending: tuple[Spending, ...] = ()
+    name: str = ""
+
+    @property
+    def called(self) -> str:
+        """The job's name, or its id where it has none."""
+        return self.name or self.job_id
+
+    def best(self, metric: str | None = None) -> BestRound | None:
+        """Return the best round by a metric, by default the last one, which early stopping watches; None without one.
+
+        Where training was stopped early, the round that it has found stands for that metric.
+        """
+        names = list(dict.fromkeys(name for row in self.rounds for name in row.metrics))
+        name = names[-1] if metric is None and names else metric or ""
+        values = {row.round: row.metrics[name] for row in self.rounds if is_number(row.metrics.get(name))}
+        if not values:
+            return None
+        found = (max if is_larger_better(name) else min)(values, key=values.__getitem__)
+        if name == names[-1] and self.best_round is not None and self.best_round in values:
+            found = self.best_round
+        return BestRound(found, name, values[found])
 
     @property
     def when(self) -> str:
@@ -346,6 +381,11 @@ class RunRecord:
             raise ConfigurationError(f"{folder} holds no {FILE_NAME}: it is not the folder of a run") from None
         except (ValueError, RecursionError):
             raise ConfigurationError(f"{folder / FILE_NAME} is not valid JSON") from None
+
+
+def is_number(value: float | None) -> bool:
+    """Tell whether a metric has a value: what is none in the record is read as NaN."""
+    return value is not None and math.isfinite(value)
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "str | None": (str, type(None)), "dict": dict, "bool": bool}

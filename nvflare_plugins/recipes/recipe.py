@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
-from nvflare.fuel.utils.validation_utils import JOB_NAME_PATTERN
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import PocEnv, Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
@@ -22,7 +20,7 @@ from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.flare.components import ignore_settings_here
 from nvflare_plugins.flare.controller import TRAIN_TASK, JobController
-from nvflare_plugins.flare.executor import JobExecutor
+from nvflare_plugins.flare.executor import LONGEST_NAME, JobExecutor, is_job_name
 from nvflare_plugins.flare.kinds import kind_of, kind_of_job
 from nvflare_plugins.kinds.vertical.job import Preset
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
@@ -30,7 +28,6 @@ from nvflare_plugins.site.flare_boundary import check_references, check_set_up
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
 
-_LONGEST_NAME = 128
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
 
 
@@ -112,9 +109,9 @@ class JobRecipe(Recipe):
 
 def _check_name(name: object) -> None:
     """Refuse a name that FLARE would refuse when the job is submitted, or that cannot be a folder's."""
-    if not isinstance(name, str) or not re.fullmatch(JOB_NAME_PATTERN, name) or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or not is_job_name(name):
         raise ConfigurationError(
-            f"name={shown(name)} is no name that FLARE takes for a job. Remedy: a name of at most {_LONGEST_NAME} "
+            f"name={shown(name)} is no name that FLARE takes for a job. Remedy: a name of at most {LONGEST_NAME} "
             "letters, digits and . _ - of ASCII, with a letter or digit at first."
         )
 

@@ -15,6 +15,11 @@ from he_processors.errors import ProtocolError
 CURVE_METRICS = ("auc", "aucpr")  # XGBoost averages these over the sites
 
 
+def is_larger_better(metric: str) -> bool:
+    """Tell whether a larger value of a metric is a better one. Args: metric: with or without "set-" before it."""
+    return metric.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
+
+
 class Kind(Enum):
     """What a message is about.
 

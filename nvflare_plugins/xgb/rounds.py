@@ -8,7 +8,7 @@ from typing import Protocol
 
 import xgboost as xgb
 
-from nvflare_plugins.wire.envelope import CURVE_METRICS
+from nvflare_plugins.wire.envelope import is_larger_better
 
 # Rounds of a training: their records and metrics, and the model that they end with.
 
@@ -80,11 +80,6 @@ class Attributes(Protocol):
 
     def set_attr(self, **kwargs: str) -> None:
         """Set attributes."""
-
-
-def is_larger_better(metric: str) -> bool:
-    """Tell whether a larger value of a metric is a better one. Args: metric: with or without "set-" before it."""
-    return metric.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
 
 
 class EarlyStopping:

@@ -164,4 +164,5 @@ def _section(
         "its precision",
         "rows above it",
     )
-    return ReportSection(_TITLE, (figures, _NOTE), columns, tuple(rows))
+    counts = zip([0.0, *map(float, edges)], map(int, negative), map(int, positive), strict=True)
+    return ReportSection(_TITLE, (figures, _NOTE), columns, tuple(rows), scores=tuple(counts))

@@ -15,7 +15,7 @@ from nvflare_plugins.base.formatting import number
 from nvflare_plugins.kinds.tuning.job import Trial, Tuned
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.pages.tuning_page import TunedTrial, TuningFacts
-from nvflare_plugins.xgb.rounds import is_larger_better
+from nvflare_plugins.wire.envelope import is_larger_better
 
 # What a tuning found: scores of every trial on every fold, as JSON, as CSV, and as a script that trains the best.
 

@@ -23,6 +23,7 @@ from nvflare_plugins.flare.executor import (
     JobTask,
     ProgressLog,
     error_text,
+    job_name,
 )
 from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.pooled.job import HorizontalJob
@@ -72,6 +73,24 @@ def test_wrong_tasks_are_refused(changes: dict) -> None:
 def test_unknown_job_fields_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown fields"):
         JobTask.from_shareable(task(job={**JOB.to_dict(), "surprise": 1}), "site-1", HorizontalJob)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (json.dumps({"name": "credit-2.b"}), "credit-2.b"),
+        (json.dumps({"name": "<b>credit</b>"}), ""),
+        (json.dumps({"name": "x" * 129}), ""),
+        (json.dumps({"name": "credit\n"}), ""),
+        (json.dumps({"name": ["credit"]}), ""),
+        (json.dumps(["name"]), ""),
+        ("{", ""),
+    ],
+)
+def test_a_job_has_the_name_of_its_metadata_where_it_is_one(tmp_path: Path, content: str, name: str) -> None:
+    assert job_name(tmp_path) == ""
+    (tmp_path / "meta.json").write_text(content)
+    assert job_name(tmp_path) == name
 
 
 def test_errors_of_libraries_are_not_quoted() -> None:

@@ -46,7 +46,7 @@ def test_numbers_as_people_read_them(value, text):
 
 
 def test_line_chart_is_well_formed_and_draws_each_point():
-    lines = [Line("a <b>", 1, ((0, 0.5), (1, 0.75), (2, 0.6))), Line("c", 2, ((0, 0.5),), wide=True)]
+    lines = [Line("a <b>", 1, ((0, 0.5), (1, 0.75), (2, 0.6))), Line("c", 2, ((0, 0.5),), style="wide")]
     root = ElementTree.fromstring(line_chart(lines, "round", "auc & more"))
     polylines = [e for e in root if e.tag == "polyline"]
     assert polylines[0].get("class") == "wide"  # behind the others

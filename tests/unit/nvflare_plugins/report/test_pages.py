@@ -26,6 +26,7 @@ from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.threat_model import Statement
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.render import environment, page
 from nvflare_plugins.pages.report import build_report, build_summary
 from nvflare_plugins.pages.run_record import (
@@ -54,7 +55,7 @@ HOSTILE = (
 PLAIN = "a name"
 TEXTS = ("summary", "server_alone", "one_site", "server_and_one_site", "all_but_one")
 TAGS = """html head meta title style body main header footer section div h1 h2 h3 p span b i br code pre
- ul li table tr th td svg g line rect circle polyline text"""
+ details summary caption ul li table tr th td svg g line rect circle polyline text"""
 ATTRIBUTES = """lang charset name content http-equiv class style role aria-label viewbox width height
  x y x1 x2 y1 y2 cx cy r rx points fill stroke stroke-width text-anchor transform xmlns"""
 
@@ -79,6 +80,7 @@ def run_record(text: str, **changes: object) -> RunRecord:
         (PointCurve(text, ((1.0, 0.5), (2.0, 0.25))),),
         text,
         text,
+        ((0.0, 9, 2), (0.25, 4, 4), (0.625, 1, 8)),
     )
     values: dict[str, object] = {
         "job_id": text,
@@ -260,6 +262,10 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         "report.html",
         lambda text, folder: build_report(RunRecord(text, text, text, (text,), "masks"), folder),
     ),
+    "part of a notebook": (
+        "part.html",
+        lambda text, folder: run_part(run_record(text)) + run_part(RunRecord(text, text, text, (text,), "masks")),
+    ),
     "summary": (
         "summary.html",
         lambda text, folder: build_summary(run_record(text, profile="plugin.toy"), fill(folder, text), [text, text]),
@@ -328,7 +334,7 @@ def folder(parent: Path, name: str) -> Path:
 def test_a_page_names_nothing_outside_of_itself(name: str, tmp_path: Path) -> None:
     html = PAGES[name][1](PLAIN, tmp_path).replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"://|url\(|@import|\b(src|href)\s*=", html)
-    assert "default-src 'none'" in html or name == "picture"
+    assert "default-src 'none'" in html or name in ("picture", "part of a notebook")
 
 
 def test_every_template_is_one_of_these_pages_or_part_of_one() -> None:

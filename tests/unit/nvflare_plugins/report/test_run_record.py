@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.pages.run_record import TRAINING, Curve, DataFacts, RoundRow, RunRecord, Spending, TrafficRow
+from nvflare_plugins.pages.run_record import (
+    TRAINING,
+    BestRound,
+    Curve,
+    DataFacts,
+    ReportSection,
+    RoundRow,
+    RunRecord,
+    Spending,
+    TrafficRow,
+)
 
 
 def example() -> RunRecord:
@@ -27,6 +38,8 @@ def example() -> RunRecord:
         data=(DataFacts("rows", TRAINING, 7, ("a", "b"), {"b": 2}, {"b": ("x", "y")}, "y", ("no", "yes"), "w"),),
         statement={"purpose": "care"},
         spending=(Spending("rows", 2.0, 1e-6, 0.5), Spending("other", 2.0, 1e-6, None)),
+        sections=(ReportSection("counts", scores=((0.0, 3, 1), (0.5, 1, 3))),),
+        name="credit-2",
     )
 
 
@@ -34,6 +47,17 @@ def test_round_trip(tmp_path):
     example().write(tmp_path)
     assert RunRecord.read(tmp_path) == example()
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_best_round_is_the_largest_area_and_the_smallest_loss_unless_training_was_stopped_early() -> None:
+    values = [(0.7, 0.5), (0.9, 0.4), (0.8, float("nan")), (0.85, 0.45)]
+    rounds = tuple(RoundRow(n, 1.0, {"eval-auc": a, "eval-logloss": b}) for n, (a, b) in enumerate(values))
+    run = RunRecord("job", "a", "s", ("s",), "masks", rounds=rounds)
+    assert run.best() == BestRound(1, "eval-logloss", 0.4) and run.best("eval-auc") == BestRound(1, "eval-auc", 0.9)
+    stopped = dataclasses.replace(run, best_round=3)
+    assert stopped.best() == BestRound(3, "eval-logloss", 0.45) and stopped.best("eval-auc") == run.best("eval-auc")
+    assert dataclasses.replace(run, best_round=2).best() == run.best()  # where it has no value
+    assert run.best("other") is None and dataclasses.replace(run, rounds=()).best() is None
 
 
 def test_metric_that_is_not_a_number_becomes_null(tmp_path):
@@ -56,6 +80,8 @@ def test_metric_that_is_not_a_number_becomes_null(tmp_path):
         {"spending": [{"data_set": "rows", "epsilon": "x", "delta": 0.1, "spent": None}]},
         {"statement": ["a"]},
         {"consents": 5},
+        {"name": ["a"]},
+        {"sections": [{"title": "counts", "scores": [[0.0, 1]]}]},
     ],
 )
 def test_other_documents_are_refused(change):

@@ -1,0 +1,271 @@
+"""What a model does with rows, as figures: a tree, SHAP values of rows, and how well scores tell two classes apart.
+
+Privacy: a tree and pooled counts are the same at all sites. ``beeswarm`` and ``waterfall`` show values of single rows:
+they belong on pages that stay at the rows' site.
+References: Lundberg et al., From local explanations to global understanding with explainable AI for trees (2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.base.formatting import number
+from nvflare_plugins.pages.charts import WIDTH, Axis, Line, Point, line_chart, shares_chart, ticks
+from nvflare_plugins.pages.render import figure
+from nvflare_plugins.xgb.model_json import category_sets
+
+_MOST_FEATURES, _MOST_ROWS = 12, 300
+_LANE, _LEFT, _RIGHT = 30, 190, 24
+_DOT = 3.0
+_TREE_DEPTH, _LEVEL, _BOX = 3, 84, 26
+_CALIBRATED = 10  # groups of a calibration curve
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCounts:
+    """Rows of two classes by bins of a score.
+
+    Attributes:
+        lows: lower end of each bin, ascending; the last bin ends at 1.
+        negative, positive: rows in it. Shapes: n_bins each.
+        name: of the second class.
+    """
+
+    lows: tuple[float, ...]
+    negative: tuple[int, ...]
+    positive: tuple[int, ...]
+    name: str = "class 1"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """ROC, precision-recall and calibration curves as markup, and (threshold, what it is, confusion) for thresholds.
+
+    A confusion is (true negatives, false positives, false negatives, true positives).
+    """
+
+    roc: str
+    precision_recall: str
+    calibration: str
+    thresholds: tuple[tuple[float, str, tuple[int, int, int, int]], ...]
+    name: str
+
+
+def class_figures(counts: ScoreCounts) -> ClassFigures:
+    """Draw what the counts tell: all points are exact, and nothing is known between two ends of bins."""
+    negative, positive = np.array(counts.negative), np.array(counts.positive)
+    # At and above each bin, and above all.
+    false, true = (np.append(np.cumsum(one[::-1])[::-1], 0) for one in (negative, positive))
+    n_negative, n_positive = max(int(false[0]), 1), max(int(true[0]), 1)
+    recall, fall_out, precision = true / n_positive, false / n_negative, true[:-1] / np.maximum(true + false, 1)[:-1]
+    share, unit = n_positive / (n_positive + n_negative), (0.0, 1.0)
+    roc = line_chart(
+        [_curve("ROC", 1, fall_out, recall), Line("chance", 6, ((0, 0), (1, 1)), "dashed")],
+        Axis("false positive rate", "rate", unit),
+        "true positive rate",
+    )
+    by_recall = line_chart(
+        [_curve("precision", 1, recall[:-1], precision), Line("chance", 6, ((0, share), (1, share)), "dashed")],
+        Axis("recall", "recall", unit),
+        "precision",
+    )
+    ends = (*counts.lows[1:], 1.0)
+    groups = [part for part in np.array_split(np.arange(negative.size), _CALIBRATED) if part.size]
+    points = []
+    for part in groups:
+        low, high = counts.lows[part[0]], ends[part[-1]]
+        rows, of_class = int((negative + positive)[part].sum()), int(positive[part].sum())
+        if rows:
+            hint = f"{number(low)} to {number(high)}: {of_class:,} of {rows:,} rows are {counts.name}"
+            points.append(Point(hint, (low + high) / 2, of_class / rows, (high - low) / 2))
+    best = int(np.argmax(2 * true[:-1] / np.maximum(true[:-1] + false[:-1] + n_positive, 1)))
+    half = int(np.argmin(np.abs(np.array(counts.lows) - 0.5)))
+    thresholds = []
+    for place, what in ((half, "the end of a bin that is nearest to 0.5"), (best, "the largest F1")):
+        f, t = int(false[place]), int(true[place])
+        thresholds.append((counts.lows[place], what, (n_negative - f, f, n_positive - t, t)))
+    calibration = shares_chart(points, "probability", f"share {counts.name}")
+    return ClassFigures(roc, by_recall, calibration, tuple(thresholds), counts.name)
+
+
+def _curve(name: str, colour: int, xs: Floats, ys: Floats) -> Line:
+    return Line(name, colour, tuple(zip(xs.tolist(), ys.tolist(), strict=True)))
+
+
+def counted_scores(scores: Floats, is_positive: NDArray[np.bool_], name: str, most: int = 200) -> ScoreCounts:
+    """Count rows of one site by their scores. Shapes: float[n_rows], bool[n_rows]."""
+    lows = np.unique(np.append(0.0, np.quantile(scores, np.arange(1, most) / most)))
+    places = np.searchsorted(lows, scores, side="right") - 1
+    negative, positive = (np.bincount(places[one], minlength=lows.size) for one in (~is_positive, is_positive))
+    return ScoreCounts(tuple(lows.tolist()), tuple(negative.tolist()), tuple(positive.tolist()), name)
+
+
+# -- SHAP values ------------------------------------------------------------------------------------------------------
+
+
+def beeswarm(names: Sequence[str], contributions: Floats, values: Floats) -> str:
+    """Draw SHAP values of rows, a lane for each of the strongest features; low values blue, high ones red.
+
+    Shapes: contributions, values: float[n_rows, n_features]; of more than 300 rows some are drawn.
+    """
+    chosen = np.linspace(0, len(values) - 1, min(len(values), _MOST_ROWS)).astype(int)
+    shap, values = contributions[chosen], values[chosen]
+    order = np.argsort(-np.abs(contributions).mean(axis=0), kind="stable")[:_MOST_FEATURES]
+    lanes = _Lanes(float(shap[:, order].min()), float(shap[:, order].max()), len(order))
+    for lane, feature in enumerate(order):
+        middle = _LANE * (lane + 0.5)
+        lanes.text(_LEFT - 12, middle + 4, _short(names[feature]), "end", "label")
+        taken: dict[int, int] = {}
+        for value, of_row, rank in zip(values[:, feature], shap[:, feature], _ranks(values[:, feature]), strict=True):
+            x = lanes.x(float(of_row))
+            n = taken[round(x / _DOT)] = taken.get(round(x / _DOT), -1) + 1
+            shift = (-1) ** n * math.ceil(n / 2) * _DOT
+            y = middle + max(min(shift, _LANE / 2 - 2), 2 - _LANE / 2)
+            fill = "var(--c6)" if math.isnan(rank) else f"color-mix(in srgb, var(--c5) {100 * rank:.0f}%, var(--c1))"
+            hint = f"{names[feature]} {_value(value)}: {float(of_row):+.3g}"
+            lanes.marks.append({"kind": "circle", "x": x, "y": y, "r": _DOT - 0.4, "fill": fill, "hint": hint})
+    return lanes.drawn("SHAP values of rows")
+
+
+def waterfall(names: Sequence[str], contributions: Floats, values: Floats, bias: float) -> str:
+    """Draw how one row's margin comes about: from the mean over the training rows, feature by feature.
+
+    Shapes: contributions, values: float[n_features].
+    """
+    order = [int(one) for one in np.argsort(-np.abs(contributions), kind="stable")]
+    shown, rest = order[: _MOST_FEATURES - 1], order[_MOST_FEATURES - 1 :]
+    steps = [
+        (f"{_short(names[one], 18)} = {_value(values[one])}", float(contributions[one])) for one in reversed(shown)
+    ]
+    if rest:
+        steps.insert(0, (f"{len(rest)} other features", float(contributions[rest].sum())))
+    sums = np.cumsum([bias, *(step for _, step in steps)])
+    lanes = _Lanes(float(sums.min()), float(sums.max()), len(steps))
+    for place, ((label, step), before, after) in enumerate(zip(steps, sums[:-1], sums[1:], strict=True)):
+        top = _LANE * (len(steps) - 1 - place)
+        left, right = sorted((lanes.x(float(before)), lanes.x(float(after))))
+        lanes.marks.append(
+            {
+                "kind": "rect",
+                "x": left,
+                "y": top + 5,
+                "width": max(right - left, 1.0),
+                "height": 20,
+                "fill": f"var(--c{5 if step > 0 else 1})",
+                "hint": f"{label}: {step:+.4g}, from {number(float(before))} to {number(float(after))}",
+            }
+        )
+        lanes.text(_LEFT - 12, top + 19, label, "end", "label")
+        is_last = right + 52 > WIDTH
+        lanes.text(left - 5 if is_last else right + 5, top + 19, f"{step:+.3g}", "end" if is_last else "start", "value")
+    return lanes.drawn("SHAP values of one row")
+
+
+class _Lanes:
+    """Lanes above one axis, with names to the left."""
+
+    def __init__(self, low: float, high: float, n: int) -> None:
+        values = ticks(low, high, 7)
+        self._low, self._high, self._bottom = values[0], values[-1], _LANE * n + 4
+        self.marks: list[dict[str, Any]] = []
+        for value in values:
+            x = self.x(value)
+            style = "axis" if value == 0 else "grid"
+            self.marks.append({"kind": "line", "ends": (x, 0, x, self._bottom), "class": style})
+            self.text(x, self._bottom + 16, number(value), "middle", "tick")
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self._low) / (self._high - self._low) * (WIDTH - _LEFT - _RIGHT)
+
+    def text(self, x: float, y: float, text: str, anchor: str, style: str) -> None:
+        self.marks.append({"kind": "text", "x": x, "y": y, "text": text, "anchor": anchor, "class": style})
+
+    def drawn(self, name: str) -> str:
+        return figure("drawing", width=WIDTH, height=self._bottom + 24, name=name, marks=self.marks)
+
+
+def _ranks(values: Floats) -> Floats:
+    """Return each value's place among the others, from 0 to 1; NaN where it is missing. Shapes: float[n_rows]."""
+    there = np.sort(values[~np.isnan(values)])
+    places = (np.searchsorted(there, values, "left") + np.searchsorted(there, values, "right") - 1) / 2
+    return np.where(np.isnan(values), np.nan, places / max(there.size - 1, 1))
+
+
+def _value(value: object) -> str:
+    if not isinstance(value, (float, np.floating)):
+        return _short(str(value), 12)
+    return "missing" if math.isnan(value) else number(float(value))
+
+
+def _short(text: str, most: int = 24) -> str:
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
+
+
+# -- a tree -----------------------------------------------------------------------------------------------------------
+
+
+def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> str:
+    """Draw the top of a tree of XGBoost's JSON: splits to four levels, leaves with their weights; no row counts.
+
+    Args:
+        names: of the features.
+        categories: name -> its public list.
+    """
+    marks: list[dict[str, Any]] = []
+    left, right = tree["left_children"], tree["right_children"]
+
+    def draw(node: int, low: float, high: float, depth: int) -> float:
+        """Draw what lies below a node between two places; return the node's own."""
+        middle, y = (low + high) / 2, 20 + _LEVEL * depth
+        is_leaf = left[node] == -1
+        if not is_leaf and depth < _TREE_DEPTH:
+            ends = (draw(left[node], low, middle, depth + 1), draw(right[node], middle, high, depth + 1))
+            for end, answer in zip(ends, ("yes", "no"), strict=True):
+                marks.insert(0, {"kind": "line", "ends": (middle, y, end, y + _LEVEL), "class": "axis"})
+                if depth < 2:
+                    marks.append(_label((middle + end) / 2, y + _LEVEL / 2, answer, "tick"))
+        text = number(tree["split_conditions"][node]) if is_leaf else _question(tree, node, names, categories)
+        most = int((high - low) / 7.2)
+        marks.append(
+            {
+                "kind": "rect",
+                "x": middle - (high - low) / 2 + 4,
+                "y": y - _BOX / 2,
+                "width": high - low - 8,
+                "height": _BOX,
+                "fill": f"var(--{'good' if is_leaf else 'warn'}-bg)",
+                "hint": f"leaf: {text}" if is_leaf else text,
+            }
+        )
+        marks.append(_label(middle, y + 4, _short(text, most), "label"))
+        return middle
+
+    def depth_of(node: int, depth: int = 0) -> int:
+        if left[node] == -1 or depth == _TREE_DEPTH:
+            return depth
+        return max(depth_of(left[node], depth + 1), depth_of(right[node], depth + 1))
+
+    draw(0, 0, WIDTH, 0)
+    return figure("drawing", width=WIDTH, height=40 + _LEVEL * depth_of(0), name="the first tree", marks=marks)
+
+
+def _label(x: float, y: float, text: str, style: str) -> dict[str, Any]:
+    return {"kind": "text", "x": x, "y": y, "text": text, "anchor": "middle", "class": style}
+
+
+def _question(tree: Mapping[str, Any], node: int, names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> str:
+    """Return what a split asks; XGBoost sends the categories of a set to the right."""
+    name = names[tree["split_indices"][node]]
+    if tree["split_type"][node] == 0:
+        return f"{name} < {number(tree['split_conditions'][node])}"
+    codes = category_sets(tree)[node]
+    known = categories.get(name, ())
+    return f"{name} not in {', '.join(known[code] if code < len(known) else str(code) for code in codes)}"

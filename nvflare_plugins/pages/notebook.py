@@ -1,0 +1,33 @@
+"""A run in a notebook's cell: name, scores, curve and who could learn what, as HTML in light colours.
+
+It brings its own style, loads nothing and runs no script, so that it looks alike wherever a notebook is shown.
+"""
+
+from __future__ import annotations
+
+from nvflare_plugins.pages.charts import in_light_colours, picture
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.report import key_figures, learning_curves, threat_of
+from nvflare_plugins.pages.run_record import RunRecord
+
+
+def curve_svg(run: RunRecord) -> str:
+    """Return the learning curve of the metric that counts as an SVG of its own; "" for a run without metrics.
+
+    Args:
+        run: its rounds and profile matter; a record made by hand will do.
+    """
+    best = run.best()
+    if best is None:
+        return ""
+    _, chart, _ = next(learning_curves(run, has_legend=False))
+    return picture(chart, f"{run.called}: {best.metric}, best {best.value:.5g} in round {best.round + 1}")
+
+
+def run_part(run: RunRecord) -> str:
+    """Return what a notebook shows of a run (``_repr_html_``)."""
+    curve = next((chart for _, chart, _ in learning_curves(run)), "")
+    model, plugin = threat_of(run, None)
+    return in_light_colours(
+        page("part.html", run=run, key_figures=key_figures(run), curve=curve, model=model, plugin=plugin)
+    )
