@@ -53,8 +53,9 @@ def run(options: Options) -> int:
     else:
         if options.site or options.data_set:
             raise ConfigurationError("--site and --data-set belong to a workspace, and this is no folder")
+        given = {"names": options.names, "format": options.format}
         policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
-        sets = [_data_set_of(options.where)]
+        sets = [_data_set_of(options.where, {key: value for key, value in given.items() if value})]
     results = [(one, survey(one, _use_of(job, options.label, policy.site))) for one in sets]
     surveys = [(one, found, [*found.findings, *_floors(found, job, policy)]) for one, found in results]
     if options.json:
@@ -65,15 +66,17 @@ def run(options: Options) -> int:
     return int(any(finding.is_problem for _, _, findings in surveys for finding in findings))
 
 
-def _data_set_of(path: Path) -> DataSet:
-    """Return a file as a data set with every option as it is where a policy leaves it out."""
+def _data_set_of(path: Path, given: Mapping[str, Any]) -> DataSet:
+    """Return a file as a data set with every option as it is where a policy leaves it out, but for those given."""
     inner = Path(path.name.lower().removesuffix(".gz"))
     try:
         with path.open("rb") as stream:
             is_parquet = stream.read(4) == b"PAR1"
     except OSError:
         is_parquet = inner.suffix in (".parquet", ".pq")
-    return DataSet(inner.stem, path.absolute(), "parquet" if is_parquet else "csv")
+    return DataSet(
+        **{"name": inner.stem, "path": path.absolute(), "format": "parquet" if is_parquet else "csv", **given}
+    )
 
 
 # -- what a job asks for ----------------------------------------------------------------------------------------------
@@ -170,8 +173,8 @@ def _sentence(finding: Finding) -> str:
 
 
 def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
-    if draft.options:
-        options = dict(draft.options)
+    if draft.options or one.names:
+        options = {**({"names": list(one.names)} if one.names else {}), **draft.options}
         if format_of(one.path) is None and one.loader is None and one.path.is_file():
             options["format"] = one.format
         yield f"\nFor the policy, as data_sets.{printable(one.name)}:"
@@ -215,7 +218,12 @@ def _site_setup(one: DataSet, options: Mapping[str, Any]) -> str | None:
         if key == "drop_unlabelled":
             words += [option, one.name]
         elif isinstance(value, dict):
-            words += [word for name, of in value.items() for word in (option, f"{one.name}={name}={of}")]
+            said_of = {
+                name: of if isinstance(of, str) else json.dumps(of, ensure_ascii=False) for name, of in value.items()
+            }
+            words += [word for name, of in said_of.items() for word in (option, f"{one.name}={name}={of}")]
+        elif key == "names":
+            words += [option, f"{one.name}={json.dumps(value, ensure_ascii=False)}"]
         elif isinstance(value, list):
             words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{one.name}={text}")]
         else:
@@ -243,6 +251,7 @@ def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str,
         "draft": {
             "features": draft.features,
             "dates": draft.dates,
+            "ids": {name: dataclasses.asdict(shape) for name, shape in draft.id_forms.items()},
             "categories": dict(draft.categories),
             "label_classes": draft.label_classes,
             "feature_bounds": {

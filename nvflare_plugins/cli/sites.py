@@ -25,7 +25,7 @@ from nvflare_plugins.cli.options import (
     option,
     own_policy,
 )
-from nvflare_plugins.data.declaration import ANSWERS, ENCODINGS
+from nvflare_plugins.data.declaration import ANSWERS, ENCODINGS, IdForm
 from nvflare_plugins.site.policy_values import PROFILES, Consents
 
 # Written out, because importing what they come from takes long.
@@ -136,6 +136,31 @@ def _list_of(text: str) -> tuple[str, list[str]]:
     return name, [value]
 
 
+def column_names(text: str) -> list[str]:
+    """Return names of columns, separated by commas or as a list in JSON."""
+    try:
+        found = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+    except ValueError:
+        raise click.BadParameter('give names separated by commas, or as JSON: ["a", "b"]') from None
+    return [str(name) for name in found]
+
+
+def _named_columns(text: str) -> tuple[str, list[str]]:
+    name, value = named(text)
+    return name, column_names(value)
+
+
+def _id_form(text: str) -> tuple[str, dict[str, object]]:
+    name, value = named(text)
+    steps: dict[str, object] = {}
+    for part in value.split(","):
+        key, has_text, of = part.partition("=")
+        if key not in IdForm.__dataclass_fields__ or (key == "prefix") != bool(has_text):
+            raise click.BadParameter("give NAME=STEP[,STEP...], each nfkc, ignore_case, prefix=TEXT or ignore_padding")
+        steps[key] = of if has_text else True
+    return name, steps
+
+
 # -- site-setup -------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +195,18 @@ _DATA_SET_OPTIONS = (
     ),
     _repeated(
         "--snapshot-password-file snapshot_password_file", "NAME=FILE", "the file with the password, of mode 0600"
+    ),
+    _repeated(
+        "--id-form reader_id_form",
+        "NAME=STEP[,STEP...]",
+        "what makes its ids equal to others': nfkc, ignore_case, prefix=TEXT (taken off), ignore_padding (of zeros)",
+        _id_form,
+    ),
+    _repeated(
+        "--names reader_names",
+        "NAME=COLUMN,COLUMN...",
+        "names of the columns of a CSV file without a line of names, in their order",
+        _named_columns,
     ),
     _repeated("--encoding reader_encoding", "NAME=ENCODING", f"of a CSV file: {', '.join(ENCODINGS)}"),
     _repeated(
@@ -337,6 +374,10 @@ def site_setup(options: Options) -> int:
     option("--data-set", metavar="NAME", help="a data set of the site's policy (else those of the job)"),
     option("--job", metavar="JOB_FOLDER", type=PATH, help="check for this job: its label, features, lists"),
     option("--label", metavar="COLUMN", help="check for training with this label"),
+    option(
+        "--names", metavar="COLUMN,COLUMN...", type=column_names, help="of a file: its columns, if no line names them"
+    ),
+    option("--format", type=click.Choice(["csv", "parquet"]), help="of a file: whatever its name ends in"),
     one_of=("job", "label"),
     prints_json=True,
 )

@@ -116,12 +116,17 @@ _YES_OR_NO = dict.fromkeys(("yes", "y", "ja", "j", "true", "1"), 1.0) | dict.fro
     ("no", "n", "nein", "false", "0"), 0.0
 )
 MEASUREMENT, ID, CATEGORIES, YES_NO, LIMITS = "measurement", "id", "categories", "yes/no", "limits"
-Answer = str | Mapping[str, float | None]
+Answer = str | Mapping[str, float | str | None]
 
 
 def is_read_by(answer: Answer | None) -> bool:
     """Tell whether a column's texts become numbers by what the policy answers of it."""
-    return answer in (YES_NO, LIMITS) or isinstance(answer, Mapping)
+    return answer in (YES_NO, LIMITS) or (isinstance(answer, Mapping) and not is_spelling(answer))
+
+
+def is_spelling(answer: Answer | None) -> bool:
+    """Tell whether an answer says how texts of a column are spelt, as ``{"ULM": "Ulm"}`` does."""
+    return isinstance(answer, Mapping) and any(isinstance(value, str) for value in answer.values())
 
 
 def limit_of(text: str) -> tuple[str, str] | None:
@@ -137,7 +142,7 @@ def answered_number(text: str, answer: Answer, form: NumberFormat, missing: Iter
     """
     if isinstance(answer, Mapping) and text in answer:
         value = answer[text]
-        return math.nan if value is None else float(value)
+        return math.nan if value is None or isinstance(value, str) else value
     if not text or text in missing:
         return math.nan
     if answer == YES_NO:
@@ -233,9 +238,10 @@ Answers = Annotated[
     dict[
         Column,
         Annotated[str, OneOf(*ANSWERS)]
-        | dict[Annotated[str, STRICT], Annotated[float, STRICT, Field(allow_inf_nan=False)] | None],
+        | dict[Annotated[str, STRICT], Annotated[float, STRICT, Field(allow_inf_nan=False)] | None]
+        | dict[Annotated[str, STRICT], Annotated[str, STRICT] | None],
     ],
-    Words(f"an object from column to {', '.join(ANSWERS)} or an object from text to number (null: missing)"),
+    Words(f"an object from column to {', '.join(ANSWERS)} or an object from text to number or text (null: missing)"),
 ]
 _DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
 Statement = Annotated[
@@ -341,6 +347,26 @@ class DataProtection(Document):
 
 
 @document
+class IdForm(Document):
+    """How the ids of a data set are made equal to those of other parties, who have to say what makes theirs equal.
+
+    Steps in this order. An id in another form is another person to budgets and to all that the site remembers: say it
+    before the first job, and keep it.
+    """
+
+    WHAT = "id_form"
+
+    nfkc: Flag = False
+    """Characters that mean the same become one, such as full-width digits (Unicode's NFKC, in place of NFC)."""
+    ignore_case: Flag = False
+    """`pat-7` is `PAT-7`."""
+    prefix: Annotated[str, STRICT, PRINTABLE] = ""
+    """What ids begin with here and not elsewhere, such as `PAT-`; it is taken off where it stands."""
+    ignore_padding: Flag = False
+    """`0007` is `7`: zeros at the beginning, after the prefix, do not count."""
+
+
+@document
 class DataSet(Document):
     """Where a named data set of this site lies and how it is read; the job knows only the name."""
 
@@ -370,6 +396,10 @@ class DataSet(Document):
     """
     id: Text | None = None
     """The column that names the rows, for alignment. It is never a feature."""
+    id_form: IdForm = IdForm()
+    """What makes its ids equal to those of other parties, who write them with other padding, prefixes or case."""
+    names: tuple[Text, ...] = ()
+    """Names of the columns, in their order, of a CSV file that has no line of names. Such a file is refused without."""
     aliases: Renamed = field(default_factory=dict)
     """What other parties call a column in vertical jobs; columns without one are f0, f1, ..."""
     privacy: PrivacyBudget | None = None
@@ -394,7 +424,8 @@ class DataSet(Document):
     `id`: names rows, and is never a feature. `categories`: texts for a public list, even if they look like numbers.
     `yes/no`: yes, y, ja, j, true, 1 become 1, and no, n, nein, false, 0 become 0. `limits`: `<x` becomes half of x (x
     itself where that is not above 0) and `>x` becomes x; other texts are numbers. An object gives texts their numbers,
-    `null` is missing: `{"m": 0, "f": 1, "999": null}`; other texts are numbers.
+    `null` is missing: `{"m": 0, "f": 1, "999": null}`; other texts are numbers. An object from text to text says how a
+    category is spelt elsewhere, `{"ULM": "Ulm"}`; other texts stay.
     """
     rename: Renamed = field(default_factory=dict)
     """Other names for columns. Jobs, and all other keys, use the new ones."""
@@ -458,6 +489,10 @@ class DataSet(Document):
             )
         if self.decimal == self.thousands:
             raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
+        if self.names and (self.format != "csv" or self.loader is not None or len(set(self.names)) < len(self.names)):
+            raise ConfigurationError(
+                f"data_sets.{self.name}.names are those of a CSV file without a line of names, and all different"
+            )
         if both := sorted(set(self.columns) & set(self.dates)):
             raise ConfigurationError(
                 f"data_sets.{self.name}.columns answers {both[0]!r}, which dates declares as one: leave one of them out"

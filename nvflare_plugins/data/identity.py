@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.declaration import DataSet, IdForm
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.data.tabular_files import TabularFile
 
@@ -24,7 +24,7 @@ from nvflare_plugins.data.tabular_files import TabularFile
 # * Type: whole numbers become their decimal digits, so that a Parquet file's 7 is a CSV file's "7". "007" is another
 # id. * Unicode: NFC. Characters that cannot be seen (controls, zero-width marks, byte order marks), or that this
 # version of Unicode does not know, are refused: two parties would wonder for long why nothing matches. * White space:
-# none at either end, and one space for any run inside.
+# none at either end, and one space for any run inside. * What the policy says besides (``IdForm``).
 #
 # Missing ids and ids that stand there twice are refused, at this site alone. Why, and which rows they are, goes into
 # this site's own log, by row number; others read a fixed text (``DataRefusal``).
@@ -52,27 +52,33 @@ def load_ids(spec: DataSet) -> list[bytes]:
     file = TabularFile(spec)
     if spec.id not in file.column_names:
         raise ConfigurationError(f"data set {spec.name!r} lacks its id column. Policy key: data_sets.{spec.name}.id.")
-    return canonical_ids(file.read([], [spec.id])[spec.id], spec.name, spec.missing)
+    return canonical_ids(file.read([], [spec.id])[spec.id], spec.name, spec.missing, spec.id_form)
 
 
-def canonical_ids(column: pa.ChunkedArray | pa.Array, data_set: str, missing: Iterable[str] = ()) -> list[bytes]:
+_AS_WRITTEN = IdForm()
+
+
+def canonical_ids(
+    column: pa.ChunkedArray | pa.Array, data_set: str, missing: Iterable[str] = (), form: IdForm = _AS_WRITTEN
+) -> list[bytes]:
     """Return the ids of a column in canonical form, all present and all different.
 
     Args:
         data_set: its name, for messages.
         missing: texts that mean "missing", besides an empty one.
+        form: what else makes ids equal.
 
     Raises:
         ConfigurationError: see the module.
     """
     texts = _texts(column, data_set)
     absent = {"", *missing}
-    ids = [canonical(text) if text is not None else "" for text in texts]
+    ids = ["" if text is None or text.strip() in absent else canonical(text, form) for text in texts]
     _refuse([row for row, text in enumerate(ids) if text in absent], "lacks ids in some rows", data_set)
     unclear = [row for row, text in enumerate(ids) if text is None]
     _refuse(unclear, f"holds ids with invisible or unknown characters, or longer than {MAX_ID_BYTES} bytes", data_set)
     encoded = [text.encode() for text in ids if text is not None]
-    _refuse(_repeated(encoded), "holds some id more than once (after white space and Unicode are made equal)", data_set)
+    _refuse(_repeated(encoded), "holds some id more than once (after its forms are made equal)", data_set)
     return encoded
 
 
@@ -86,8 +92,9 @@ def usable_ids(column: pa.ChunkedArray | pa.Array, spec: DataSet) -> list[str | 
         texts = [None if v is None or v != v else f"{v:.0f}" if v.is_integer() else repr(v) for v in column.to_pylist()]
     else:
         texts = _texts(column, spec.name)
-    ids = [None if text is None else canonical(text) for text in texts]
-    return [None if one in ("", *spec.missing) else one for one in ids]
+    absent = {"", *spec.missing}
+    ids = [None if text is None or text.strip() in absent else canonical(text, spec.id_form) for text in texts]
+    return [None if one in absent else one for one in ids]
 
 
 def _texts(column: pa.ChunkedArray | pa.Array, data_set: str) -> list[str | None]:
@@ -106,11 +113,18 @@ def _texts(column: pa.ChunkedArray | pa.Array, data_set: str) -> list[str | None
     return result
 
 
-def canonical(text: str) -> str | None:
+def canonical(text: str, form: IdForm = _AS_WRITTEN) -> str | None:
     """Return the canonical form of an id (see the module), or None if the text has none."""
     if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
+        text = unicodedata.normalize("NFKC" if form.nfkc else "NFC", text)
     text = " ".join(text.split())
+    if form != _AS_WRITTEN:
+        prefix = form.prefix
+        if form.ignore_case:
+            text, prefix = unicodedata.normalize("NFC", text.casefold()), prefix.casefold()
+        text = text.removeprefix(prefix).strip()
+        if form.ignore_padding:
+            text = text.lstrip("0") or text[-1:]
     if text.isascii() and text.isprintable():  # nearly all ids
         return text if len(text) <= MAX_ID_BYTES else None
     if any(unicodedata.category(character) in _INVISIBLE for character in text):

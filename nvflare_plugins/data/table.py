@@ -702,11 +702,12 @@ def are_ids(values: NDArray[np.float64], name: str) -> bool:
 
 def seems_unique(n_distinct: int, n_present: int, name: str) -> bool:
     """Tell whether so many different values are those of an id."""
-    share = _NAMED_SHARE if _is_named_like_one(name) else _NEARLY_ALL
+    share = _NAMED_SHARE if is_named_like_id(name) else _NEARLY_ALL
     return n_distinct >= max(_LEAST_DISTINCT, share * n_present)
 
 
-def _is_named_like_one(name: str) -> bool:
+def is_named_like_id(name: str) -> bool:
+    """Tell whether a column is called as ids are."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     return not _WORDS.isdisjoint(re.split(r"[\W_\d]+", words.lower()))
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import functools
 import importlib
 import io
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal, machine_failure
-from nvflare_plugins.data.declaration import DataSet, answered_values, limit_of
+from nvflare_plugins.data.declaration import Answer, DataSet, answered_values, is_spelling, limit_of
 from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats
@@ -160,7 +163,7 @@ class TabularFile:
             raise self._refusal(
                 f"cannot be read as {self._spec.format} ({type(error).__name__}): rows with differing numbers of "
                 f"fields, or text that is not in the encoding {self._spec.encoding}? `veilboost check` finds them. "
-                f"{self._key('encoding', 'separator')}"
+                f"{self._key('encoding', 'separator', *(['names'] if self._spec.names else []))}"
             ) from None
         if not self._repair:
             n_rows = table.num_rows if self._parts is None else self._parts.n_rows
@@ -168,7 +171,9 @@ class TabularFile:
                 raise self._refusal("has no rows")
             self._check_length(n_rows)
             self._warn_of_open_quotes()
-        return {name: self._decoded(table.column(name)) for name in (*numeric, *text)}
+        return {
+            name: spelt(self._decoded(table.column(name)), self._spec.columns.get(name)) for name in (*numeric, *text)
+        }
 
     @property
     def n_rows(self) -> int:
@@ -197,7 +202,7 @@ class TabularFile:
         try:
             for batch in self._parts.batches(in_file, most_rows):
                 named = batch.rename_columns(columns)
-                yield {name: self._decoded(named.column(name)) for name in columns}
+                yield {name: spelt(self._decoded(named.column(name)), self._spec.columns.get(name)) for name in columns}
         except _READ_ERRORS as error:
             self._refuse_machine(error)
             raise self._refusal(f"cannot be read as parquet ({type(error).__name__})") from None
@@ -351,10 +356,15 @@ class TabularFile:
             raise self._error(
                 f"is read as {self._spec.format}, and many files can only be Parquet. {self._key('format')}"
             )
+        if (what := foreign_content(self._spec.path)) is not None:
+            raise self._error(f"is {what}. {self._key('path', 'format')}")
         # What rows follow the header does not matter here: Arrow reads some of them.
         header = _first_line(utf8_chunks(self._spec, "backslashreplace"))
         if self._spec.encoding != "utf-16" and header.startswith(UTF_16_MARKS):
             raise self._error(f"is written in UTF-16. {self._key('encoding')}")
+        names = fields_of(header.decode(errors="replace"), self._spec.separator)
+        if not self._spec.names and look_like_data(names, self._format):
+            raise self._error(f"has no names of columns: its first line looks like a row. {self._key('names')}")
         source = io.BytesIO(header) if is_closed(header, self._spec.separator) else self._source()
         with arrow_csv.open_csv(source, parse_options=self._parse_options(skip_invalid=True)) as reader:
             return list(reader.schema.names)
@@ -367,7 +377,7 @@ class TabularFile:
 
     def _source(self) -> Path | io.BytesIO:
         """Return what Arrow reads: the file itself, or its text in UTF-8."""
-        if self._spec.encoding == "utf-8":
+        if self._spec.encoding == "utf-8" and not self._spec.names:
             return self._spec.path
         return io.BytesIO(b"".join(utf8_chunks(self._spec, "backslashreplace" if self._repair else "strict")))
 
@@ -444,8 +454,54 @@ class TabularFile:
         return DataRefusal(f"data set {self._spec.name!r} {what}.")
 
 
+FOREIGN = {
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet: save the sheet as CSV",
+    b"\x1f\x8b": "packed with gzip: end its name in .csv.gz",
+    b"BZh": "packed with bzip2: unpack it",
+    b"\xfd7zXZ": "packed with xz: unpack it",
+    b"7z\xbc\xaf": "a 7z archive: unpack it",
+    b"PAR1": "a Parquet file: say so (format)",
+}
+"""How files begin that are no text, whatever they are called, and what helps."""
+_ZIP = b"PK\x03\x04"
+
+
+def foreign_content(path: Path) -> str | None:
+    """Return what a file is that is no text, with the remedy; None if nothing is known of it. Raises: OSError."""
+    with pa.input_stream(str(path)) as stream:
+        head = stream.read(8)
+    if not head.startswith(_ZIP):
+        return next((what for mark, what in FOREIGN.items() if head.startswith(mark)), None)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            is_sheet = any(name.startswith(("xl/", "[Content_Types]", "mimetype")) for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        is_sheet = False
+    if is_sheet:
+        return "a spreadsheet: save the sheet as CSV"
+    return "a ZIP archive, whatever its name says: unpack it, and name the file in it"
+
+
+def fields_of(line: str, separator: str) -> list[str]:
+    """Return the fields of a line."""
+    try:
+        return next(csv.reader(io.StringIO(line.rstrip("\r\n")), delimiter=separator), [])
+    except csv.Error:  # a name longer than its limit
+        return line.split(separator)
+
+
+def look_like_data(fields: Sequence[str], form: NumberFormat) -> bool:
+    """Tell whether a line holds values and no names: mostly numbers and dates, which do not just number columns."""
+    texts = [text.strip().removeprefix("\ufeff") for text in fields if text.strip()]
+    numbers = [form.number(text) for text in texts]
+    said = [number for number in numbers if number is not None]
+    n_dates = sum(n is None and bool(fitting_dates([text])) for text, n in zip(texts, numbers, strict=True))
+    are_places = len(said) > 1 and n_dates == 0 and said == [said[0] + place for place in range(len(said))]
+    return not are_places and len(said) + n_dates > len(texts) / 2
+
+
 def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
-    """Yield a text file, unpacked, in UTF-8. A file that is to be UTF-8 already is handed on as it is.
+    """Yield a text file, unpacked, in UTF-8, with the policy's line of names before it if it has none.
 
     Args:
         errors: what the decoder of another encoding does with bytes that have no meaning in it.
@@ -455,6 +511,9 @@ def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
     """
     with pa.input_stream(str(spec.path)) as stream:
         chunk = stream.read(_CHUNK_BYTES)
+        if spec.names:
+            yield line_of_names(spec)
+            chunk = chunk.removeprefix(codecs.BOM_UTF8)
         if spec.encoding == "utf-8":
             while chunk:
                 yield chunk
@@ -469,6 +528,13 @@ def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
             yield decoder.decode(chunk).encode()
             chunk = stream.read(_CHUNK_BYTES)
         yield decoder.decode(b"", final=True).encode()
+
+
+def line_of_names(spec: DataSet) -> bytes:
+    """Return the names that the policy gives as the first line of a file in UTF-8."""
+    line = io.StringIO()
+    csv.writer(line, delimiter=spec.separator, lineterminator="\n").writerow(spec.names)
+    return line.getvalue().encode()
 
 
 def is_closed(line: bytes, separator: str) -> bool:
@@ -511,6 +577,16 @@ def distinct_values(column: pa.ChunkedArray) -> tuple[list[object], NDArray[np.i
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return encoded.dictionary.to_pylist(), codes
+
+
+def spelt(column: pa.ChunkedArray, answer: Answer | None) -> pa.ChunkedArray:
+    """Return a column with its texts as the policy's answer spells them, if it does."""
+    if not isinstance(answer, Mapping) or not is_spelling(answer) or pa.types.is_nested(column.type):
+        return column
+    texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    found = pc.index_in(texts, value_set=pa.array(list(answer), pa.string()))
+    new = pa.chunked_array([pa.array(list(answer.values()), pa.string()).take(found.combine_chunks())])
+    return pc.if_else(pc.is_valid(found), new, texts)
 
 
 def distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64]]:

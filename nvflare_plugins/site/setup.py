@@ -351,7 +351,8 @@ def _wanted(document: dict[str, Any], options: SetupOptions, *, has_heads: bool)
         entry = document
         for name in place:
             entry = entry.setdefault(name, {})
-        wanted = added(entry.get(key, list(MISSING_TEXTS) if key == "missing" else None), value)
+        before = entry.get(key, list(MISSING_TEXTS) if key == "missing" else None)
+        wanted = value if key == "names" else added(before, value)  # other names are names in place of the old ones
         if entry.get(key) != wanted:
             entry[key] = wanted
             yield ".".join((*place, key)), wanted

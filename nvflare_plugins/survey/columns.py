@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from nvflare_plugins.data.declaration import CATEGORIES, ID, LIMITS, MEASUREMENT, DataSet, answered_values, limit_of
-from nvflare_plugins.data.table import are_ids, seems_unique
+from nvflare_plugins.data.declaration import (
+    CATEGORIES,
+    ID,
+    LIMITS,
+    MEASUREMENT,
+    DataSet,
+    answered_values,
+    is_spelling,
+    limit_of,
+)
+from nvflare_plugins.data.table import are_ids, is_named_like_id, seems_unique
 from nvflare_plugins.data.tabular_files import distinct_texts, distinct_values, is_number, is_text, is_time, taken
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats, looks_like_date
 
@@ -81,6 +93,7 @@ SHOWN_FROM = 10  # rows: a value that fewer have is nobody's business, and is co
 LARGEST = 1e38  # see xgb.cuts.LARGEST_VALUE: values from there on are refused
 _EXACT = 2.0**53
 _MOST_DIGITS = 16
+_NEARLY_ALL = 0.9
 _MOSTLY = 0.5  # of a column's rows: it is then meant to be numbers, or dates
 _MANY = 5000
 _YEARS = (-25_567, 47_482)  # days: 1900 to 2099
@@ -242,7 +255,7 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen:
     if answer == ID:
         found = [Finding("id", f"the policy answers that column {name!r} is an id, and no feature", True, name)]
         return Facts(name, Sort.ID, tuple(found) if is_chosen else ())
-    if answer == CATEGORIES:
+    if answer == CATEGORIES or is_spelling(answer):
         column = column if column.is_text else Column.of(name, raw.cast(pa.string()), spec)
         present = column.present(spec.missing)
         return _categories(column, present, [], is_chosen=is_chosen, is_answered=True)
@@ -405,7 +418,9 @@ def _categories(
             f"column {name!r} looks like an id, or free text: nearly every row has another. Leave it out of features, "
         )
         words += "and answer that it is an id. Policy key: columns"
-        return Facts(name, Sort.ID, (*findings, Finding("id", words, is_chosen, name, count=len(present))))
+        options = {} if is_chosen else {"columns": {name: ID}}
+        finding = Finding("id", words, is_chosen, name, count=len(present), options=options)
+        return Facts(name, Sort.ID, (*findings, finding))
     if len(present) > MOST_CATEGORIES:
         words = (
             f"column {name!r} has {len(present)} different texts, more than the {MOST_CATEGORIES} that make sense as "
@@ -421,6 +436,13 @@ def _categories(
         words = f"column {name!r} holds {shown}: a category, or a missing value? Policy key: missing"
         findings.append(Finding("missing", words, False, name, **column.tally(maybe)))
     frequent = [text for text, _ in rows_of.most_common() if text in set(present) and rows_of[text] >= SHOWN_FROM]
+    apart = {text: normalize("NFC", text) for text in frequent if normalize("NFC", text) != text}
+    if apart:
+        words = f"column {name!r} holds letters written in two parts, a letter and its mark, which equal no list that "
+        words += "writes them as one: have them read so. Policy key: columns"
+        spelling: dict[str, Any] = {"columns": {name: apart}}
+        findings.append(Finding("spelling", words, True, name, **column.tally(apart), options=spelling))
+        frequent = list(dict.fromkeys(apart.get(text, text) for text in frequent))
     is_constant = len(present) == 1
     if is_constant:
         findings.append(Finding("constant", f"column {name!r} has one value only", False, name))
@@ -461,7 +483,9 @@ def _numbers(
             f"column {name!r} looks like an id: its numbers are whole, and nearly every row has another. A model that "
         )
         words += "splits on it tells who is who. Answer that it is a measurement, or an id. Policy key: columns"
-        findings.append(Finding("id", words, is_chosen, name, count=int(np.unique(present).size)))
+        options = {"columns": {name: ID}} if is_named_like_id(name) and not is_chosen else {}
+        count = int(np.unique(present).size)
+        findings.append(Finding("id", words, is_chosen, name, count=count, options=options))
         return Facts(name, Sort.ID, tuple(findings), values)
     is_constant = bool(present.min() == present.max())
     if is_constant:
@@ -470,25 +494,98 @@ def _numbers(
 
 
 def rounded_bounds(values: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return round numbers around all values, neither of which is one of them but by chance; None without values.
+    """Return round numbers around all values, at most about a tenth of their range wider on each side.
 
-    A single row decides the least and the largest value, so that these are not shown themselves.
+    A least or largest value that few rows have is not shown itself: a single row may decide it. None without values.
     """
     present = values[np.isfinite(values)]
     if not present.size:
         return None
     low, high = float(present.min()), float(present.max())
-    step = 10.0 ** math.floor(math.log10(max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-30)))
+    if {low, high} <= {0.0, 1.0}:
+        return 0.0, 1.0
+    tenth = max(high - low, 1e-3 * max(abs(low), abs(high)), 1e-30) / 10
+    decade = 10.0 ** math.floor(math.log10(tenth))
+    step = decade * next(of for of in (5, 2, 1) if of * decade <= tenth * (1 + 1e-9))
     below, above = math.floor(low / step), math.ceil(high / step)
     while _round(below, step) >= low and not 0 == below <= low:  # counts and amounts begin at 0
         below -= 1
     while _round(above, step) <= high:
         above += 1
-    return _round(0 if 0 <= low < step else below, step), _round(above, step)
+    is_shared = [np.count_nonzero(present == one) >= SHOWN_FROM for one in (low, high)]
+    least = low if is_shared[0] else _round(0 if 0 <= low < step else below, step)
+    return least, high if is_shared[1] else _round(above, step)
 
 
 def _round(n_steps: int, step: float) -> float:
     return float(f"{n_steps * step:.6g}")
+
+
+# How ids are written, and none of them.
+
+
+_LETTERS = {"Lu": "A", "Ll": "a", "Nd": "9"}
+
+
+@dataclass(frozen=True, slots=True)
+class IdShape:
+    """How the ids of a column are written: what many rows share, and never an id.
+
+    Attributes:
+        shapes: those of at least ten rows, the most frequent first: 9 is a digit, A and a a letter, x any of these, and
+            {3} or {3-6} how many of them.
+        prefix: what all of them begin with before their first digit.
+        padded: some have zeros before their number. wide: some have letters or digits beyond ASCII.
+    """
+
+    shapes: tuple[str, ...]
+    prefix: str = ""
+    padded: bool = False
+    wide: bool = False
+
+    @classmethod
+    def of(cls, ids: Iterable[str | None]) -> IdShape | None:
+        """Return how ids are written; None if fewer than ten are there, or many have spaces, as free text has."""
+        present = [one for one in ids if one]
+        if len(present) < SHOWN_FROM or sum(" " in one for one in present) > (1 - _NEARLY_ALL) * len(present):
+            return None
+        shapes = _shapes(present, _LETTERS) or _shapes(present, dict.fromkeys(_LETTERS, "x"))
+        starts = {re.match(r"\D*", one)[0] for one in present}  # type: ignore[index]
+        prefix = starts.pop() if len(starts) == 1 and len({*present}) > 1 else ""
+        if any(one == prefix for one in present):
+            prefix = ""
+        padded = sum(one[len(prefix) :].startswith("0") for one in present) >= SHOWN_FROM
+        return cls(shapes, prefix, padded, not all(one.isascii() for one in present))
+
+    @property
+    def is_peculiar(self) -> bool:
+        """Whether it is more than numbers, or ids of letters and digits, as they stand."""
+        return bool(self.prefix or self.padded or self.wide or len(self.shapes) != 1)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        said = [" or ".join(self.shapes) or "in many ways"]
+        said += [f"all begin with {self.prefix!r}"] if self.prefix else []
+        said += ["some have zeros before their number"] if self.padded else []
+        said += ["some have letters or digits beyond ASCII"] if self.wide else []
+        return ", ".join(said)
+
+
+def _shapes(ids: Sequence[str], letters: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the shapes that at least ten ids have; none where these are not nearly all ids."""
+    found: dict[tuple[str, ...], list[list[int]]] = {}  # kinds of runs -> their lengths in each id
+    for one in ids:
+        runs = [(kind, sum(1 for _ in run)) for kind, run in groupby(one, lambda c: letters.get(category(c), c))]
+        found.setdefault(tuple(kind for kind, _ in runs), []).append([length for _, length in runs])
+    usual = sorted((kind for kind in found if len(found[kind]) >= SHOWN_FROM), key=lambda kind: -len(found[kind]))
+    if sum(len(found[kind]) for kind in usual) < _NEARLY_ALL * len(ids):
+        return ()
+    return tuple("".join(_run(kind, [n[i] for n in found[kinds]]) for i, kind in enumerate(kinds)) for kinds in usual)
+
+
+def _run(kind: str, lengths: Sequence[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    return kind if least == most == 1 else f"{kind}{{{least}}}" if least == most else f"{kind}{{{least}-{most}}}"
 
 
 # One format for the numbers of a file that writes them otherwise than its policy says.

@@ -7,7 +7,6 @@ passes is read again whenever a column is asked for, some columns at a time.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +18,20 @@ import pyarrow.parquet as arrow_parquet
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.parquet_parts import ParquetParts
-from nvflare_plugins.data.tabular_files import UTF_16_MARKS, TabularFile, is_closed, utf8_chunks
-from nvflare_plugins.data.text_values import NumberFormat, fitting_dates
+from nvflare_plugins.data.tabular_files import (
+    UTF_16_MARKS,
+    TabularFile,
+    fields_of,
+    foreign_content,
+    is_closed,
+    line_of_names,
+    look_like_data,
+    utf8_chunks,
+)
+from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.survey.columns import Finding
 
 _SEPARATORS = (",", ";", "\t", "|")
-_FOREIGN = {
-    b"PK\x03\x04": "a ZIP archive or a spreadsheet: save the sheet as CSV",
-    b"\xd0\xcf\x11\xe0": "an old spreadsheet: save the sheet as CSV",
-    b"\x1f\x8b": "packed with gzip: end its name in .csv.gz",
-    b"PAR1": "a Parquet file: say so. Policy key: format",
-}
 _NOT_IN_WINDOWS_1252 = frozenset(b"\x81\x8d\x8f\x90\x9d")
 _COLUMN_PASSES = 64
 """As many columns are read at once as that makes: of few, one at a time."""
@@ -191,22 +193,22 @@ def _read_passes(spec: DataSet, parts: ParquetParts) -> RawFile:
 
 
 def _read_text(spec: DataSet) -> RawFile:
+    if (what := foreign_content(spec.path)) is not None:
+        return _nothing(spec, "not_text", f"the file is {what}")
     with pa.input_stream(str(spec.path)) as stream:
         data = stream.read()
     if not data.strip(b"\xef\xbb\xbf \r\n\t\x00"):
         return _nothing(spec, "empty", "the file is empty")
-    for mark, what in _FOREIGN.items():
-        if data.startswith(mark):
-            return _nothing(spec, "not_text", f"the file is {what}")
     found = list(_encoding(spec, data))
     spec = _with_options(spec, found)
-    text = data if spec.encoding == "utf-8" else b"".join(utf8_chunks(spec, "backslashreplace"))
+    text = data if spec.encoding == "utf-8" else b"".join(utf8_chunks(replace(spec, names=()), "backslashreplace"))
     if spec.encoding == "utf-8" and found:  # nothing known reads it: the rest is looked at all the same
         text = data.decode("utf-8", "replace").encode()
     text = text.removeprefix(b"\xef\xbb\xbf")
-    header, *lines = text.splitlines(keepends=True)
-    found += _separator(spec, header.decode())
+    found += _separator(spec, text.splitlines()[0].decode())
     spec = _with_options(spec, found)
+    text = (line_of_names(spec) if spec.names else b"") + text
+    header, *lines = text.splitlines(keepends=True)
     return _read_lines(spec, header, lines, text, found)
 
 
@@ -246,31 +248,25 @@ def _seeming_encoding(data: bytes) -> str:
     return "cp850" if high & _NOT_IN_WINDOWS_1252 else "windows-1252"
 
 
-def _fields(line: str, separator: str) -> list[str]:
-    try:
-        return next(csv.reader(io.StringIO(line.rstrip("\r\n")), delimiter=separator), [])
-    except csv.Error:  # a name longer than its limit
-        return line.split(separator)
-
-
 def _separator(spec: DataSet, header: str) -> Iterator[Finding]:
-    found = {mark: len(_fields(header, mark)) for mark in (spec.separator, *_SEPARATORS)}
+    found = {mark: len(fields_of(header, mark)) for mark in (spec.separator, *_SEPARATORS)}
     best = max(found, key=lambda mark: found[mark])
     if found[spec.separator] == 1 < found[best]:
         text = (
-            f"the names in the first line are separated by {best!r}, not by {spec.separator!r}. Policy key: separator"
+            f"the fields of the first line are separated by {best!r}, not by {spec.separator!r}. Policy key: separator"
         )
         yield Finding("separator", text, options={"separator": best})
 
 
 def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, found: list[Finding]) -> RawFile:
-    in_file = _fields(header.decode(), spec.separator)
+    in_file = fields_of(header.decode(), spec.separator)
     if not in_file or not is_closed(header, spec.separator):
         words = "the first line is no line of names: a quotation mark stays open. Close it; names have no line breaks"
         return _nothing(spec, "header", words, found)
-    are_data = _look_like_data(spec, in_file)
+    are_data = not spec.names and look_like_data(in_file, NumberFormat(spec.decimal, spec.thousands))
     if are_data:
-        found.append(Finding("header", "the first line looks like data: put a line with the columns' names before it"))
+        words = f"the first line looks like a row: name the {len(in_file)} columns in their order (check: --names), or "
+        found.append(Finding("header", f"{words}put a line of names before it. Policy key: names"))
     names, missing = _renamed(spec, in_file)
     found += missing
     unclosed = [number for number, line in enumerate(lines, 1) if not is_closed(line, spec.separator)]
@@ -289,12 +285,6 @@ def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, f
         )
         found.append(Finding("uneven_rows", what, count=len(uneven), first_row=min(uneven)))
     return RawFile(spec, names, tuple(table.columns), tuple(found), are_data)
-
-
-def _look_like_data(spec: DataSet, fields: Sequence[str]) -> bool:
-    form = NumberFormat(spec.decimal, spec.thousands)
-    texts = [text.strip() for text in fields if text.strip()]
-    return bool(texts) and sum(form.number(t) is not None or bool(fitting_dates([t])) for t in texts) > len(texts) / 2
 
 
 def _parse(spec: DataSet, text: bytes, n_columns: int) -> tuple[pa.Table, list[int]]:

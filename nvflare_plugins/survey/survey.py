@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,14 @@ from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.table import NOT_IN_NAMES, code_of, is_plain_text
-from nvflare_plugins.data.tabular_files import is_number, is_text
+from nvflare_plugins.data.tabular_files import is_number, is_text, spelt
 from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.survey.columns import (
     SHOWN_FROM,
     Column,
     Facts,
     Finding,
+    IdShape,
     Sort,
     Use,
     follows,
@@ -51,6 +53,7 @@ class Draft:
         categories: column -> frequent values. label_classes: likewise; None where labels are numbers.
         feature_bounds: round numbers around the values. Taken from data: not for private jobs.
         options: keys of the policy's data set.
+        id_forms: column of ids -> how they are written.
     """
 
     features: tuple[str, ...] = ()
@@ -59,6 +62,7 @@ class Draft:
     feature_bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     dates: tuple[str, ...] = ()
+    id_forms: Mapping[str, IdShape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ def _survey(raw: RawFile, use: Use) -> Survey:
         found.append(Finding("max_rows", "there are more rows than the policy's max_rows", count=raw.n_rows))
     places = {name: place for place, name in enumerate(names)}
     is_held = not isinstance(raw.columns, ColumnsInPasses)
-    by_name = _Lazy(names, lambda name: raw.columns[places[name]], keeps_all=is_held)
+
+    by_name = _Lazy(names, lambda name: spelt(raw.columns[places[name]], spec.columns.get(name)), keeps_all=is_held)
     columns = _columns(by_name, spec, is_held=is_held)
     chosen = [name for name in columns if _is_asked_for(name, spec, use)]
     may_be_text = [name for name in chosen if not is_number(raw.kind(places[name]))]
@@ -198,6 +203,12 @@ def _names(raw: RawFile) -> Iterator[Finding]:
         if raw.names.count(name) > 1 and name.strip():
             words = f"columns share the name {name!r}, which no job reads: name them apart in the file"
             yield Finding("repeated_name", words, True, name, count=raw.names.count(name))
+        elif (whole := normalize("NFC", name)) != name and whole not in taken:
+            words = (
+                f"column name {whole!r} has letters written in two parts, a letter and its mark: other sites' differ"
+            )
+            taken.add(whole)
+            yield Finding("name", f"{words}. Policy key: rename", True, name, options={"rename": {name: whole}})
         elif name.strip() and (not is_plain_text(name) or set(name) & NOT_IN_NAMES):
             tidy = "".join(c if c.isprintable() and c not in NOT_IN_NAMES else "_" for c in name).strip()[:64]
             words = (
@@ -216,6 +227,22 @@ def _told_apart(names: Sequence[str]) -> list[str]:
     return [
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
     ]
+
+
+def _classes_of_numbers(name: str, values: NDArray[np.float64], found: list[Finding]) -> tuple[str, ...] | None:
+    """Return classes to suggest for a label of few whole numbers, which do not count up from 0; None for others."""
+    numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
+    are_few = 2 <= numbers.size <= _MOST_CLASSES and np.array_equal(numbers, np.floor(numbers))
+    if not are_few or np.array_equal(numbers, np.arange(numbers.size)):
+        return None
+    shown = tuple(f"{number:.0f}" for number in numbers[counts >= SHOWN_FROM])
+    rare = numbers.size - len(shown)
+    words = f"label {name!r} holds {numbers.size} whole numbers that do not count up from 0: if they are classes, give "
+    words += "the job label_classes, see the draft" + (
+        f", and {rare} more that fewer than {SHOWN_FROM} rows have" * bool(rare)
+    )
+    found.append(Finding("label_classes", words, False, name))
+    return shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,6 +271,16 @@ class _Look:
                 if is_varied and seen.values is not None and (pair := rounded_bounds(seen.values)) is not None:
                     bounds[name] = pair
                 facts[name] = replace(seen, values=None)  # of all rows, which are not held for all columns at once
+        ids = [name for name, one in facts.items() if one.sort is Sort.ID] if not self.names_are_data else []
+        forms = {}
+        named = [str(spec.id)] if spec.id in self.columns and n_rows else []
+        for id_column in dict.fromkeys([*named, *ids]):
+            if (shape := IdShape.of(usable_ids(self.raw[id_column], spec))) is not None:
+                forms[id_column] = shape
+                if id_column != spec.id and not shape.is_peculiar:
+                    continue
+                words = f"ids of {id_column!r} are written {shape}: other parties' have to be alike, or made so. "
+                found.append(Finding("id_form", f"{words}Policy key: id_form", False, id_column))
         classes = None
         if use.label in self.columns and n_rows:
             classes, of_label = self._label(str(use.label))
@@ -253,7 +290,9 @@ class _Look:
         if spec.id in self.columns and n_rows:
             found += self._ids(str(spec.id))
         options = _merged({}, found)
-        draft = Draft(options=options) if self.names_are_data else self._draft(facts, bounds, classes, options)
+        draft = Draft(options=options)
+        if not self.names_are_data:
+            draft = replace(self._draft(facts, bounds, classes, options), id_forms=forms)
         if (
             use.label in self.columns
             and n_rows
@@ -313,6 +352,8 @@ class _Look:
                 found.append(Finding("label_class", words, True, name, **outside))
         elif facts.values is None:
             classes = self._suggested_classes(name, facts, found)
+        else:
+            classes = _classes_of_numbers(name, facts.values, found)
         absent = self._absent_values(column, facts)
         if absent.any():
             is_mended = self.spec.drop_unlabelled and use.drops_unlabelled

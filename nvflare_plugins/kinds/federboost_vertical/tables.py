@@ -86,7 +86,7 @@ def load_rows(
     if len(set(wanted)) != len(wanted) or spec.id in wanted:
         raise ConfigurationError("features name a column twice, or name the label or the id column")
     columns = file.read(wanted, [spec.id])  # at once: a file replaced between two readings gives rows the ids of others
-    ids = [name.decode() for name in canonical_ids(columns[spec.id], spec.name, spec.missing)]
+    ids = [name.decode() for name in canonical_ids(columns[spec.id], spec.name, spec.missing, spec.id_form)]
     if alignment is not None:
         order = load_alignment(context, alignment, spec.name).positions
     else:

@@ -133,7 +133,7 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
         if not is_active and job.label in table.feature_names:
             raise ConfigurationError(f"{context.site} has a column of the label's name, {job.label!r}: leave it out")
         features = list(table.feature_names)  # the evaluation set has the training set's columns
-        ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing))
+        ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing, data_set.id_form))
         sets.append(PartySet(name, data_set, dataclasses.replace(table, ids=None), ids))
     return PartyData(tuple(sets))
 

@@ -151,7 +151,11 @@ def load_rows(
             takes_passes=held_by is None,
             held_by=held_by or "",
         )
-        ids = None if table.ids is None else tuple(canonical_ids(table.ids, data_set.name, data_set.missing))
+        ids = (
+            None
+            if table.ids is None
+            else tuple(canonical_ids(table.ids, data_set.name, data_set.missing, data_set.id_form))
+        )
         return Rows(table.features, ids) if table.passes is None else UnreadRows(table.passes, ids)
     ids = None if data_set.id is None else tuple(load_ids(data_set))
     n_rows = len(ids) if ids is not None else _count_rows(data_set)

@@ -21,6 +21,7 @@ from nvflare_plugins.attempt.site_attempt import now
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
+from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.data.identity import canonical
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl, Requester, Responder
@@ -374,15 +375,15 @@ class Served:
 class _RowIndex:
     """The rows as the socket sees them."""
 
-    def __init__(self, rows: Rows, served: Served) -> None:
+    def __init__(self, rows: Rows, served: Served, form: IdForm) -> None:
         self.n_rows = rows.n_rows
-        self._served = served
+        self._served, self._form = served, form
         self._places = {} if rows.ids is None else {one.decode(): place for place, one in enumerate(rows.ids)}
 
     def places(self, ids: Sequence[str]) -> list[int]:
         if not self._places:
             raise Refused("the data set has no ids here: ask by position (rows). Policy key: data_sets.<name>.id.")
-        found = [self._places.get(canonical(one) or "") for one in ids]
+        found = [self._places.get(canonical(one, self._form) or "") for one in ids]
         n_missing = sum(place is None for place in found)
         if n_missing:
             raise Refused(f"{n_missing} of {len(ids)} ids are not among the rows of the alignment in use")
@@ -400,7 +401,8 @@ class _ServingLoop:
         self._queue = RequestQueue(clock=clock)
         alignment = run.job.alignment
         self._served = Served("" if alignment is None else noted_alignment(run.context, alignment), rows.n_rows)
-        self._index = _RowIndex(rows, self._served)
+        self._form = run.context.policy.data_set(str(run.job.data_set)).id_form
+        self._index = _RowIndex(rows, self._served, self._form)
         self._began = self._last = clock()
         self._command: Command | None = None
         self._evidence = run.attempt.evidence.path.with_name(run.attempt.evidence.path.name + ".partial")
@@ -505,7 +507,7 @@ class _ServingLoop:
             return
         self._rows = rows
         self._served.alignment, self._served.n_rows = command.argument, rows.n_rows
-        self._index = _RowIndex(rows, self._served)
+        self._index = _RowIndex(rows, self._served, self._form)
         command.answer.set_result({"refreshed": command.argument, "common_rows": rows.n_rows})
 
 

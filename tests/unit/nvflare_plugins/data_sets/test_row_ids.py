@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.identity import canonical_ids, load_ids
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet, IdForm
+from nvflare_plugins.data.identity import canonical_ids, load_ids, usable_ids
 from tests.support.refusals import refused_for
 
 SPACES = st.text("\t\n\r \x0b\x0c\u00a0\u2003\u3000", max_size=3)
@@ -116,3 +117,20 @@ def test_no_id_column(tmp_path: Path):
         load_ids(DataSet("a", tmp_path / "a.csv", "csv"))
     with pytest.raises(ConfigurationError, match="lacks its id column"):
         load_ids(DataSet("a", tmp_path / "a.csv", "csv", id="person"))
+
+
+def test_ids_are_equal_where_the_policy_says_what_makes_them_so() -> None:
+    written = ["PAT-007", "pat-07", "7", "\uff17", "000", "NA"]
+    said = IdForm(nfkc=True, ignore_case=True, prefix="PAT-", ignore_padding=True)
+    people = DataSet("people", Path("p.csv"), "csv", id="i", id_form=said)
+    assert usable_ids(pa.array(written), people) == ["7", "7", "7", "7", "0", None]
+    steps = {"nfkc": "\uff17", "ignore_case": "A7", "prefix": "PAT-7", "ignore_padding": "0007"}
+    equal = {"nfkc": "7", "ignore_case": "a7", "prefix": "7", "ignore_padding": "7"}
+    for step, text in steps.items():
+        form = IdForm(**{step: "PAT-" if step == "prefix" else True})
+        assert canonical_ids(pa.array([text]), "people", (), form) == [equal[step].encode()] != canonical(text)
+    with pytest.raises(DataRefusal) as refused:
+        canonical_ids(pa.array(["7", "07"]), "people", (), said)
+    assert "more than once" in refused.value.reason
+    with pytest.raises(DataRefusal):
+        canonical_ids(pa.array(["PAT-"]), "people", (), said)

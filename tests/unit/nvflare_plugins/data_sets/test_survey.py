@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import os
+import zipfile
 from decimal import Decimal
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import load_table, passes_of, plain_reading
 from nvflare_plugins.scoring.model import Feature
 from nvflare_plugins.scoring.rows import read_rows
-from nvflare_plugins.survey.columns import Use, rounded_bounds
+from nvflare_plugins.survey.columns import IdShape, Use, rounded_bounds
 from nvflare_plugins.survey.survey import survey
 from tests.support.surveyed import ROWS, SECRET, as_drafted, finding, hospital, kinds, labels, lines, numbers, written
 
@@ -59,6 +60,7 @@ def test_everything_that_an_option_mends_is_found_at_once(tmp_path: Path, encodi
         "decimal": ",",
         "thousands": ".",
         "dates": {"geb.": "DD.MM.YYYY"},
+        "columns": {"Fall-Nr": "id"},
         "missing": [*DataSet("a", spec.path, "csv").missing, "?"],
         "rename": {"Wert [mg]": "Wert _mg_"},
         "drop_unlabelled": True,
@@ -135,8 +137,9 @@ def test_columns_that_no_job_can_name_are_in_no_draft(tmp_path: Path) -> None:
 def test_names_that_look_alike_are_told_apart(tmp_path: Path) -> None:
     composed, decomposed = "Gr\u00f6\u00dfe", "Gro\u0308\u00dfe"
     spec = written(tmp_path, lines(numbers(), labels(), header=f"{decomposed},y"))
-    absent = finding(survey(spec, Use(label="y", features=(composed,))), "no_such_column").text
-    assert "looks alike" in absent and ascii(composed) in absent and ascii(decomposed) in absent
+    found = survey(spec, Use(label="y", features=(composed,)))
+    assert finding(found, "name").options == {"rename": {decomposed: composed}}
+    assert found.draft.features == (composed,) and as_drafted(spec, found).feature_names == (composed,)
     with pytest.raises(ConfigurationError, match="looks alike"):
         load_table(spec, label="y", features=[composed])
     with pytest.raises(ConfigurationError, match="did you mean 'y'"):
@@ -158,7 +161,7 @@ def test_numbers_of_all_sizes_and_ids_beyond_float64(tmp_path: Path) -> None:
     flags = ["TRUE" if row % 3 else "false" for row in range(ROWS)]
     found = survey(written(tmp_path, lines(large, sizes, flags, labels(), header="nr,s,b,y")), Use(label="y"))
     assert found.is_fine and finding(found, "large_integers").count == ROWS and finding(found, "id").column == "nr"
-    assert found.draft.features == ("s", "b") and found.draft.feature_bounds["b"] == (0.0, 2.0)
+    assert found.draft.features == ("s", "b") and found.draft.feature_bounds["b"] == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("decimal_sign", [".", ","])
@@ -242,7 +245,8 @@ def test_what_a_job_settles(tmp_path: Path) -> None:
     spec = written(tmp_path, text, id="id")
     job = Use(label="y", weight="w", features=("c",), categories={"c": ("a",)}, is_settled=True)
     found = survey(spec, job)
-    assert [(one.kind, one.count) for one in found.findings] == [("category", ROWS // 2), ("weight", ROWS // 2)]
+    problems = [(one.kind, one.count) for one in found.findings if one.is_problem]
+    assert problems == [("category", ROWS // 2), ("weight", ROWS // 2)]
     job = Use(label="y", features=("id", "c", "age"), is_settled=True)
     found = survey(dataclasses.replace(spec, id=None), job)
     assert [(one.kind, one.column) for one in found.findings if one.is_problem] == [
@@ -283,8 +287,20 @@ def test_parquet_with_every_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [0.0, 1e-9, 0.7, 1.0, 82.0, 1e12])
 def test_bounds_are_round_and_hold_all_values(low: float, width: float) -> None:
     below, above = rounded_bounds(np.array([low, low + width, np.nan]))
+    if low == 0 and width in (0, 1):  # nothing lies between
+        assert (below, above) == (0, 1)
+        return
     assert below <= low and low + width < above and (below < low or below == 0)
+    shown = max(width, 1e-3 * abs(low), 1e-3 * abs(low + width), 1e-30)
+    assert low - below <= 0.2001 * shown or below == 0
+    assert above - low - width <= 0.2001 * shown, "no wider than needed"
     assert rounded_bounds(np.array([np.nan])) is None
+
+
+def test_bounds_that_many_rows_share_are_theirs() -> None:
+    values = np.repeat([1.0, 7.0, 5.0, 9.0], [10, 3, 20, 9])
+    assert rounded_bounds(values) == (1.0, 9.5) and rounded_bounds(np.repeat([0.0, 1.0], [90, 1])) == (0.0, 1.0)
+    assert rounded_bounds(np.repeat([1.0, 5.0], [9, 50]))[0] < 1 and rounded_bounds(np.repeat([1.0, 5.0], 10)) == (1, 5)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real data sets are not here")
@@ -416,9 +432,84 @@ def test_answers_are_applied_wherever_a_table_is_read(tmp_path: Path) -> None:
             load_table(dataclasses.replace(spec, columns={"none": "id"}), label="y", takes_passes=True)
 
 
-@pytest.mark.parametrize("wrong", ["number", 1, None, ["id"], {"a": "b"}, {"a": float("nan")}, {"a": True}])
+@pytest.mark.parametrize(
+    "wrong", ["number", 1, None, ["id"], {"a": ["b"]}, {"a": "b", "c": 1}, {"a": float("nan")}, {"a": True}]
+)
 def test_other_answers_are_refused_by_name(tmp_path: Path, wrong: object) -> None:
     with pytest.raises(ConfigurationError, match="columns must be an object from column to measurement, id"):
         DataSet("t", tmp_path / "t.csv", "csv", columns={"x": wrong})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="leave one of them out"):
         DataSet("t", tmp_path / "t.csv", "csv", columns={"x": "id"}, dates={"x": "DD.MM.YYYY"})
+
+
+ROW_OF_NUMBERS = [f"{row}.5,{row % 5 + 1},{row % 2}" for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "windows-1252"])
+def test_a_file_without_a_header_is_read_by_the_names_that_the_policy_gives(tmp_path: Path, encoding: str) -> None:
+    data = "\n".join(ROW_OF_NUMBERS).encode(encoding)
+    spec = written(tmp_path, data, encoding=encoding)
+    found = survey(spec, Use())
+    assert "--names" in finding(found, "header").text and found.draft.features == ()
+    with pytest.raises(ConfigurationError, match=r"no names of columns.* Policy key: data_sets\..*\.names"):
+        load_table(spec, label="y")
+    named = dataclasses.replace(spec, names=("Größe", "k,l", "y"))
+    found = survey(named, Use(label="k,l"))
+    assert found.is_fine and found.n_rows == ROWS and found.draft.features == ("Größe", "y")
+    assert found.draft.label_classes == tuple("12345"), "1 to 5 may be classes, which do not count up from 0"
+    assert finding(found, "label_classes").kind == "label_classes"
+    for repair in (False, True):
+        table = load_table(named, label="y", repair=repair)
+        assert table.n_rows == ROWS and table.feature_names == ("Größe", "k,l") and table.features[0, 0] == 0.5
+    with pytest.raises(DataRefusal) as refused:
+        load_table(dataclasses.replace(spec, names=("a", "y")), label="y")
+    assert ".names" in refused.value.reason
+    with pytest.raises(ConfigurationError, match="all different"):
+        dataclasses.replace(spec, names=("a", "a", "y"))
+
+
+def test_numbers_that_count_columns_are_names(tmp_path: Path) -> None:
+    spec = written(tmp_path, lines(numbers(), numbers(), labels(), header="0,1,y"))
+    assert survey(spec, Use(label="y")).is_fine and load_table(spec, label="y").feature_names == ("0", "1")
+
+
+def test_an_archive_is_said_to_be_one_whatever_it_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for inner, words in (("rows.csv", "a ZIP archive"), ("xl/workbook.xml", "a spreadsheet")):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(inner, "x,y\n1,0\n")
+        spec = DataSet("rows", path, "csv")
+        assert words in finding(survey(spec, Use()), "not_text").text
+        with pytest.raises(ConfigurationError, match=words):
+            load_table(spec, label="y")
+
+
+def test_a_category_is_spelt_as_the_policy_says(tmp_path: Path) -> None:
+    towns = ["ULM", "Ko\u0308ln", " Ulm"] * (ROWS // 3)
+    spec = written(tmp_path, lines(numbers(), towns, labels(), header="x,c,y"))
+    found = survey(spec, Use(label="y"))
+    assert found.draft.options == {"columns": {"c": {"Ko\u0308ln": "K\u00f6ln"}}}
+    spelt = dataclasses.replace(spec, columns={"c": {"ULM": "Ulm", "Ko\u0308ln": "K\u00f6ln"}})
+    found = survey(spelt, Use(label="y"))
+    assert found.is_fine and set(found.draft.categories["c"]) == {"Ulm", "K\u00f6ln"}
+    table = load_table(spelt, label="y", categories={"c": ["K\u00f6ln", "Ulm"]})
+    assert table.features[:3, 1].tolist() == [1, 0, 1]
+    absent = dataclasses.replace(spec, columns={"c": {"ULM": None, "Ko\u0308ln": "x"}})
+    assert load_table(absent, label="y", categories={"c": ["Ulm", "x"]}).n_missing[1] == ROWS // 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "shape"),
+    [
+        ([f"PAT-{row:06d}" for row in range(ROWS)], IdShape(("A{3}-9{6}",), "PAT-", padded=True)),
+        ([str(row + 1) for row in range(ROWS)], IdShape(("9{1-2}",))),
+        ([f"p{row}" if row % 2 else f"Q-{row}" for row in range(ROWS)], IdShape(("A-9{1-2}", "a9{1-2}"))),
+        ([chr(0xFF11 + row % 9) * 5 for row in range(ROWS)], IdShape(("9{5}",), wide=True)),
+        ([f"{7919**9 * (row + 1) % 2**64:016x}" for row in range(ROWS)], IdShape(("x{16}",))),
+        ([f"{SECRET} {row}" for row in range(ROWS)], None),
+        (["a"] * 9, None),
+    ],
+)
+def test_how_ids_are_written_is_shown_and_no_id(ids: list[str], shape: IdShape | None) -> None:
+    found = IdShape.of([None, *ids])
+    assert found == shape and not any(one in str(found) for one in ids if len(one) > 4)

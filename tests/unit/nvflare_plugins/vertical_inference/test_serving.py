@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.kinds.vertical_inference.run import Rows
 from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Refused, RequestQueue, ScoreSocket, reachable
 from nvflare_plugins.kinds.vertical_inference.scorer import (
@@ -262,7 +263,7 @@ def test_a_later_attempt_goes_on_with_the_alignment_in_use(tmp_path):
 def test_an_id_is_found_however_its_text_is_written(asked):
     """As in the files of the parties: the same letters in another form of Unicode, other white space."""
     rows = Rows(np.zeros((2, 1), np.float32), (b"a", "größe 7".encode()))
-    shown = _RowIndex(rows, Served("night", 2))
+    shown = _RowIndex(rows, Served("night", 2), IdForm())
     assert shown.places([asked, "a"]) == [1, 0]
     for bad in ("grosse 7", "", "größe\u200b 7", "\ud800", "x" * 5000):
         with pytest.raises(Refused, match="1 of 1 ids are not among"):
