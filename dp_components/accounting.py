@@ -144,18 +144,12 @@ def delta_of_rho(rho: float, epsilon: float) -> float:
     def log_delta(order: float) -> float:
         return (order - 1) * (rho * order - epsilon + math.log1p(-1 / order)) - math.log(order)
 
-    return math.exp(min(0.0, _least(log_delta)))
-
-
-def _least(bound: Callable[[float], float]) -> float:
-    """Minimise over the orders 1 + 10^-4 .. 1 + 10^8, on a logarithmic scale."""
+    # The least over the orders 1 + 10^-4 .. 1 + 10^8, on a logarithmic scale.
+    orders = (math.log(1e-4), math.log(1e8))
     found = minimize_scalar(
-        lambda x: bound(1 + math.exp(x)),
-        bounds=(math.log(1e-4), math.log(1e8)),
-        method="bounded",
-        options={"xatol": 1e-10},
+        lambda x: log_delta(1 + math.exp(x)), bounds=orders, method="bounded", options={"xatol": 1e-10}
     )
-    return float(found.fun)
+    return math.exp(min(0.0, float(found.fun)))
 
 
 # The price of events, and (epsilon, delta) of a total.
@@ -249,11 +243,7 @@ class PrivacyCost:
             low, high, step = high, high + step, 2 * step
             if high > _LARGEST_EPSILON:
                 return math.inf
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if not low < middle < high:
-                break
-            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
+        _, high = _boundary(lambda epsilon: self.delta(epsilon) > delta, low, high)
         return high if high == self.pure_epsilon else high * (1 + 1e-12)
 
 
@@ -266,6 +256,12 @@ def compose(events: Event | Iterable[Event]) -> PrivacyCost:
     """
     counts = count_events(events)
     relation_of(counts)
+    whole, partitions = _divided(counts)
+    return sum((_costliest([_sum(part) for part in parts]) for parts in partitions), _sum(whole))
+
+
+def _divided(counts: Counter[PricedEvent]) -> tuple[Counter[PricedEvent], list[list[Counter[PricedEvent]]]]:
+    """Return the events on all rows, and for each partition those on each of its parts."""
     whole: Counter[PricedEvent] = Counter()
     partitions: dict[str, dict[int, Counter[PricedEvent]]] = {}
     for event, count in counts.items():
@@ -273,10 +269,7 @@ def compose(events: Event | Iterable[Event]) -> PrivacyCost:
             partitions.setdefault(event.partition, {}).setdefault(event.part, Counter())[event.event] += count
         else:
             whole[event] += count
-    total = _sum(whole)
-    for parts in partitions.values():
-        total = total + _costliest([_sum(part) for part in parts.values()])
-    return total
+    return whole, [list(parts.values()) for parts in partitions.values()]
 
 
 def _sum(counts: Counter[PricedEvent]) -> PrivacyCost:
@@ -287,12 +280,9 @@ def _sum(counts: Counter[PricedEvent]) -> PrivacyCost:
 
 def _costliest(costs: list[PrivacyCost]) -> PrivacyCost:
     """Return the largest of each part but the slack: the noise of every part may be off, so that adds up."""
-    return PrivacyCost(
-        max(cost.mu_squared for cost in costs),
-        max(cost.pure_epsilon for cost in costs),
-        max(cost.zcdp_rho for cost in costs),
-        math.fsum(cost.total_variation for cost in costs),
-    )
+    *others, slacks = zip(*(cost.parts() for cost in costs), strict=True)
+    mu_squared, epsilon, rho = map(max, others)
+    return PrivacyCost(mu_squared, epsilon, rho, math.fsum(slacks))
 
 
 def count_events(events: Event | Iterable[Event]) -> Counter[PricedEvent]:
@@ -382,12 +372,18 @@ def gaussian_limit(
         raise ValueError("zcdp_rho alone is more than epsilon and delta allow")
     while limit(high).delta(epsilon) <= delta:
         low, high = high, 2 * high
+    low, _ = _boundary(lambda mu_squared: limit(mu_squared).delta(epsilon) <= delta, low, high)
+    return limit(low * (1 - 1e-12))
+
+
+def _boundary(is_low: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+    """Halve the distance of two numbers until no double lies between; ``is_low`` holds of the first alone."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if limit(middle).delta(epsilon) <= delta else (low, middle)
-    return limit(low * (1 - 1e-12))
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return low, high
 
 
 # What an accounted cost means for one person: how well anybody can tell whether that person took part.
@@ -515,20 +511,15 @@ def check_second_opinion(events: Event | Iterable[Event], delta: float) -> Secon
 
 def _gaussians(counts: Counter[PricedEvent]) -> list[tuple[float, int]]:
     """Return the multipliers and counts that a row meets; of a partition, those of its costliest part."""
-    whole: list[tuple[float, int]] = []
-    partitions: dict[str, dict[int, list[tuple[float, int]]]] = {}
-    for event, count in counts.items():
-        inner = event.event if isinstance(event, DisjointPartEvent) else event
-        if not isinstance(inner, GaussianEvent | DiscreteGaussianEvent):
-            continue
-        target = whole
-        if isinstance(event, DisjointPartEvent):
-            target = partitions.setdefault(event.partition, {}).setdefault(event.part, [])
+
+    def gaussians(part: Counter[PricedEvent]) -> list[tuple[float, int]]:
+        found = [(e, n) for e, n in part.items() if isinstance(e, GaussianEvent | DiscreteGaussianEvent)]
         # The multiplier of the continuous noise that stands for discrete noise.
-        target.append((1 / math.sqrt(cost_of(inner).mu_squared), count))
-    for parts in partitions.values():
-        whole += max(parts.values(), key=lambda part: sum(n / multiplier**2 for multiplier, n in part))
-    return whole
+        return [(1 / math.sqrt(cost_of(event).mu_squared), count) for event, count in found]
+
+    whole, partitions = _divided(counts)
+    costliest = [max(parts, key=lambda part: _sum(part).mu_squared) for parts in partitions]
+    return [pair for part in (whole, *costliest) for pair in gaussians(part)]
 
 
 def _imported(name: str) -> Any:

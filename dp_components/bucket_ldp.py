@@ -52,18 +52,6 @@ Feature = FeatureBounds | PublicValues | PublicEdges
 Columns = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class CellCounts:
-    """Exact counts of rows per public cell, all counted features one after the other.
-
-    Shapes: values: int64[n_cells].
-    Privacy: exact; must be noised before it leaves the party.
-    """
-
-    values: NDArray[np.int64]
-    sensitivity: Sensitivity
-
-
 def public_edges(features: Sequence[Feature], n_buckets: int) -> Candidates:
     """Cut bounds into equal widths, and give discrete features one bucket per value, or equally many values each.
 
@@ -85,12 +73,13 @@ def count_cells(
     features: Sequence[Feature],
     n_buckets: int,
     relation: NeighbouringRelation = NeighbouringRelation.CHANGE_VALUE,
-) -> CellCounts:
+) -> tuple[NDArray[np.int64], Sensitivity]:
     """Count rows per public cell, for the features that have more cells than buckets.
 
-    Shapes: columns: float32[n_features, n_rows].
-    Privacy: a value that changes moves two counts of its feature by 1 each: L1 sensitivity 2; a row that is replaced
-        does so in every counted feature. A missing value counts in the last cell, as it does in the buckets.
+    Shapes: columns: float32[n_features, n_rows]; result: int64[n_cells], all counted features one after the other.
+    Privacy: exact; must be noised before they leave the party. A value that changes moves two counts of its feature by
+        1 each: L1 sensitivity 2; a row that is replaced does so in every counted feature. A missing value counts in the
+        last cell, as it does in the buckets.
 
     Raises:
         ValueError: other shapes, a relation in which the number of rows changes, or every feature has few enough values
@@ -104,7 +93,7 @@ def count_cells(
         raise ValueError("every feature has one bucket per value: public edges cost nothing")
     moved = _counts_moved(relation, len(grids))
     counts = [np.bincount(np.searchsorted(grid, columns[i]), minlength=grid.size + 1) for i, grid in grids]
-    return CellCounts(np.concatenate(counts), Sensitivity(float(moved), Norm.L1, relation))
+    return np.concatenate(counts), Sensitivity(float(moved), Norm.L1, relation)
 
 
 def release_cell_counts(
@@ -120,8 +109,7 @@ def release_cell_counts(
     Shapes:  as ``count_cells``.
     Privacy: exactly ``epsilon``, beside what the buckets cost.
     """
-    cells = count_cells(columns, features, n_buckets, relation)
-    return add_laplace_noise(cells.values, cells.sensitivity, epsilon, randomness)
+    return add_laplace_noise(*count_cells(columns, features, n_buckets, relation), epsilon, randomness)
 
 
 def paid_edges(

@@ -372,7 +372,7 @@ def class_probabilities(margin: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _cut(values: NDArray[np.int64], bound: float) -> NDArray[np.int64]:
-    return np.clip(values, 0, grid_bound(bound, GRID_BITS))
+    return np.clip(values, 0, grid_bound(bound))
 
 
 def _clipping(query: LeafQuery) -> tuple[float, float]:

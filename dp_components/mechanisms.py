@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -96,40 +95,53 @@ _SIGN_BIT = 46
 _J_BITS = 64 - _SIGN_BIT - 1
 
 
-class SymmetricTarget(Protocol):
-    """A distribution with P(y) proportional to exp(-energy(|y|)), with an energy that never falls in |y|."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """P(y) proportional to exp(-energy(|y|)): the energy is y^2 / (2 s^2) of a Gaussian, |y| / b of a Laplace value.
+
+    Attributes:
+        scale: s, or b, in grid units; the double itself is the parameter, not something near it.
+        envelope: a dyadic e with exp(-energy(j w)) 2^j e <= 1 for every j >= 0 and block width w >= scale.
+    """
+
+    scale: float
+    is_gaussian: bool
+    envelope: float
 
     @property
     def block_bits(self) -> int:
-        """log2 of the block width w."""
-
-    @property
-    def envelope(self) -> float:
-        """A dyadic e with exp(-energy(j w)) 2^j e <= 1 for every j >= 0."""
+        """log2 of the block width: of the least power of two that is at least the scale, and at least 1."""
+        fraction, exponent = math.frexp(self.scale)
+        return max(0, exponent - 1 if fraction == 0.5 else exponent)
 
     def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the energy in doubles, with a relative error of at most 10 * 2^-53."""
+        ratio = magnitude / self.scale
+        return ratio * ratio / 2 if self.is_gaussian else ratio
 
     def exact_energy(self, magnitude: int, context: Context) -> Decimal:
         """Return the energy with the relative precision of the context, up to a factor of 100."""
+        # A double is a decimal fraction, so Decimal(scale) is the very parameter.
+        ratio = context.divide(Decimal(magnitude), Decimal(self.scale))
+        return context.divide(context.multiply(ratio, ratio), Decimal(2)) if self.is_gaussian else ratio
 
 
-def sample_symmetric(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[np.int64]:
-    """Draw ``n`` independent integers.
-
-    Shapes: result: int64[n].
-    """
-    parts: list[NDArray[np.int64]] = []
+def _sample(target: _Target, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+    """Draw ``n`` independent integers. Shapes: result: int64[n]."""
+    if n < 0:
+        raise ValueError("n must not be negative")
+    if not 0 < target.scale <= LARGEST_SCALE:
+        raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")
+    parts = [np.zeros(0, dtype=np.int64)]
     missing = n
     while missing > 0:
         # Proposals are independent, so dropping surplus values by their position favours none.
-        kept = _keep(target, 3 * missing + 16, randomness)[:missing]
-        parts.append(kept)
-        missing -= kept.size
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        parts.append(_keep(target, 3 * missing + 16, randomness)[:missing])
+        missing -= parts[-1].size
+    return np.concatenate(parts)
 
 
-def _keep(target: SymmetricTarget, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+def _keep(target: _Target, n: int, randomness: RandomSource) -> NDArray[np.int64]:
     """Make ``n`` proposals and return those that are kept, in order."""
     words = random_uint64(n, randomness)
     j = _geometric(words >> np.uint64(_SIGN_BIT + 1), randomness)
@@ -160,71 +172,26 @@ def _geometric(fields: NDArray[np.uint64], randomness: RandomSource) -> NDArray[
     return zeros + np.bitwise_count((fields & (~fields + one)) - one).astype(np.int64)
 
 
-def block_bits_of(scale: float) -> int:
-    """Return log2 of the least power of two that is at least ``scale``, and at least 1."""
-    fraction, exponent = math.frexp(scale)
-    return max(0, exponent - 1 if fraction == 0.5 else exponent)
-
-
-def require_scale(scale: float) -> float:
-    """Return a scale that the sampler can hold.
-
-    Raises:
-        ValueError: it is not in (0, 2^44] grid units.
-    """
-    if not 0 < scale <= LARGEST_SCALE:
-        raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")
-    return float(scale)
-
-
-# The discrete Gaussian: P(y) proportional to exp(-y^2 / (2 s^2)) on the integers.
-
-
 def sample_discrete_gaussian(scale: float, n: int, randomness: RandomSource = OS_RANDOMNESS) -> NDArray[np.int64]:
-    """Draw ``n`` independent discrete Gaussians, exactly.
+    """Draw ``n`` independent discrete Gaussians, exactly: P(y) proportional to exp(-y^2 / (2 s^2)) on the integers.
+
+    With w >= s, exp(-(j w)^2 / (2 s^2)) 2^j is largest at j = 1, where it is 2 / sqrt(e) = 1.2131, and 13/16 of that is
+    below 1.
 
     Shapes:   result: int64[n].
-    Units:    ``scale`` is the parameter s in grid units; the double itself is the parameter, not something near it.
+    Units:    ``scale`` is the parameter s in grid units.
     Capacity: s up to 2^44.
 
     Raises:
         ValueError: ``scale`` is out of range or ``n`` is negative.
     """
-    if n < 0:
-        raise ValueError("n must not be negative")
-    return sample_symmetric(_DiscreteGaussian(require_scale(scale)), n, randomness)
-
-
-@dataclass(frozen=True, slots=True)
-class _DiscreteGaussian:
-    """Energy y^2 / (2 s^2).
-
-    With w >= s, exp(-(j w)^2 / (2 s^2)) 2^j is largest at j = 1, where it is 2 / sqrt(e) = 1.2131, and 13/16 of that is
-    below 1.
-    """
-
-    scale: float
-    envelope: float = 13 / 16
-
-    @property
-    def block_bits(self) -> int:
-        return block_bits_of(self.scale)
-
-    def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        ratio = magnitude / self.scale
-        return ratio * ratio / 2
-
-    def exact_energy(self, magnitude: int, context: Context) -> Decimal:
-        # A double is a decimal fraction, so Decimal(scale) is the very parameter.
-        ratio = context.divide(Decimal(magnitude), Decimal(self.scale))
-        return context.divide(context.multiply(ratio, ratio), Decimal(2))
-
-
-# The discrete Laplace distribution: P(y) proportional to exp(-|y| / b) on the integers.
+    return _sample(_Target(float(scale), is_gaussian=True, envelope=13 / 16), n, randomness)
 
 
 def sample_discrete_laplace(scale: float, n: int, randomness: RandomSource = OS_RANDOMNESS) -> NDArray[np.int64]:
-    """Draw ``n`` independent discrete Laplace values, exactly and without a cut tail: pure epsilon would not bear one.
+    """Draw ``n`` independent discrete Laplace values, exactly: P(y) proportional to exp(-|y| / b) on the integers.
+
+    Without a cut tail: pure epsilon would not bear one. With w >= b, exp(-j w / b) 2^j <= (2 / e)^j <= 1.
 
     Shapes:   result: int64[n].
     Units:    ``scale`` is the parameter b in grid units.
@@ -233,27 +200,7 @@ def sample_discrete_laplace(scale: float, n: int, randomness: RandomSource = OS_
     Raises:
         ValueError: ``scale`` is out of range or ``n`` is negative.
     """
-    if n < 0:
-        raise ValueError("n must not be negative")
-    return sample_symmetric(_DiscreteLaplace(require_scale(scale)), n, randomness)
-
-
-@dataclass(frozen=True, slots=True)
-class _DiscreteLaplace:
-    """Energy |y| / b. With w >= b, exp(-j w / b) 2^j <= (2 / e)^j <= 1."""
-
-    scale: float
-    envelope: float = 1.0
-
-    @property
-    def block_bits(self) -> int:
-        return block_bits_of(self.scale)
-
-    def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
-        return magnitude / self.scale
-
-    def exact_energy(self, magnitude: int, context: Context) -> Decimal:
-        return context.divide(Decimal(magnitude), Decimal(self.scale))
+    return _sample(_Target(float(scale), is_gaussian=False, envelope=1.0), n, randomness)
 
 
 # The exponential mechanism, drawn exactly.

@@ -75,16 +75,11 @@ class ClippedRows:
     A sum is a query such as "(g, h) per leaf of one tree": every row falls into one leaf. A query in which a row is
     counted k times (k features' histograms, k nodes of a path) is k such queries.
 
-    Shapes: values: int64[n_rows, n_coordinates], in units of 2^-grid_bits.
+    Shapes: values: int64[n_rows, n_coordinates], in units of 2^-GRID_BITS.
     """
 
     values: NDArray[np.int64]
     sensitivity: Sensitivity
-    grid_bits: int
-
-    def as_floats(self) -> NDArray[np.float64]:
-        """Return the rows as the doubles they stand for (exact); float32 holds them too while below 2^(24 - bits)."""
-        return np.ldexp(self.values.astype(np.float64), -self.grid_bits)
 
 
 def clip_logistic_rows(
@@ -92,50 +87,29 @@ def clip_logistic_rows(
     hess: ArrayLike,
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
-    row_weights: ArrayLike | None = None,
-    max_row_weight: float = 1.0,
-    grid_bits: int = GRID_BITS,
 ) -> ClippedRows:
-    """Clip gradient pairs of the logistic loss so that |(g, c h)| <= ``max_row_weight`` holds exactly, in integers.
+    """Clip gradient pairs of the logistic loss so that |(g, c h)| <= 1 holds exactly, in integers.
 
     The bound holds for the loss anyway; it is enforced because the inputs come from floating point. Where a row
     exceeds it, h gives way.
 
-    Shapes:   grad, hess, row_weights: float[n_rows].
-    Privacy:  L2 sensitivity max_row_weight for ADD_OR_REMOVE_ROW and CHANGE_LABEL (g moves by at most 1, h stays),
-        twice that for REPLACE_ROW.
-    Capacity: ``max_row_weight`` up to 2^(31 - grid_bits).
+    Shapes:   grad, hess: float[n_rows].
+    Privacy:  L2 sensitivity 1 for ADD_OR_REMOVE_ROW and CHANGE_LABEL (g moves by at most 1, h stays), 2 for
+        REPLACE_ROW.
 
     Args:
-        grad: p - y, without weights.
-        hess: p (1 - p), without weights.
+        grad: p - y.
+        hess: p (1 - p).
         relation: what neighbouring data sets differ in.
-        row_weights: public or row-wise weights, clipped to [0, ``max_row_weight``]; None for 1.
-        max_row_weight: public bound of the weights (for scale_pos_weight s: max(1, s)).
-        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
-        ValueError: values that are not finite, shapes that differ, weights without a usable bound, or the relation is
-            one in which no row changes.
+        ValueError: values that are not finite, shapes that differ, or the relation is one in which no row changes.
     Reference: dp_components/README.md, section 4: c^2 <= (1 + q) / (q^2 (1 - q)), least where q^2 + q = 1: phi^5.
     """
-    bound = grid_bound(max_row_weight, grid_bits)
-    weights = _row_weights(row_weights, max_row_weight)
-    g = np.clip(_truncate(np.asarray(grad, dtype=np.float64) * weights, grid_bits), -bound, bound)
-    h = _truncate(np.asarray(hess, dtype=np.float64) * weights, grid_bits)
-    if g.shape != h.shape or g.ndim != 1:
-        raise ValueError("grad and hess must be vectors of one length")
-    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the division and the root.
-    room = (bound - np.abs(g)) * (bound + np.abs(g))
-    largest = np.floor(np.sqrt(room / _HESSIAN_WEIGHT_SQUARED) * (1 - 2.0**-40)).astype(np.int64)
-    values = np.stack([g, np.clip(h, 0, largest)], axis=1)
-    factors = {
-        NeighbouringRelation.ADD_OR_REMOVE_ROW: 1,
-        NeighbouringRelation.CHANGE_LABEL: 1,
-        NeighbouringRelation.REPLACE_ROW: 2,
-    }
-    sensitivity = Sensitivity(float(bound * _factor(factors, relation)), Norm.L2, relation, (1.0, HESSIAN_WEIGHT))
-    return ClippedRows(values, sensitivity, grid_bits)
+    bound = grid_bound(1.0)
+    values = _pairs_within(grad, hess, bound, _HESSIAN_WEIGHT_SQUARED)
+    factor = _factor({**_TWO_SIDED, NeighbouringRelation.CHANGE_LABEL: 1}, relation)
+    return ClippedRows(values, Sensitivity(float(bound * factor), Norm.L2, relation, (1.0, HESSIAN_WEIGHT)))
 
 
 def clip_gradients(
@@ -144,7 +118,6 @@ def clip_gradients(
     max_gradient: float,
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
-    grid_bits: int = GRID_BITS,
 ) -> ClippedRows:
     """Clip gradient pairs to |g| <= C first, then h to what C leaves: |(g, 2 h)| <= C holds exactly, in integers.
 
@@ -158,25 +131,26 @@ def clip_gradients(
     Args:
         max_gradient: C, public.
         relation: what neighbouring data sets differ in.
-        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
         ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
     Reference: dp_components/README.md, section 4.
     """
-    bound = grid_bound(max_gradient, grid_bits)
-    g = np.clip(_truncate(np.asarray(grad, dtype=np.float64), grid_bits), -bound, bound)
-    h = _truncate(np.asarray(hess, dtype=np.float64), grid_bits)
+    bound = grid_bound(max_gradient)
+    values = _pairs_within(grad, hess, bound, CLIPPED_HESSIAN_WEIGHT**2)
+    length = float(bound * _factor(_TWO_SIDED, relation))
+    return ClippedRows(values, Sensitivity(length, Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)))
+
+
+def _pairs_within(grad: ArrayLike, hess: ArrayLike, bound: int, weight_squared: float) -> NDArray[np.int64]:
+    """Clip g to the bound, then h to what |(g, c h)| <= bound leaves of it. Units: grid units; weight_squared: c^2."""
+    g, h = np.clip(_truncate(grad), -bound, bound), _truncate(hess)
     if g.shape != h.shape or g.ndim != 1:
         raise ValueError("grad and hess must be vectors of one length")
-    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the root.
+    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the division and the root.
     room = (bound - np.abs(g)) * (bound + np.abs(g))
-    largest = np.floor(np.sqrt(room.astype(np.float64)) / CLIPPED_HESSIAN_WEIGHT * (1 - 2.0**-40)).astype(np.int64)
-    values = np.stack([g, np.clip(h, 0, largest)], axis=1)
-    sensitivity = Sensitivity(
-        float(bound * _factor(_TWO_SIDED, relation)), Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)
-    )
-    return ClippedRows(values, sensitivity, grid_bits)
+    largest = np.floor(np.sqrt(room / weight_squared) * (1 - 2.0**-40)).astype(np.int64)
+    return np.stack([g, np.clip(h, 0, largest)], axis=1)
 
 
 def clip_class_rows(
@@ -186,7 +160,6 @@ def clip_class_rows(
     hessian_weight: float,
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
-    grid_bits: int = GRID_BITS,
 ) -> ClippedRows:
     """Clip rows of several classes as vectors v = (g_1 .. g_K, c h_1 .. c h_M): |v| <= C holds, in integers.
 
@@ -203,15 +176,13 @@ def clip_class_rows(
         max_length: C, public.
         hessian_weight: c, public.
         relation: what neighbouring data sets differ in.
-        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
         ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
     Reference: dp_components/README.md, section 4.
     """
-    bound = grid_bound(max_length, grid_bits)
-    g = _truncate(np.asarray(grad, dtype=np.float64), grid_bits)
-    h = np.maximum(_truncate(np.asarray(hess, dtype=np.float64), grid_bits), 0)
+    bound = grid_bound(max_length)
+    g, h = _truncate(grad), np.maximum(_truncate(hess), 0)
     if g.ndim != 2 or h.ndim != 2 or g.shape[0] != h.shape[0]:
         raise ValueError("grad and hess must be matrices with one row for each row")
     values = np.concatenate([g, h], axis=1)
@@ -222,7 +193,7 @@ def clip_class_rows(
     factors = np.where(is_long, bound / np.maximum(lengths, 1.0) * (1 - 2.0**-40), 1.0)
     values = np.trunc(values * factors[:, None]).astype(np.int64)
     sensitivity = Sensitivity(float(bound * _factor(_TWO_SIDED, relation)), Norm.L2, relation, tuple(weights.tolist()))
-    return ClippedRows(values, sensitivity, grid_bits)
+    return ClippedRows(values, sensitivity)
 
 
 def clip_rows(
@@ -232,7 +203,6 @@ def clip_rows(
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
     norm: Norm = Norm.L2,
     weights: Sequence[float] | None = None,
-    grid_bits: int = GRID_BITS,
 ) -> ClippedRows:
     """Clip each coordinate of each row to its own bound.
 
@@ -247,14 +217,13 @@ def clip_rows(
         relation: what neighbouring data sets differ in.
         norm: L1 or L2.
         weights: weight of each coordinate in the norm; its noise is smaller by that factor. None for 1.
-        grid_bits: the grid is 2^-grid_bits.
 
     Raises:
         ValueError: values that are not finite, a bound that is not on or above the grid, shapes that differ.
     """
-    limits = np.array([grid_bound(bound, grid_bits) for bound in bounds], dtype=np.int64)
+    limits = np.array([grid_bound(bound) for bound in bounds], dtype=np.int64)
     scale = tuple(float(w) for w in weights) if weights is not None else (1.0,) * len(limits)
-    grid_values = _truncate(np.asarray(values, dtype=np.float64), grid_bits)
+    grid_values = _truncate(values)
     if grid_values.ndim != 2 or grid_values.shape[1] != len(limits) or len(scale) != len(limits):
         raise ValueError("values must be a matrix with one bound and one weight per column")
     clipped = np.clip(grid_values, -limits, limits)
@@ -265,7 +234,7 @@ def clip_rows(
     # One part in 2^50 upwards covers the rounding of the products and the root; a single unit weight has none.
     exact = len(parts) == 1 and scale == (1.0,)
     bound = length * _factor(_TWO_SIDED, relation) * (1.0 if exact else 1 + 2.0**-50)
-    return ClippedRows(clipped, Sensitivity(bound, norm, relation, scale), grid_bits)
+    return ClippedRows(clipped, Sensitivity(bound, norm, relation, scale))
 
 
 def count_sensitivity(
@@ -273,14 +242,13 @@ def count_sensitivity(
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
     norm: Norm = Norm.L2,
-    grid_bits: int = GRID_BITS,
 ) -> Sensitivity:
     """Return the sensitivity of counts of which one row enters ``n_counted`` (one bin of each of that many features).
 
     A missing value must be one of the bins: it must not add a second count.
 
-    Units:   2^-grid_bits, as for every other query: take the counts there with ``grid_integers``. On the grid of whole
-        counts discrete Gaussian noise would be too far from the noise that is accounted; Laplace noise is exact on it.
+    Units:   2^-GRID_BITS, as for every other query: take the counts there with ``grid_integers``. On the grid of whole
+        counts discrete Gaussian noise would be too far from the noise that is accounted.
     Privacy: replacing a row moves two counts of each group.
 
     Raises:
@@ -296,49 +264,39 @@ def count_sensitivity(
     root = math.isqrt(moved)
     length = float(root) if root**2 == moved else math.nextafter(math.sqrt(moved), math.inf)
     bound = float(moved) if norm is Norm.L1 else length
-    return Sensitivity(math.ldexp(bound, grid_bits), norm, relation)
+    return Sensitivity(math.ldexp(bound, GRID_BITS), norm, relation)
 
 
-def grid_integers(sums: ArrayLike, grid_bits: int = GRID_BITS) -> NDArray[np.int64]:
+def grid_integers(sums: ArrayLike) -> NDArray[np.int64]:
     """Take double sums of grid values back to integers.
 
-    Shapes: sums: float64[...]; result: int64 of the same shape, in units of 2^-grid_bits.
+    Shapes: sums: float64[...]; result: int64 of the same shape, in units of 2^-GRID_BITS.
 
     Raises:
         ValueError: a sum is not on the grid: then a value that was never clipped has entered it.
     """
-    scaled = np.ldexp(np.asarray(sums, dtype=np.float64), grid_bits)
+    scaled = np.ldexp(np.asarray(sums, dtype=np.float64), GRID_BITS)
     if not np.all(np.isfinite(scaled)) or np.any(np.abs(scaled) > 2.0**53) or np.any(scaled != np.rint(scaled)):
         raise ValueError("sums that are not exact multiples of the grid")
     return scaled.astype(np.int64)
 
 
-def grid_bound(bound: float, grid_bits: int) -> int:
+def grid_bound(bound: float) -> int:
     """Return a public bound in grid units, rounded down: values are truncated toward zero below it.
 
     Raises:
-        ValueError: the bound is not finite, not above the grid, or above 2^(31 - grid_bits).
+        ValueError: the bound is not finite, not above the grid, or above 2^(31 - GRID_BITS).
     """
-    if not 0 <= grid_bits <= 30:
-        raise ValueError("grid_bits must be in [0, 30]")
-    if not (math.isfinite(bound) and 1 <= math.ldexp(bound, grid_bits) <= 2**31):
-        raise ValueError("a bound must be finite, at least one grid unit and at most 2^(31 - grid_bits)")
-    return math.floor(math.ldexp(bound, grid_bits))
+    if not (math.isfinite(bound) and 1 <= math.ldexp(bound, GRID_BITS) <= 2**31):
+        raise ValueError("a bound must be finite, at least one grid unit and at most 2^11")
+    return math.floor(math.ldexp(bound, GRID_BITS))
 
 
-def _truncate(values: NDArray[np.float64], grid_bits: int) -> NDArray[np.int64]:
+def _truncate(rows: ArrayLike) -> NDArray[np.int64]:
+    values = np.asarray(rows, dtype=np.float64)
     if not np.all(np.isfinite(values)):
         raise ValueError("rows must be finite")
-    return np.clip(np.trunc(np.ldexp(values, grid_bits)), -(2.0**62), 2.0**62).astype(np.int64)
-
-
-def _row_weights(row_weights: ArrayLike | None, max_row_weight: float) -> NDArray[np.float64] | float:
-    if row_weights is None:
-        return 1.0
-    weights = np.asarray(row_weights, dtype=np.float64)
-    if not np.all(np.isfinite(weights)):
-        raise ValueError("row weights must be finite")
-    return np.clip(weights, 0.0, max_row_weight)
+    return np.clip(np.trunc(np.ldexp(values, GRID_BITS)), -(2.0**62), 2.0**62).astype(np.int64)
 
 
 def _factor(factors: dict[NeighbouringRelation, int], relation: NeighbouringRelation) -> int:

@@ -94,7 +94,7 @@ class DpBoostPlan:
             raise ValueError("epsilon must be a finite number above 0")
         if not 0 <= self.start_share < 1:
             raise ValueError("start_share must be from 0 to less than 1")
-        grid_bound(self.ridge, 20)
+        grid_bound(self.ridge)
         self.tree_settings(self.n_ensembles - 1, self.ensemble_size(self.n_ensembles - 1) - 1)
         self.tree_settings(0, self.ensemble_size(0) - 1)
 
@@ -141,29 +141,26 @@ class DpBoostPlan:
         """
         position = tree + (ensemble * self.trees_per_ensemble if self.clips_over_all_trees else 0)
         bound = clip_bound(gradient_sensitivity(), self.learning_rate, position)
-        return TreeSettings(self.depth, grid_bound(self.ridge, 20), bound, self.split_epsilon, self.leaf_epsilon)
+        return TreeSettings(self.depth, grid_bound(self.ridge), bound, self.split_epsilon, self.leaf_epsilon)
 
     def ensemble_event(self) -> Event:
         """Return what an ensemble costs: as much as one tree, because no row is in two of its trees.
 
         Reference: parallel composition; it holds for trees that are chosen adaptively, too.
         """
-        relation = gradient_sensitivity().relation
-        splits = RepeatedEvent(ExponentialEvent(self.split_epsilon, relation), self.depth)
-        return ComposedEvent((splits, LaplaceEvent(self.leaf_epsilon, relation)))
+        return self._event_of_tree(lambda event: event)
 
     def tree_event(self, ensemble: int, tree: int) -> Event:
         """Return what one tree costs as a part of its ensemble, for a ledger that is charged tree by tree.
 
         The first tree of an ensemble costs as much as all of them, because a record is in one of them only.
         """
+        return self._event_of_tree(lambda event: DisjointPartEvent(event, f"ensemble {ensemble}", tree))
 
-        def part(event: ExponentialEvent | LaplaceEvent) -> DisjointPartEvent:
-            return DisjointPartEvent(event, f"ensemble {ensemble}", tree)
-
+    def _event_of_tree(self, within: Callable[[ExponentialEvent | LaplaceEvent], Event]) -> Event:
         relation = gradient_sensitivity().relation
-        splits = RepeatedEvent(part(ExponentialEvent(self.split_epsilon, relation)), self.depth)
-        return ComposedEvent((splits, part(LaplaceEvent(self.leaf_epsilon, relation))))
+        splits = RepeatedEvent(within(ExponentialEvent(self.split_epsilon, relation)), self.depth)
+        return ComposedEvent((splits, within(LaplaceEvent(self.leaf_epsilon, relation))))
 
     def event(self) -> Event:
         """Return what the model costs: ensembles add up. To be reserved before training (``Ledger.open_job``)."""
@@ -172,12 +169,9 @@ class DpBoostPlan:
 
     def events_by_tree(self) -> Event:
         """Return what the model costs in the events that are charged one by one: ``start_event``, ``tree_event``."""
-        trees = [
-            self.tree_event(ensemble, tree)
-            for ensemble in range(self.n_ensembles)
-            for tree in range(self.ensemble_size(ensemble))
-        ]
-        return ComposedEvent((*([self.start_event()] if self.start_share else []), *trees))
+        start = [self.start_event()] if self.start_share else []
+        places = ((e, tree) for e in range(self.n_ensembles) for tree in range(self.ensemble_size(e)))
+        return ComposedEvent((*start, *(self.tree_event(*place) for place in places)))
 
     def start_event(self) -> Event:
         """Return what the start costs, where it is paid for."""
@@ -268,19 +262,22 @@ class EnsembleTrainer:
         if plan.start_share and not isinstance(loss, SquaredLoss):
             raise ValueError("a paid start is for regressions: with two classes the trees could not outweigh it")
         self._sites, self._plan, self._loss, self._key, self._randomness = sites, plan, loss, key, randomness
-        self._table = SplitTable.of(candidates)
+        self._candidates, self._table = candidates, SplitTable.of(candidates)
         self._bins = [candidates.bin_rows(site.columns) for site in sites]
         self._targets = [loss.target(site.label.astype(np.float64)) for site in sites]
 
-    def start(self, start: int = 0) -> list[NDArray[np.float64]]:
-        """Return the scores before the first tree, for each site. Shapes: float64[n_rows]."""
-        return [start_scores(start, target.size) for target in self._targets]
-
-    def release_start(self) -> Release:
-        """Release the score to start from. Privacy: ``plan.start_event()``."""
-        gradients = (self._loss.gradient(np.zeros(target.size), target) for target in self._targets)
-        total = np.sum([start_sums(grad) for grad in gradients], axis=0)
-        return release_start(total, self._plan.start_epsilon, self._randomness)
+    def run(self, publish: Publish) -> DpBoostModel:
+        """Train; see ``train``."""
+        plan, start = self._plan, 0
+        if plan.start_share:
+            start = int(publish(self._query("start", []), self._release_start)[0])
+        scores = [start_scores(start, target.size) for target in self._targets]
+        ensembles: list[NDArray[np.int64]] = []
+        for ensemble in range(plan.n_ensembles):
+            query = self._query(f"ensemble {ensemble}", [np.array([start]), *ensembles])
+            ensembles.append(publish(query, partial(self.train_ensemble, ensemble, scores)))
+            scores = self._advance(scores, ensembles[-1])
+        return DpBoostModel(self._candidates, self._loss, plan.learning_rate, np.concatenate(ensembles), start)
 
     def train_ensemble(self, ensemble: int, scores: Sequence[NDArray[np.float64]]) -> Release:
         """Train the trees of one ensemble, each on the rows that are assigned to it.
@@ -291,29 +288,40 @@ class EnsembleTrainer:
         Reference: DPBoost, Algorithm 2.
         """
         plan = self._plan
+        shares = plan.row_shares(ensemble)
         trees_of_rows = [
-            assign_records(self._key, site.site, site.record_ids, ensemble, plan.row_shares(ensemble))
-            for site in self._sites
+            assign_records(self._key, site.site, site.record_ids, ensemble, shares) for site in self._sites
         ]
         scores, trees = list(scores), []
         for tree in range(plan.ensemble_size(ensemble)):
-            rows = [self._rows_of(i, trees_of_rows[i] == tree, scores[i]) for i in range(len(self._sites))]
+            rows = [self._rows_of(i, of_rows == tree, scores[i]) for i, of_rows in enumerate(trees_of_rows)]
             settings = plan.tree_settings(ensemble, tree)
-            released = train_single_tree(rows, self._table, settings, self._randomness).value
-            trees.append(released)
-            scores = self.advance(scores, released[np.newaxis])
+            trees.append(train_single_tree(rows, self._table, settings, self._randomness).value)
+            scores = self._advance(scores, trees[-1][np.newaxis])
         return Release(np.stack(trees), plan.ensemble_event())
 
-    def advance(self, scores: Sequence[NDArray[np.float64]], trees: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    def _release_start(self) -> Release:
+        gradients = (self._loss.gradient(np.zeros(target.size), target) for target in self._targets)
+        total = np.sum([start_sums(grad) for grad in gradients], axis=0)
+        return release_start(total, self._plan.start_epsilon, self._randomness)
+
+    def _advance(self, scores: Sequence[NDArray[np.float64]], trees: NDArray[np.int64]) -> list[NDArray[np.float64]]:
         """Add released trees to every site's scores."""
-        return [
-            add_trees(score, trees, bins, self._table, self._plan.learning_rate)
-            for score, bins in zip(scores, self._bins, strict=True)
-        ]
+        rate, of_sites = self._plan.learning_rate, zip(scores, self._bins, strict=True)
+        return [add_trees(score, trees, bins, self._table, rate) for score, bins in of_sites]
 
     def _rows_of(self, site: int, is_assigned: NDArray[np.bool_], scores: NDArray[np.float64]) -> TreeRows:
         grad = self._loss.gradient(scores[is_assigned], self._targets[site][is_assigned])
         return TreeRows(self._bins[site][:, is_assigned], grad, self._table)
+
+    def _query(self, what: str, before: Sequence[NDArray[np.int64]]) -> str:
+        """Name everything that a release depends on beside the rows."""
+        candidates = self._candidates
+        digest = hashlib.sha256(f"{self._plan!r} {self._loss!r} {candidates.counts!r} ".encode())
+        for part in (*candidates.of_feature, *before):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(hashlib.sha256(self._key).digest())
+        return f"dpboost {what} {digest.hexdigest()}"
 
 
 def train(
@@ -331,11 +339,7 @@ def train(
         through ``publish`` before the next one sees it.
 
     Args:
-        sites: as in ``EnsembleTrainer``, like the next four.
-        candidates: see there.
-        loss: see there.
-        plan: see there.
-        key: see there.
+        sites, candidates, loss, plan, key: as of ``EnsembleTrainer``.
         publish: usually ``partial(ledger.release, job_id)``, after ``ledger.open_job(job_id, plan.event())``.
         randomness: source of the noise.
 
@@ -343,19 +347,7 @@ def train(
         ValueError: arguments that do not fit together.
         PrivacyRefusal: from ``publish``: the budget does not allow it.
     """
-    trainer = EnsembleTrainer(sites, candidates, loss, plan, key, randomness)
-    start = 0
-    if plan.start_share:
-        start = int(publish(_query("start", candidates, loss, plan, key, []), trainer.release_start)[0])
-    scores = trainer.start(start)
-    ensembles: list[NDArray[np.int64]] = []
-    for ensemble in range(plan.n_ensembles):
-        before = [np.array([start]), *ensembles]
-        query = _query(f"ensemble {ensemble}", candidates, loss, plan, key, before)
-        trees = publish(query, partial(trainer.train_ensemble, ensemble, scores))
-        scores = trainer.advance(scores, trees)
-        ensembles.append(trees)
-    return DpBoostModel(candidates, loss, plan.learning_rate, np.concatenate(ensembles), start)
+    return EnsembleTrainer(sites, candidates, loss, plan, key, randomness).run(publish)
 
 
 def start_scores(start: int, n_rows: int) -> NDArray[np.float64]:
@@ -377,19 +369,3 @@ def add_trees(
     for tree in trees:
         scores = scores + learning_rate * tree_outputs(table, tree, bins)
     return scores
-
-
-def _query(
-    what: str,
-    candidates: Candidates,
-    loss: Loss,
-    plan: DpBoostPlan,
-    key: bytes,
-    before: Sequence[NDArray[np.int64]],
-) -> str:
-    """Name everything that a release depends on beside the rows."""
-    digest = hashlib.sha256(f"{plan!r} {loss!r} {candidates.counts!r} ".encode())
-    for part in (*candidates.of_feature, *before):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    digest.update(hashlib.sha256(key).digest())
-    return f"dpboost {what} {digest.hexdigest()}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -16,21 +14,10 @@ GRADIENT_BOUND = 1.0
 """g*: the largest gradient at score 0, for square loss on labels in [-1, 1] and for logistic loss."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FilteredRows:
-    """The rows of one tree.
-
-    Shapes: is_kept: bool[n_rows]; clipped.values: int64[n_kept, 1], gradients in units of 2^-20.
-    """
-
-    is_kept: NDArray[np.bool_]
-    clipped: ClippedRows
-
-
-def filter_by_gradient(grad: ArrayLike) -> FilteredRows:
+def filter_by_gradient(grad: ArrayLike) -> tuple[NDArray[np.bool_], ClippedRows]:
     """Drop the rows whose gradient exceeds g*, and put the others on the integer grid.
 
-    Shapes:  grad: float[n_rows].
+    Shapes:  grad: float[n_rows]; results: bool[n_rows], which rows are kept, and int64[n_kept, 1], their gradients.
     Privacy: which rows are dropped depends on each row alone and on the trees that are out already. L1 sensitivity of
         a sum: g* when a row is added or removed.
 
@@ -42,12 +29,12 @@ def filter_by_gradient(grad: ArrayLike) -> FilteredRows:
     if not np.isfinite(gradients).all():
         raise ValueError("gradients must be finite")
     is_kept = np.abs(gradients) <= GRADIENT_BOUND
-    return FilteredRows(is_kept, clip_rows(gradients[is_kept, np.newaxis], [GRADIENT_BOUND], norm=Norm.L1))
+    return is_kept, clip_rows(gradients[is_kept, np.newaxis], [GRADIENT_BOUND], norm=Norm.L1)
 
 
 def gradient_sensitivity() -> Sensitivity:
     """Return the L1 sensitivity that ``filter_by_gradient`` guarantees, for the side that sees sums only."""
-    return filter_by_gradient(np.zeros(0)).clipped.sensitivity
+    return filter_by_gradient(np.zeros(0))[1].sensitivity
 
 
 def gain_bound(gradients: Sensitivity) -> float:

@@ -13,12 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_released, leaf_sensitivity
 from dp_components.dpboost.gradient_based_data_filtering import filter_by_gradient, gain_bound, gradient_sensitivity
-from dp_components.events import (
-    ComposedEvent,
-    ExponentialEvent,
-    Release,
-    RepeatedEvent,
-)
+from dp_components.events import ComposedEvent, ExponentialEvent, Release, RepeatedEvent
 from dp_components.mechanisms import add_laplace_noise, choose_exponentially, grid_utilities, utility_sensitivity
 from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds
@@ -172,9 +167,9 @@ class TreeRows:
 
     def __init__(self, bins: NDArray[np.uint8], grad: NDArray[np.float64], table: SplitTable) -> None:
         """Shapes: bins: uint8[n_features, n_rows]; grad: float64[n_rows]."""
-        filtered = filter_by_gradient(grad)
-        self._bins = bins[:, filtered.is_kept]
-        self._grad = filtered.clipped.values[:, 0].astype(np.float64)
+        is_kept, clipped = filter_by_gradient(grad)
+        self._bins = bins[:, is_kept]
+        self._grad = clipped.values[:, 0].astype(np.float64)
         self._node = np.zeros(self._grad.size, dtype=np.int64)
         self._table = table
 
@@ -250,8 +245,8 @@ def tree_outputs(table: SplitTable, tree: NDArray[np.int64], bins: NDArray[np.ui
 
 
 def _add(sums: Sequence[Sums]) -> Sums:
-    grads, counts = zip(*sums, strict=True)
-    return sum(grads[1:], grads[0]), sum(counts[1:], counts[0])
+    grads, counts = (np.sum(parts, axis=0) for parts in zip(*sums, strict=True))
+    return grads, counts
 
 
 # The two losses whose gradients at score 0 are at most g* = 1.
@@ -335,7 +330,7 @@ def start_sums(grad: ArrayLike) -> NDArray[np.int64]:
     Shapes: grad: float[n_rows]; result: int64[2].
     Units:  2^-GRID_BITS, of rows too.
     """
-    values = filter_by_gradient(grad).clipped.values
+    values = filter_by_gradient(grad)[1].values
     return np.array([values.sum(), values.shape[0] << GRID_BITS], dtype=np.int64)
 
 

@@ -76,32 +76,27 @@ class GainRule:
         return split_scores(self.expand(left), self.expand(right), parent, self.ridge, self.clip)
 
 
+@dataclass(slots=True)
 class GreedyQuery:
-    """Asks for the noisy sums of a level's nodes and chooses their splits."""
+    """Asks for the noisy sums of a level's nodes and chooses their splits.
 
-    def __init__(
-        self,
-        pairs: NDArray[np.int64],
-        features: Sequence[int],
-        candidate_counts: Sequence[int],
-        rule: GainRule,
-        add_noise: AddNoise,
-        histograms: Histograms,
-    ) -> None:
-        """Take what a tree is grown on.
+    Shapes: pairs: int64[n_rows, n_coordinates], in grid steps.
 
-        Shapes: pairs: int64[n_rows, n_coordinates], in grid steps.
+    Attributes:
+        pairs: what each row adds to sums.
+        features: those that the tree may use.
+        candidate_counts: of each feature, in use or not.
+        rule: by which splits are compared.
+        add_noise: makes a release of sums.
+        histograms: of the features in use, with a bin more than the most candidates of one (``in_numpy``).
+    """
 
-        Args:
-            pairs: what each row adds to sums.
-            features: those that the tree may use.
-            candidate_counts: of each feature, in use or not.
-            rule: by which splits are compared.
-            add_noise: makes a release of sums.
-            histograms: of the features in use, with a bin more than the most candidates of one (``in_numpy``).
-        """
-        self._pairs, self._features, self.candidate_counts = pairs, list(features), candidate_counts
-        self._rule, self._add_noise, self._histograms = rule, add_noise, histograms
+    pairs: NDArray[np.int64]
+    features: Sequence[int]
+    candidate_counts: Sequence[int]
+    rule: GainRule
+    add_noise: AddNoise
+    histograms: Histograms
 
     def root(self, rows: NDArray[np.intp]) -> Totals | None:
         """Return the root's sums, or None if they follow from the first histogram."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from dp_components.split_methods.tree import Totals
 # one query in all (``OneFeatureHistogramQuery``).
 
 
+@dataclass(slots=True)
 class HistogramQuery(GreedyQuery):
     """Noisy histograms of a level's nodes; see ``greedy.grow``.
 
@@ -38,13 +40,13 @@ class HistogramQuery(GreedyQuery):
         Bins outside a node hold no rows, only noise: they are left out. Both sides of a split are summed over the
         feature's own bins, so that neither carries the noise of the node's sums, which grows from level to level.
         """
-        noisy = self._add_noise(self._histograms([node.rows for node in nodes])) / UNIT
+        noisy = self.add_noise(self.histograms([node.rows for node in nodes])) / UNIT
         if self.root_histograms is None:
             self.root_histograms = noisy[0]
         return [self._best_of_node(of_node, node) for of_node, node in zip(noisy, nodes, strict=True)]
 
     def _best_of_node(self, noisy: NDArray[np.float64], node: OpenNode) -> tuple[Totals, Split | None]:
-        low, high = node.ranges[self._features, 0, None], node.ranges[self._features, 1, None]
+        low, high = node.ranges[self.features, 0, None], node.ranges[self.features, 1, None]
         bins, totals = np.arange(noisy.shape[1]), node.totals
         inside = np.where(((low <= bins) & (bins <= high))[..., None], noisy, 0.0)
         reached = np.cumsum(inside, axis=1)
@@ -52,12 +54,12 @@ class HistogramQuery(GreedyQuery):
             totals = reached[:, -1].mean(axis=0)
         divides = (low <= bins[:-1]) & (bins[:-1] < high)
         left, right = reached[:, :-1], reached[:, -1:] - reached[:, :-1]
-        gained = self._rule.scores(left, right, totals) if divides.any() else None
+        gained = self.rule.scores(left, right, totals) if divides.any() else None
         if gained is None:
             return totals, None
         scores = np.where(divides, gained, -np.inf)
         i, cut = np.unravel_index(int(np.argmax(scores)), scores.shape)
-        return totals, Split(float(scores[i, cut]), self._features[i], int(cut), left[i, cut], right[i, cut])
+        return totals, Split(float(scores[i, cut]), self.features[int(i)], int(cut), left[i, cut], right[i, cut])
 
 
 # Histogram trees of one feature (C1 with A1, k = 1): the root's histogram answers for the whole tree.
@@ -79,7 +81,7 @@ class OneFeatureHistogramQuery(HistogramQuery):
 
     def best(self, nodes: Sequence[OpenNode]) -> list[tuple[Totals, Split | None]]:
         """Release the root's histogram at the first call; return each node's best split by its part of that."""
-        if len(self._features) != 1:
+        if len(self.features) != 1:
             raise ValueError("the root's histogram answers for the whole tree only where the tree has one feature")
         of_root = self.root_histograms
         return super().best(nodes) if of_root is None else [self._best_of_node(of_root, node) for node in nodes]

@@ -216,7 +216,7 @@ def count_errors(release: Callable[[np.ndarray, int], np.ndarray]) -> Errors:
     feature, differences = [FeatureBounds(0, 16)], []
     for i, value in enumerate((0.01, 15.99)):
         columns = np.array([[8.0, value]], np.float32)
-        place = [int(count_cells(np.array([[v]], np.float32), feature, 16).values.argmax()) for v in (0.01, 15.99)]
+        place = [int(count_cells(np.array([[v]], np.float32), feature, 16)[0].argmax()) for v in (0.01, 15.99)]
         counts = np.stack([release(columns, 1000 * i + run) for run in range(N_RUNS)])[:, place].astype(float)
         # Both likelihood ratios at once: large noise tells nothing beyond the two counts' places.
         differences.append(np.clip(counts[:, 1], 0, 1) - np.clip(counts[:, 0], 0, 1))

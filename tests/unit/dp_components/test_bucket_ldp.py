@@ -100,14 +100,14 @@ def test_a_changed_value_moves_two_counts_and_a_changed_row_two_of_each_counted_
     value, row = x.copy(), x.copy()
     value[0, 7] = 99.0
     row[:, 7] = (99.0, 5.0 if x[1, 7] == 1 else 1.0, (x[2, 7] + 1) % 40)
-    cells = count_cells(x, FEATURES, 16)
+    cells, _ = count_cells(x, FEATURES, 16)
     for other, relation in ((value, VALUE), (row, WHOLE_ROW)):
-        moved = np.abs(count_cells(other, FEATURES, 16).values - cells.values).sum()
-        assert moved == count_cells(x, FEATURES, 16, relation).sensitivity.bound
-    assert cells.values.sum() == 2 * 4000
+        moved = np.abs(count_cells(other, FEATURES, 16)[0] - cells).sum()
+        assert moved == count_cells(x, FEATURES, 16, relation)[1].bound
+    assert cells.sum() == 2 * 4000
     missing = x.copy()
     missing[0, 3] = np.nan
-    assert count_cells(missing, FEATURES, 16).values.sum() == 2 * 4000
+    assert count_cells(missing, FEATURES, 16)[0].sum() == 2 * 4000
 
 
 def test_edges_and_buckets_are_priced_together() -> None:

@@ -36,10 +36,10 @@ def published_gain_bound(ridge: float) -> float:
 
 
 def test_filtering_drops_large_gradients_and_nothing_else() -> None:
-    filtered = filter_by_gradient([0.25, -1.0, 1.0000001, 1.0, -7.0])
-    assert filtered.is_kept.tolist() == [True, True, False, True, False]
-    assert filtered.clipped.values[:, 0].tolist() == [ONE // 4, -ONE, ONE]
-    assert filtered.clipped.sensitivity == GRADIENTS and GRADIENTS.bound == ONE
+    is_kept, clipped = filter_by_gradient([0.25, -1.0, 1.0000001, 1.0, -7.0])
+    assert is_kept.tolist() == [True, True, False, True, False]
+    assert clipped.values[:, 0].tolist() == [ONE // 4, -ONE, ONE]
+    assert clipped.sensitivity == GRADIENTS and GRADIENTS.bound == ONE
     with pytest.raises(ValueError, match="finite"):
         filter_by_gradient([math.nan])
 

@@ -68,8 +68,8 @@ def test_rows_of_classes_stay_within_their_bound_for_any_floats(rows: list, c: f
 
 def test_a_long_row_is_shortened_as_a_whole_and_no_more_than_it_must_be() -> None:
     rows = clip_class_rows([[3.0, -4.0], [0.3, -0.4]], [[0.0], [0.0]], 1.0, 2.0)
-    assert rows.as_floats()[0] == pytest.approx([0.6, -0.8, 0.0], abs=2 * STEP)
-    assert rows.as_floats()[1] == pytest.approx([0.3, -0.4, 0.0], abs=STEP)
+    assert (rows.values / UNIT)[0] == pytest.approx([0.6, -0.8, 0.0], abs=2 * STEP)
+    assert (rows.values / UNIT)[1] == pytest.approx([0.3, -0.4, 0.0], abs=STEP)
     assert np.linalg.norm(rows.values[0]) > rows.sensitivity.bound - 3
 
 
@@ -121,7 +121,7 @@ def test_shares_of_classes() -> None:
     """Known answers: three rows; noise that left a class, or all, without rows."""
     weights = ClassShares(3)
     rows = weights.row_statistics(np.zeros((3, 3), np.float32), np.array([0.0, 2.0, 2.0], np.float32), LeafQuery.VECTOR)
-    assert rows.as_floats().sum(axis=0) == pytest.approx([-1.0, 0.0, -2.0], abs=2 * STEP)
+    assert (rows.values / UNIT).sum(axis=0) == pytest.approx([-1.0, 0.0, -2.0], abs=2 * STEP)
     assert rows.sensitivity.bound == 2**GRID_BITS and weights.sensitivity(LeafQuery.VECTOR) == rows.sensitivity
     repaired = weights.repaired(np.array([[-1.0, 0.5, -3.0], [2.0, 1.0, 0.5]]))
     assert leaf_outputs(repaired, 0.0, 1.0, 1.0) == pytest.approx(np.array([[0.25, 0.0, 0.75], [1 / 3] * 3]))
@@ -132,10 +132,10 @@ def test_shares_of_classes() -> None:
 def test_statistics_of_the_softmax_are_those_of_its_loss() -> None:
     """Known answers: equal scores of three classes; the first row's length is sqrt(2/3 + 2.25 x 3 x 4/81) > 0.85."""
     rows = SoftmaxWeights(3).row_statistics(np.zeros((1, 3), np.float32), np.array([2.0], np.float32), LeafQuery.VECTOR)
-    assert rows.as_floats()[0] == pytest.approx([1 / 3, 1 / 3, -2 / 3, 2 / 9, 2 / 9, 2 / 9], abs=STEP)
+    assert (rows.values / UNIT)[0] == pytest.approx([1 / 3, 1 / 3, -2 / 3, 2 / 9, 2 / 9, 2 / 9], abs=STEP)
     cut = SoftmaxWeights(3).row_statistics(np.zeros((1, 3), np.float32), np.array([2.0], np.float32), LeafQuery.CLIPPED)
     length = math.sqrt(2 / 3 + CLASS_HESSIAN_WEIGHT**2 * 3 * 4 / 81)
-    assert cut.as_floats()[0] == pytest.approx(rows.as_floats()[0] * CLASSES_CLIPPED_AT / length, abs=2 * STEP)
+    assert (cut.values / UNIT)[0] == pytest.approx((rows.values / UNIT)[0] * CLASSES_CLIPPED_AT / length, abs=2 * STEP)
     assert class_probabilities(np.array([[1e30, 0, -1e30]], np.float32)).tolist() == [[1.0, 0.0, 0.0]]
 
 
@@ -201,9 +201,9 @@ def test_statistics_of_a_regression() -> None:
     margin = np.array([20.0, 20.0, 20.0, 20.0], np.float32)
     label = np.array([17.0, 26.0, 60.0, 1e9], np.float32)
     assert residual_unit(TEMPERATURE, LeafQuery.CLIPPED) == 40 * RESIDUAL_CLIPPED_AT == pytest.approx(6.0)
-    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.CLIPPED).as_floats()
+    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.CLIPPED).values / UNIT
     assert rows[:, 0] == pytest.approx([0.5, -1.0, -1.0, -1.0], abs=STEP)
-    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.VECTOR).as_floats()
+    rows = SquaredWeights(TEMPERATURE).row_statistics(margin, label, LeafQuery.VECTOR).values / UNIT
     assert rows[:, 0] == pytest.approx([3 / 40, -6 / 40, -1.0, -1.0], abs=STEP)
     assert COUNT_WEIGHT < 1
 

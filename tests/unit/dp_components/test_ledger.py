@@ -22,7 +22,7 @@ from dp_components.events import (
 )
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
 from dp_components.mechanisms import gaussian_event
-from dp_components.sensitivity import clip_logistic_rows
+from dp_components.sensitivity import Norm, Sensitivity, clip_logistic_rows
 from tests.support.calibration import noise_multiplier_for
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
 
@@ -209,7 +209,7 @@ def test_parts_of_the_budget_do_not_pay_for_each_other(folder: Path) -> None:
 
 def test_discrete_noise_on_too_coarse_a_grid_cannot_be_priced(folder: Path) -> None:
     fine = clip_logistic_rows([0.5], [0.25]).sensitivity
-    coarse = clip_logistic_rows([0.5], [0.25], grid_bits=2).sensitivity
+    coarse = Sensitivity(4.0, Norm.L2, ROW, (1.0, 3.33))
     gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(8.0, 1e-6))
     assert gaussian.quote(gaussian_event(32, fine, 3.0)).fits
     with pytest.raises(ValueError, match="finer grid"):
