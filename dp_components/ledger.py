@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import RLock
 
@@ -663,27 +663,22 @@ class LedgerState:
                 raise TypeError("not a job that has ended")
             self.closed.add(job, ClosedJob(opened, closed, n_releases, numbers[number]))
 
+    def spendings(self, rows_per_person: int) -> Iterator[JobSpending]:
+        """Yield all jobs, those that have ended first, in the order in which they did."""
+        for name, job in self.closed.jobs.items():
+            cost, events = self.closed.cost_of(name).for_person(rows_per_person), self.closed.spendings[job.spending]
+            times = job.opened, job.closed, "closed"
+            yield JobSpending(name, *times, job.n_releases, cost, None, tuple(events.items()))
+        for name, running in self.jobs.items():
+            both = (compose(event_list(events)) for events in (running.spent, running.plan))
+            spent, plan = (cost.for_person(rows_per_person) for cost in both)
+            times = running.opened, "", "interrupted" if running.is_interrupted else "open"
+            yield JobSpending(name, *times, running.n_releases, spent, plan, tuple(running.spent.items()))
+
     def history(self, identity: LedgerIdentity, budget: Budget) -> LedgerHistory:
         """Return all jobs in the order in which they were opened."""
         rows = identity.rows_per_person
-        found = [
-            JobSpending(
-                name,
-                job.opened,
-                job.closed,
-                "closed",
-                job.n_releases,
-                self.closed.cost_of(name).for_person(rows),
-                None,
-                tuple(self.closed.spendings[job.spending].items()),
-            )
-            for name, job in self.closed.jobs.items()
-        ]
-        for name, running in self.jobs.items():
-            spent, plan = (compose(event_list(events)).for_person(rows) for events in (running.spent, running.plan))
-            state, events = "interrupted" if running.is_interrupted else "open", tuple(running.spent.items())
-            found.append(JobSpending(name, running.opened, "", state, running.n_releases, spent, plan, events))
-        found.sort(key=lambda one: (one.opened, one.job_id))
+        found = sorted(self.spendings(rows), key=lambda one: (one.opened, one.job_id))
         totals = (self.spent().for_person(rows), self.held().for_person(rows), self.lost.for_person(rows))
         return LedgerHistory(identity, budget, tuple(found), *totals)
 
@@ -697,20 +692,9 @@ class LedgerState:
             raise ValueError("a job opened twice")
 
 
-_READERS: dict[str, Callable[..., None]] = {
-    "ledger": LedgerState._ledger,
-    "budget": LedgerState._budget,
-    "person": LedgerState._person,
-    "open": LedgerState._open,
-    "interrupt": LedgerState._interrupt,
-    "resume": LedgerState._resume,
-    "release": LedgerState._release,
-    "close": LedgerState._close,
-    "closed": LedgerState._closed,
-    "history": LedgerState._history,
-    "head": LedgerState._head,
-    "lost": LedgerState._lost,
-}
+_OF_LEDGERS = ("ledger", "budget", "person", "history", "head", "lost")
+_OF_JOBS = ("open", "interrupt", "resume", "release", "close", "closed")
+_READERS: dict[str, Callable[..., None]] = {kind: getattr(LedgerState, f"_{kind}") for kind in _OF_LEDGERS + _OF_JOBS}
 
 
 def dated(record: Record) -> Record:
@@ -880,12 +864,8 @@ def overdrawn(total: PrivacyCost, limit: PrivacyCost) -> str:
 
 def describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> str:
     """Return a ledger as a table, with all its jobs."""
-
-    def priced(events: Counter[PricedEvent]) -> PrivacyCost:
-        return compose(event_list(events)).for_person(identity.rows_per_person)
-
-    spent = state.spent().for_person(identity.rows_per_person)
-    held = state.held().for_person(identity.rows_per_person)
+    rows = identity.rows_per_person
+    spent, held, lost = (cost.for_person(rows) for cost in (state.spent(), state.held(), state.lost))
     lines = [
         f"Data set {identity.data_set} at {identity.site}",
         f"  Neighbouring   {identity.relation.value}, {identity.rows_per_person} row(s) per person",
@@ -898,16 +878,12 @@ def describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> st
         "",
         f"  {'job':<40} {'state':<11} {'releases':>8} {'spent':>16} {'plan':>16}",
     ]
-    spent_texts = [_text(priced(events), budget) for events in state.closed.spendings]
-    for job_id, closed in state.closed.jobs.items():
-        lines.append(f"  {job_id:<40} {'closed':<11} {closed.n_releases:>8} {spent_texts[closed.spending]:>16}")
-    for job_id, job in state.jobs.items():
-        spent_text, plan_text = (_text(priced(events), budget) for events in (job.spent, job.plan))
-        job_state = "interrupted" if job.is_interrupted else "open"
-        lines.append(f"  {job_id:<40} {job_state:<11} {job.n_releases:>8} {spent_text:>16} {plan_text:>16}")
-    if any(state.lost.parts()):
-        lost = _text(state.lost.for_person(identity.rows_per_person), budget)
-        lines.append(f"  {'(records that are missing)':<61} {lost:>16}")
+    text = cache(lambda cost: _text(cost, budget))  # most jobs have spent the same as another one
+    for job in state.spendings(rows):
+        plan = "" if job.plan is None else f" {text(job.plan):>16}"
+        lines.append(f"  {job.job_id:<40} {job.state:<11} {job.n_releases:>8} {text(job.spent):>16}{plan}")
+    if any(lost.parts()):
+        lines.append(f"  {'(records that are missing)':<61} {text(lost):>16}")
     unpaid = unpaid_jobs(state)
     if len(unpaid) >= MOST_UNPAID:
         lines.append(

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -319,6 +320,14 @@ class AttemptPayment:
                 f"which job {self._job_id} was begun: it cannot be resumed. Submit it anew, to be charged anew"
             )
             raise DataRefusal(submit_anew(text, self._job_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Settle what is left of an attempt that failed, whatever ended it, memory that ran out included."""
+        if error is not None:
+            self.abandon()
 
     def history(self) -> bytes:
         """Return what the other sites must know to see that all replay the same: number and hashes of the queries.

@@ -165,10 +165,8 @@ class _BaggingTraining:
         # Of this site's own trees: no leaf holds fewer rows than its own policy asks for, whatever the others' do.
         self._own = with_floor(prepared.parameters, attempt.context.policy.min_rows_per_node)
         names, n_sites = prepared.table.feature_names, len(attempt.context.sites)
-        self._params = {
-            **self._own.for_booster(),
-            "learning_rate": float(self._own.effective["learning_rate"]) / n_sites,
-        }
+        learning_rate = float(self._own.effective["learning_rate"]) / n_sites
+        self._params = {**self._own.for_booster(), "learning_rate": learning_rate}
         self._model = BaggedModel(self._params, names, n_sites)
         self._largest = dict.fromkeys(attempt.context.sites, 0.0)  # magnitude of a leaf of each site so far
 
@@ -187,7 +185,7 @@ class _BaggingTraining:
         for number in range(job.num_rounds):
             if number > 0:
                 own = self._grow(number, rows.matrix)
-            self._share(own, rows)
+            self._share(number, *own, rows)
             reservations.trees_complete(number + 1)
         return self._finish(reservations)
 
@@ -200,8 +198,8 @@ class _BaggingTraining:
         registry = Registry.open(attempt.context.policy)
         return reserve_together(attempt, registry, [Wanted(prepared.table, prepared.data_set)], release, None)
 
-    def _grow(self, number: int, matrix: xgb.DMatrix) -> _OwnTree:
-        """Grow the tree of a round and check it as its readers will.
+    def _grow(self, number: int, matrix: xgb.DMatrix) -> tuple[bytes, float]:
+        """Grow the tree of a round and check it as its readers will; return it as it travels, and the seconds it took.
 
         Raises:
             DataRefusal: a leaf is out of range.
@@ -213,7 +211,7 @@ class _BaggingTraining:
             self._read(message)
         except LeafOutOfRange:
             self._refuse_leaf(number)
-        return _OwnTree(number, message, time.perf_counter() - started)
+        return message, time.perf_counter() - started
 
     def _refuse_leaf(self, number: int) -> NoReturn:
         """Say whose doing it is that a leaf of this site's own is out of range.
@@ -235,11 +233,11 @@ class _BaggingTraining:
             "with the largest leaves. Remedy: lower the job's learning_rate, or train without that site"
         )
 
-    def _share(self, own: _OwnTree, rows: OwnRows) -> None:
+    def _share(self, number: int, own: bytes, seconds: float, rows: OwnRows) -> None:
         """Take the trees of all sites into the model."""
-        attempt, started, number = self._attempt, time.perf_counter(), own.number
+        attempt, started = self._attempt, time.perf_counter()
         attempt.channel.moment = TrainingStep(Phase.UPDATE, number)
-        shared = attempt.gather_sealed(f"trees of round {number}", own.message, Kind.OWN_TREES)
+        shared = attempt.gather_sealed(f"trees of round {number}", own, Kind.OWN_TREES)
         trees = []
         for site, message in zip(attempt.channel.sites, shared, strict=True):
             try:
@@ -250,7 +248,7 @@ class _BaggingTraining:
         self._model.add(trees)
         rows.add(self._model.last_round())
         network = time.perf_counter() - started
-        row = RoundRow(number, own.seconds + network, {}, {"xgboost": own.seconds, "network": network})
+        row = RoundRow(number, seconds + network, {}, {"xgboost": seconds, "network": network})
         attempt.round_done(row)
         attempt.progress(row, self._job.num_rounds)
 
@@ -278,22 +276,12 @@ class _BaggingTraining:
     def _notes(self) -> tuple[str, ...]:
         """Return what is this site's own, and what the model makes of learning_rate, for the report."""
         floor, n_sites = self._attempt.context.policy.min_rows_per_node, len(self._attempt.context.sites)
-        weight = f"min_child_weight is {child_weight(self._own):g} for this site's own trees"
+        asked = f": its policy asks for at least {floor} rows in every node" if floor else ""
+        weight = f"min_child_weight is {child_weight(self._own):g} for this site's own trees{asked}"
         return (
-            f"{weight}: its policy asks for at least {floor} rows in every node. Other sites may have another one."
-            if floor
-            else f"{weight}. Other sites may have another one.",
+            f"{weight}. Other sites may have another one.",
             f"Each tree counts 1/{n_sites} of learning_rate: a round holds one of each of the {n_sites} sites.",
         )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class _OwnTree:
-    """The tree that this site has grown for a round, as it will be sent, and how long that took."""
-
-    number: int
-    message: bytes
-    seconds: float
 
 
 run_bagging_site = SitePart(

@@ -84,14 +84,6 @@ def steps(job: DpBoostJob) -> Iterator[TreeStep]:
             number += 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Answered:
-    """An exchange that is done: a hash of its exact sum, and what was released."""
-
-    digest: bytes
-    answer: bytes
-
-
 class DpBoostServer:
     """Answers the sites' sums of one job, over all its attempts.
 
@@ -105,7 +97,7 @@ class DpBoostServer:
         self._job, self._plan, self._randomness = job, job.plan(), randomness
         self._table = SplitTable.of(job.candidates())
         self._steps = tuple(steps(job))
-        self._answered: list[_Answered] = []
+        self._answered: list[tuple[bytes, bytes]] = []  # of each exchange, a hash of its sum, and what was released
         self._attempts: list[bytes] = []
         self._next: int | None = 0  # in this attempt; None where it may go on from any exchange that is done
         self._noted: dict[int, Event] = {}  # by the exchange that ends what an event pays for
@@ -126,8 +118,8 @@ class DpBoostServer:
                 sums = np.frombuffer(total, dtype="<i8").astype(np.int64).reshape(step.shape(self._table.n_bins))
                 self._check_sums(step, *sums)
                 released = self._release(step, sums)
-                self._answered.append(_Answered(digest, released.value.astype("<i8").tobytes()))
-            elif self._answered[number].digest != digest:
+                self._answered.append((digest, released.value.astype("<i8").tobytes()))
+            elif self._answered[number][0] != digest:
                 raise ProtocolError(
                     f"{frame.kind.name} at {frame.moment}: an earlier attempt sent another sum, as after a change of "
                     "rows, and got an answer. A second one would be a release that nobody has paid for: submit the job "
@@ -136,7 +128,7 @@ class DpBoostServer:
             self._next = number + 1
             if step.kind is not Kind.HISTOGRAM:
                 self._note(number, spend)
-            return self._answered[number].answer
+            return self._answered[number][1]
 
     def _note_attempt(self, frame: Frame) -> None:
         if frame.attempt in self._attempts[:-1]:
@@ -150,14 +142,10 @@ class DpBoostServer:
         asked = (frame.kind, frame.moment, frame.codec, frame.n_values)
         due = range(len(self._answered) + 1) if self._next is None else range(self._next, self._next + 1)
         for number in due:
-            step = self._steps[number] if number < len(self._steps) else None
-            if step is not None and asked == (
-                step.kind,
-                step.moment,
-                Codec.MASKED,
-                math.prod(step.shape(self._table.n_bins)),
-            ):
-                return number
+            for step in self._steps[number : number + 1]:
+                n_values = math.prod(step.shape(self._table.n_bins))
+                if asked == (step.kind, step.moment, Codec.MASKED, n_values):
+                    return number
         raise ProtocolError(f"{frame.kind.name} at {frame.moment}: the job's plan pays for no such sum now")
 
     def _check_sums(self, step: TreeStep, grad_sums: NDArray[np.int64], counts: NDArray[np.int64]) -> None:

@@ -8,18 +8,17 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dp_components.distributed_noise import TrustModel
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees, start_scores
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
-from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, Sums, TreeRows, assign_records, start_sums
+from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, TreeRows, assign_records, start_sums
 from dp_components.events import Release
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -179,10 +178,6 @@ def _row_hash(data: SiteData) -> bytes:
     return digest.digest()
 
 
-def _stacked(sums: Callable[[int], Sums], n_nodes: int) -> NDArray[np.int64]:
-    return np.stack(sums(n_nodes))
-
-
 class _Training:
     """The steps of one attempt after the session is open."""
 
@@ -196,10 +191,8 @@ class _Training:
         self._target = self._loss.target(data.label)
         session = attempt.session
         # The server, which is trusted with it, may read the sum, but no site's part.
-        masks = PairwiseMasks(
-            session.session_id, session.rank, session.pair_secrets, session.group_secret, blinder=None
-        )
-        self._masks = MaskedSums(masks)
+        secrets = session.rank, session.pair_secrets, session.group_secret
+        self._masks = MaskedSums(PairwiseMasks(session.session_id, *secrets, blinder=None))
         self._kept = KeptAnswers(attempt.folder.path, waiting_s(job) is not None)
         self._spent: list[float] = []
         self._n_asked = 0
@@ -208,7 +201,8 @@ class _Training:
     def run(self) -> JobResult:
         """Reserve, train, compare models, write results."""
         attempt, job = self._attempt, self._job
-        with self._paying() as payment:
+        with self._reserve() as payment:
+            self._begin(payment)
             start = self._start(payment)
             trees = list(self._train(payment, start))
             model = DpBoostModel(self._candidates, self._loss, self._plan.learning_rate, np.stack(trees), start)
@@ -227,27 +221,23 @@ class _Training:
         summary = {"n_rounds": len(trees), "epsilon": job.epsilon}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
 
-    @contextmanager
-    def _paying(self) -> Iterator[AttemptPayment]:
-        """Reserve the plan, agree on what earlier attempts have left, and settle what is left after a failure."""
+    def _reserve(self) -> AttemptPayment:
+        """Reserve the cost of the whole plan."""
         attempt, job = self._attempt, self._job
-        policy, relation = attempt.context.policy, gradient_sensitivity().relation
-        ledger = JobLedger(policy, job.data_set, attempt.context.job_id, relation, attempt.evidence)
-        events, waits = self._plan.events_by_tree(), waiting_s(job) is not None
-        rows = _row_hash(self._data)
-        payment = AttemptPayment(attempt.context, ledger, job.data_set, events, rows, may_replay=waits, is_kept=waits)
-        try:
-            PersonsOfBudgets(policy, policy.data_set(job.data_set)).note(self._data.record_ids)
-            said = attempt.gather_sealed("reserved", payment.history() + self._kept.offer())
-            payment.begin([one[:HISTORY_BYTES] for one in said])
-            fresh = attempt.session.hmac("assignment of rows to trees", b"")
-            self._kept.agree(attempt, [one[HISTORY_BYTES:] for one in said], fresh)
-            terms = json.dumps(job.to_dict(), sort_keys=True).encode()
-            self._state = hashlib.sha256(self._kept.key + terms)
-            yield payment
-        except BaseException:  # whatever ended the attempt
-            payment.abandon()
-            raise
+        context, relation, waits = attempt.context, gradient_sensitivity().relation, waiting_s(job) is not None
+        ledger = JobLedger(context.policy, job.data_set, context.job_id, relation, attempt.evidence)
+        plan, rows = self._plan.events_by_tree(), _row_hash(self._data)
+        return AttemptPayment(context, ledger, job.data_set, plan, rows, may_replay=waits, is_kept=waits)
+
+    def _begin(self, payment: AttemptPayment) -> None:
+        """Note the persons, and agree on what earlier attempts have left."""
+        attempt, job, policy = self._attempt, self._job, self._attempt.context.policy
+        PersonsOfBudgets(policy, policy.data_set(job.data_set)).note(self._data.record_ids)
+        said = attempt.gather_sealed("reserved", payment.history() + self._kept.offer())
+        payment.begin([one[:HISTORY_BYTES] for one in said])
+        fresh = attempt.session.hmac("assignment of rows to trees", b"")
+        self._kept.agree(attempt, [one[HISTORY_BYTES:] for one in said], fresh)
+        self._state = hashlib.sha256(self._kept.key + json.dumps(job.to_dict(), sort_keys=True).encode())
 
     def _facts(self) -> DataFacts:
         job, columns = self._job, self._data.columns
@@ -311,18 +301,17 @@ class _Training:
         rows = TreeRows(self._bins[:, is_assigned], grad, self._table)
         parts = []
         for step in exchanges:
-            if step.kind is Kind.HISTOGRAM:
-                parts.append(self._answer(payment, step, partial(_stacked, rows.bin_sums, step.n_nodes)))
+            is_level = step.kind is Kind.HISTOGRAM
+            sums = partial(rows.bin_sums if is_level else rows.leaf_sums, step.n_nodes)
+            parts.append(self._answer(payment, step, sums))
+            if is_level:
                 self._check((parts[-1] >= 0) & (parts[-1] < self._table.feature.size))
                 rows.move_down(parts[-1])
             else:
-                parts.append(self._answer(payment, step, partial(_stacked, rows.leaf_sums, step.n_nodes)))
                 self._check(np.abs(parts[-1]) <= self._plan.tree_settings(step.ensemble, step.tree).leaf_bound)
         return np.concatenate(parts)
 
-    def _answer(
-        self, payment: AttemptPayment, step: TreeStep, sums: Callable[[], NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
+    def _answer(self, payment: AttemptPayment, step: TreeStep, sums: Callable[[], ArrayLike]) -> NDArray[np.int64]:
         """Return the server's choice, leaves or start: of an earlier attempt, or asked and then kept.
 
         Raises:
@@ -334,7 +323,7 @@ class _Training:
                 "a site has given answers of an earlier attempt to what no site had paid for then: submit the job anew"
             )
         if answer is None:
-            answer = self._ask(step, sums())
+            answer = self._ask(step, np.asarray(sums()))
             self._kept.add(answer)
         self._state.update(answer.astype("<i8").tobytes())
         return answer

@@ -6,8 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -247,64 +246,45 @@ class _Training:
 
     def run(self) -> JobResult:
         """Agree, reserve, train, compare models, write results."""
-        agree(self._attempt.channel, self._attempt.session, self._terms())
-        with self._paying() as payment:
+        attempt, context = self._attempt, self._attempt.context
+        agree(attempt.channel, attempt.session, self._terms())
+        # A process that dies settles nothing: what it has charged stays charged, what it has reserved is free again
+        # with the next private job on the data set.
+        with Payment(self._job, context, self._plan, self._prepared.row_hash(), attempt.evidence) as payment:
+            _log.info("%s", payment.quote.message)
+            self._prepared.note_persons()
+            payment.begin(attempt.gather_sealed("reserved", payment.history()))
+            for line in lines(summarise(self._plan)):
+                self._progress.say(line)
             self._last = time.perf_counter()
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
             model = finished(with_positive_covers(trained), names, job.categories, job.label_classes)
             if self._plan.training.method.query is LeafQuery.CLIPPED and job.target is TWO_CLASSES:
                 model = with_clipping(model, CLIPPED_AT)
-            hmac = self._attempt.conclude(model)
-            path = self._attempt.folder.write_model(model)
-            self._attempt.all_have_written()
+            hmac = attempt.conclude(model)
+            path = attempt.folder.write_model(model)
+            attempt.all_have_written()
             spent = payment.spent()
             payment.complete()
         plan = self._plan
-        number = self._attempt.context.number
         replayed = "replayed from the ledgers, at no charge, what had been released before"
-        notes = (gone_on(number, (), replayed),) if number > 1 else ()
+        notes = (gone_on(context.number, (), replayed),) if context.number > 1 else ()
         sections = report_sections(plan, spent, payment.quote.message)
         if self._workers is not None:
             sections = (*sections, work_section(self._workers.work))
-        self._attempt.write_record(
-            TITLE, self._terms().parameters["method"], path.name, sections, data=(self._prepared.facts,), notes=notes
-        )
+        method = self._terms().parameters["method"]
+        attempt.write_record(TITLE, method, path.name, sections, data=(self._prepared.facts,), notes=notes)
         self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
         summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
 
-    @contextmanager
-    def _paying(self) -> Iterator[Payment]:
-        """Reserve the plan, wait until every site has reserved its own, and settle what is left after a failure.
-
-        A process that dies settles nothing: what it has charged stays charged, what it has reserved is free again with
-        the next private job on the data set.
-        """
-        context = self._attempt.context
-        payment = Payment(self._job, context, self._plan, self._prepared.row_hash(), self._attempt.evidence)
-        _log.info("%s", payment.quote.message)
-        try:
-            self._prepared.note_persons()
-            payment.begin(self._attempt.gather_sealed("reserved", payment.history()))
-            for line in lines(summarise(self._plan)):
-                self._progress.say(line)
-            yield payment
-        except BaseException:  # whatever ended the attempt, memory that ran out or XGBoost's own errors included
-            payment.abandon()
-            raise
-
     def _terms(self) -> Terms:
         training = self._plan.training
-        method = {
-            name: value.name.lower() if hasattr(value, "name") else value
-            for name, value in dataclasses.asdict(training.method).items()
-        }
-        parameters = {
-            "method": method,
-            "bounds": [[b.low, b.high] for b in training.bounds],
-            "noise": training.releases.multipliers(),
-        }
+        components = dataclasses.asdict(training.method).items()
+        method = {name: value.name.lower() if hasattr(value, "name") else value for name, value in components}
+        bounds = [[b.low, b.high] for b in training.bounds]
+        parameters = {"method": method, "bounds": bounds, "noise": training.releases.multipliers()}
         return Terms(versions(), self._job.to_dict(), parameters, self._prepared.schema, {}, {})
 
     def _train(self, payment: Payment) -> bytes:
