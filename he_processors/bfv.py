@@ -19,19 +19,18 @@ Standard (2018), table 1, for the 128-bit limit on q.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from he_processors.errors import CapacityExceeded
 from he_processors.ring_ciphertexts import (
     MessageSum,
     RingKey,
+    RingProcessor,
     RingScheme,
     add_messages,
-    generate_secret,
     make_context,
     split_secret,
 )
@@ -49,47 +48,31 @@ _SCHEME = RingScheme(
 )
 
 
-class BfvProcessor:
+class BfvProcessor(RingProcessor):
     """Encrypts and decrypts vectors of one job attempt.
 
     Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
         returns is the sum, which all sites may know, and nothing else: BFV's result carries no noise.
 
     Attributes:
-        n_summands: how many sites the key was made for.
         plain_modulus: t; results are modulo it.
         capacity: the sum over sites must not exceed this in magnitude: (t - 1) / 2, 2^51 for up to 5 sites.
     """
 
+    scheme = _SCHEME
+
     def __init__(self, secret: bytes) -> None:
         """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
         facts, _ = split_secret(_SCHEME, secret)
-        self.n_summands = facts.n_summands
         self.plain_modulus = choose_plain_modulus(facts.n_summands)
         self.capacity = (self.plain_modulus - 1) // 2
-        context = make_context(_SCHEME, self.plain_modulus)
+        context = self._context(facts.n_summands)
         self._encoder = seal.BatchEncoder(context)
         self._key = RingKey(_SCHEME, context, secret, self._encode(np.zeros(1, dtype=np.uint64)))
 
-    @classmethod
-    def generate(cls, n_summands: int) -> bytes:
-        """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
-
-        Security: seal them to the other sites; they must never reach the server or a disk.
-
-        Raises:
-            ValueError: BFV cannot add that many messages.
-        """
-        return generate_secret(_SCHEME, make_context(_SCHEME, choose_plain_modulus(n_summands)), n_summands)
-
-    @classmethod
-    def from_secret(cls, secret: bytes) -> BfvProcessor:
-        """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
-        return cls(secret)
-
-    def public_parameters(self) -> bytes:
-        """Return what the server needs to add; no secret is in it."""
-        return self._key.facts.pack(_SCHEME)
+    @staticmethod
+    def _context(n_summands: int) -> seal.SEALContext:
+        return make_context(_SCHEME, choose_plain_modulus(n_summands))
 
     def encrypt(self, integers: NDArray[np.int64]) -> bytes:
         """Encrypt signed integers, without masks inside.
@@ -100,9 +83,7 @@ class BfvProcessor:
         Raises:
             CapacityExceeded: nothing was encrypted then.
         """
-        bound = self.capacity // self.n_summands
-        if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
-            raise CapacityExceeded(f"an integer exceeds 1/{self.n_summands} of BFV's capacity of {self.capacity}")
+        self._check_capacity(integers)
         return self.encrypt_residues(to_residues(integers, self.plain_modulus))
 
     def decrypt(self, payload: bytes, n_values: int) -> NDArray[np.int64]:
@@ -128,9 +109,7 @@ class BfvProcessor:
             raise TypeError("residues must be a one-dimensional array of uint64")
         if not residues.size or int(residues.max()) >= self.plain_modulus:
             raise ValueError("residues must be at least one and below the plain modulus")
-        chunks = range(0, residues.size, _SCHEME.values_per_ciphertext)
-        plaintexts = (self._encode(residues[i : i + _SCHEME.values_per_ciphertext]) for i in chunks)
-        return self._key.encrypt(plaintexts, residues.size)
+        return self._key.encrypt(map(self._encode, self._chunks(residues)), residues.size)
 
     def decrypt_residues(self, payload: bytes, n_values: int) -> NDArray[np.uint64]:
         """Decrypt a sum of residues modulo t.
@@ -149,25 +128,20 @@ class BfvProcessor:
         return plaintext
 
 
-def message_size(n_values: int) -> int:
-    """Return the bytes of a message of ``n_values`` values, fresh or added."""
-    return _SCHEME.message_size(n_values)
+message_size = _SCHEME.message_size
+"""(n_values) -> the bytes of a message of so many values, fresh or added."""
 
+open_sum = partial(MessageSum, scheme=_SCHEME)
+"""(public parameters) -> an empty sum, to which messages are added as they come. Raises: ProtocolError."""
 
-def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> bytes:
-    """Add the fresh messages of all sites, at the server.
+add_ciphertexts = partial(add_messages, scheme=_SCHEME)
+"""(public parameters, payloads) -> the sum of the fresh messages of all sites, at the server.
 
-    Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
+Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
 
-    Raises:
-        ProtocolError: a message that is malformed, or under another key.
-    """
-    return add_messages(public_parameters, payloads, _SCHEME)
-
-
-def open_sum(public_parameters: bytes) -> MessageSum:
-    """Return an empty sum, to which messages are added as they come. Raises: ProtocolError."""
-    return MessageSum(public_parameters, _SCHEME)
+Raises:
+    ProtocolError: a message that is malformed, or under another key.
+"""
 
 
 def choose_plain_modulus(n_summands: int) -> int:

@@ -41,15 +41,15 @@ Reference: Cheon, Kim, Kim and Song, "Homomorphic Encryption for Arithmetic of A
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_uint64
-from he_processors.ring_ciphertexts import MessageSum, RingKey, RingScheme, add_messages, generate_secret, make_context
+from he_processors.ring_ciphertexts import MessageSum, RingKey, RingProcessor, RingScheme, add_messages, make_context
 
 _SCHEME = RingScheme(
     name="CKKS",
@@ -65,7 +65,7 @@ _MAX_RESIDUAL = 0.25
 _NOISE_OF_ALL_SITES = 0.05  # of a step, at most
 
 
-class CkksProcessor:
+class CkksProcessor(RingProcessor):
     """Encrypts and decrypts vectors of one job attempt.
 
     Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
@@ -73,39 +73,18 @@ class CkksProcessor:
         decryptor apart finds noise below the grid, in which single sites' remainders are lost.
     """
 
+    scheme = _SCHEME
     capacity = 1 << 44
-    """The magnitudes of all sites' integers must not add up to more than this."""
 
     def __init__(self, secret: bytes, randomness: RandomSource = OS_RANDOMNESS) -> None:
         """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
-        self._randomness = randomness
-        self._encoder = seal.CKKSEncoder(_context())
-        self._key = RingKey(_SCHEME, _context(), secret, self._encode(np.zeros(_SCHEME.values_per_ciphertext)))
+        self._randomness, context = randomness, self._context()
+        self._encoder = seal.CKKSEncoder(context)
+        self._key = RingKey(_SCHEME, context, secret, self._encode(np.zeros(_SCHEME.values_per_ciphertext)))
 
-    @classmethod
-    def generate(cls, n_summands: int) -> bytes:
-        """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
-
-        Security: seal them to the other sites; they must never reach the server or a disk.
-
-        Raises:
-            ValueError: CKKS cannot add that many messages.
-        """
-        return generate_secret(_SCHEME, _context(), n_summands)
-
-    @classmethod
-    def from_secret(cls, secret: bytes) -> CkksProcessor:
-        """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
-        return cls(secret)
-
-    @property
-    def n_summands(self) -> int:
-        """How many sites the key was made for."""
-        return self._key.facts.n_summands
-
-    def public_parameters(self) -> bytes:
-        """Return what the server needs to add; no secret is in it."""
-        return self._key.facts.pack(_SCHEME)
+    @staticmethod
+    def _context(n_summands: int = 1) -> seal.SEALContext:
+        return make_context(_SCHEME, 0, _SPECIAL_PRIME)
 
     def encrypt(self, integers: NDArray[np.int64]) -> bytes:
         """Encrypt signed integers.
@@ -122,11 +101,8 @@ class CkksProcessor:
             raise TypeError("integers must be a one-dimensional array of int64")
         if not integers.size:
             raise ValueError("there must be at least one integer")
-        bound = self.capacity // self.n_summands
-        if not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
-            raise CapacityExceeded(f"an integer exceeds 1/{self.n_summands} of CKKS's capacity of {self.capacity}")
-        chunks = range(0, integers.size, _SCHEME.values_per_ciphertext)
-        plaintexts = (self._encode(self._with_noise(integers[i : i + _SCHEME.values_per_ciphertext])) for i in chunks)
+        self._check_capacity(integers)
+        plaintexts = (self._encode(self._with_noise(chunk)) for chunk in self._chunks(integers))
         return self._key.encrypt(plaintexts, integers.size)
 
     def decrypt(self, payload: bytes, n_values: int) -> NDArray[np.int64]:
@@ -162,26 +138,17 @@ class CkksProcessor:
         return plaintext
 
 
-def message_size(n_values: int) -> int:
-    """Return the bytes of a message of ``n_values`` values, fresh or added."""
-    return _SCHEME.message_size(n_values)
+message_size = _SCHEME.message_size
+"""(n_values) -> the bytes of a message of so many values, fresh or added."""
 
+open_sum = partial(MessageSum, scheme=_SCHEME)
+"""(public parameters) -> an empty sum, to which messages are added as they come. Raises: ProtocolError."""
 
-def add_ciphertexts(public_parameters: bytes, payloads: Sequence[bytes]) -> bytes:
-    """Add the fresh messages of all sites, at the server.
+add_ciphertexts = partial(add_messages, scheme=_SCHEME)
+"""(public parameters, payloads) -> the sum of the fresh messages of all sites, at the server.
 
-    Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
+Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.
 
-    Raises:
-        ProtocolError: a message that is malformed, or under another key.
-    """
-    return add_messages(public_parameters, payloads, _SCHEME)
-
-
-def open_sum(public_parameters: bytes) -> MessageSum:
-    """Return an empty sum, to which messages are added as they come. Raises: ProtocolError."""
-    return MessageSum(public_parameters, _SCHEME)
-
-
-def _context() -> seal.SEALContext:
-    return make_context(_SCHEME, 0, _SPECIAL_PRIME)
+Raises:
+    ProtocolError: a message that is malformed, or under another key.
+"""

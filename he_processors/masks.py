@@ -97,13 +97,9 @@ class PairwiseMasks:
         Raises:
             ValueError: ranks or lengths of secrets do not fit together.
         """
-        world = len(pair_secrets) + 1
-        if set(pair_secrets) | {rank} != set(range(world)):
-            raise ValueError("pair_secrets must hold exactly the other ranks of the session")
-        if blinder is not None and not 0 <= blinder < world:
+        _check_session(session_id, rank, pair_secrets, group_secret)
+        if blinder is not None and not 0 <= blinder <= len(pair_secrets):
             raise ValueError("the blinder must be a rank of the session")
-        if not session_id or any(len(s) != KEY_SIZE_BYTES for s in (*pair_secrets.values(), group_secret)):
-            raise ValueError(f"a session id and secrets of {KEY_SIZE_BYTES} bytes are required")
         self._rank = rank
         self._blinder = blinder
         self._last_counter = -1
@@ -170,6 +166,13 @@ class PairwiseMasks:
     def _require_open(self) -> None:
         if self._is_closed:
             raise ProtocolError("the session of these masks is closed: its keys are gone")
+
+
+def _check_session(session_id: bytes, rank: int, pair_secrets: Mapping[int, bytes], group_secret: bytes) -> None:
+    if set(pair_secrets) | {rank} != set(range(len(pair_secrets) + 1)):
+        raise ValueError("pair_secrets must hold exactly the other ranks of the session")
+    if not session_id or any(len(s) != KEY_SIZE_BYTES for s in (*pair_secrets.values(), group_secret)):
+        raise ValueError(f"a session id and secrets of {KEY_SIZE_BYTES} bytes are required")
 
 
 def _check_values(values: NDArray[Word], label: MessageLabel, modulus: int | None) -> None:
@@ -279,10 +282,7 @@ class ResidueMasks:
 
     def __init__(self, session_id: bytes, rank: int, pair_secrets: Mapping[int, bytes], group_secret: bytes) -> None:
         """Prepare the keys of a session; arguments as of ``PairwiseMasks``. Raises: ValueError."""
-        if set(pair_secrets) | {rank} != set(range(len(pair_secrets) + 1)):
-            raise ValueError("pair_secrets must hold exactly the other ranks of the session")
-        if not session_id or any(len(s) != KEY_SIZE_BYTES for s in (*pair_secrets.values(), group_secret)):
-            raise ValueError(f"a session id and secrets of {KEY_SIZE_BYTES} bytes are required")
+        _check_session(session_id, rank, pair_secrets, group_secret)
         self._rank, self._last_counter = rank, -1
         self._pairs = {
             peer: _cipher(derive_key(secret, session_id, "residues/pair", min(rank, peer), max(rank, peer)))

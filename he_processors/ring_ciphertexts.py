@@ -8,13 +8,14 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from he_processors.errors import BackendUnavailable, ProtocolError
+from he_processors.errors import BackendUnavailable, CapacityExceeded, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
 # Ciphertexts of BFV and CKKS as plain residues: wire format and key-less addition.
@@ -29,10 +30,13 @@ KEY_ID_BYTES = 16
 POLYNOMIALS = 2
 MAX_VALUES = 1 << 32
 
+_Value = TypeVar("_Value", bound=np.generic)
+
 _PUBLIC_MAGIC = b"VLHP"
 _CIPHERTEXT_MAGIC = b"VLHC"
 _VERSION = 1
-_PUBLIC = struct.Struct("<4sBBI16s")
+_SECRET_MAGIC = b"VLHS"
+_FACTS = struct.Struct("<4sBBI16s")  # magic, version, scheme, summands, key id; of a secret its residues follow
 _HEADER = struct.Struct("<4sBBI16sQ")
 _PLANES = (("<u4", 32), ("<u2", 16), ("u1", 8))
 
@@ -92,18 +96,23 @@ class KeyFacts:
 
     def pack(self, scheme: RingScheme) -> bytes:
         """Return the public parameters that the server gets."""
-        return _PUBLIC.pack(_PUBLIC_MAGIC, _VERSION, scheme.code, self.n_summands, self.key_id)
+        return _FACTS.pack(_PUBLIC_MAGIC, _VERSION, scheme.code, self.n_summands, self.key_id)
 
     @classmethod
     def unpack(cls, data: bytes, scheme: RingScheme) -> KeyFacts:
         """Parse what ``pack`` wrote. Raises: ProtocolError."""
-        if len(data) != _PUBLIC.size:
-            raise ProtocolError(f"{scheme.name} parameters of {len(data)} bytes, {_PUBLIC.size} are due")
-        magic, version, code, n_summands, key_id = _PUBLIC.unpack(data)
-        if (magic, version, code) != (_PUBLIC_MAGIC, _VERSION, scheme.code):
-            raise ProtocolError(f"not the parameters of {scheme.name} in this version of VeilBoost")
+        if len(data) != _FACTS.size:
+            raise ProtocolError(f"{scheme.name} parameters of {len(data)} bytes, {_FACTS.size} are due")
+        return cls.read(data, scheme, _PUBLIC_MAGIC)
+
+    @classmethod
+    def read(cls, data: bytes, scheme: RingScheme, expected: bytes) -> KeyFacts:
+        """Read the facts with which bytes of this magic begin. Raises: ProtocolError."""
+        magic, version, code, n_summands, key_id = _FACTS.unpack_from(data)
+        if (magic, version, code) != (expected, _VERSION, scheme.code):
+            raise ProtocolError(f"not a key, or parameters, of {scheme.name} in this version of VeilBoost")
         if not 1 <= n_summands <= scheme.max_summands:
-            raise ProtocolError(f"{scheme.name} parameters announce {n_summands} summands")
+            raise ProtocolError(f"a {scheme.name} key, or its parameters, of {n_summands} summands")
         return cls(key_id, n_summands)
 
 
@@ -373,10 +382,6 @@ class _MemoryFile:
 # The symmetric key that the sites of one job share under BFV or CKKS, and what it does to plaintexts.
 
 
-_SECRET = struct.Struct("<4sBBI16s")  # magic, version, scheme, summands, key id; the key's residues follow
-_MAGIC = b"VLHS"
-
-
 def generate_secret(scheme: RingScheme, context: seal.SEALContext, n_summands: int) -> bytes:
     """Draw a fresh key and return it as bytes.
 
@@ -388,8 +393,64 @@ def generate_secret(scheme: RingScheme, context: seal.SEALContext, n_summands: i
     """
     facts = KeyFacts.new(scheme, n_summands)
     key = seal.KeyGenerator(context).secret_key()
-    header = _SECRET.pack(_MAGIC, _VERSION, scheme.code, facts.n_summands, facts.key_id)
+    header = _FACTS.pack(_SECRET_MAGIC, _VERSION, scheme.code, facts.n_summands, facts.key_id)
     return header + _secret_codec(scheme, context).export(key.save).tobytes()
+
+
+class RingProcessor:
+    """What the processors of both schemes share: a key of one job attempt, and sums of signed integers under it.
+
+    Attributes:
+        n_summands: how many sites the key was made for.
+        capacity: the magnitudes of all sites' integers must not add up to more than this.
+    """
+
+    scheme: ClassVar[RingScheme]
+    capacity: int
+    _key: RingKey
+
+    @staticmethod
+    def _context(n_summands: int) -> seal.SEALContext:
+        """Return SEAL's constants for sums over so many sites. Raises: ValueError: the scheme cannot add so many."""
+        raise NotImplementedError
+
+    @classmethod
+    def generate(cls, n_summands: int) -> bytes:
+        """Draw a fresh key for sums over ``n_summands`` sites and return its secret bytes.
+
+        Security: seal them to the other sites; they must never reach the server or a disk.
+
+        Raises:
+            ValueError: the scheme cannot add that many messages.
+        """
+        return generate_secret(cls.scheme, cls._context(n_summands), n_summands)
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> Self:
+        """Build the processor from the secret bytes of one site. Raises: ProtocolError."""
+        return cls(secret)  # type: ignore[call-arg]  # both schemes begin so
+
+    @property
+    def n_summands(self) -> int:
+        """How many sites the key was made for."""
+        return self._key.facts.n_summands
+
+    def public_parameters(self) -> bytes:
+        """Return what the server needs to add; no secret is in it."""
+        return self._key.facts.pack(self.scheme)
+
+    def _check_capacity(self, integers: NDArray[np.int64]) -> None:
+        """Raises: CapacityExceeded: an integer exceeds a site's part of the capacity."""
+        bound = self.capacity // self.n_summands
+        if integers.size and not -bound <= int(integers.min()) <= int(integers.max()) <= bound:
+            raise CapacityExceeded(
+                f"an integer exceeds 1/{self.n_summands} of {self.scheme.name}'s capacity of {self.capacity}"
+            )
+
+    def _chunks(self, values: NDArray[_Value]) -> Iterator[NDArray[_Value]]:
+        """Yield what each ciphertext of a message holds."""
+        step = self.scheme.values_per_ciphertext
+        return (values[i : i + step] for i in range(0, values.size, step))
 
 
 class RingKey:
@@ -449,14 +510,9 @@ class RingKey:
 
 def split_secret(scheme: RingScheme, secret: bytes) -> tuple[KeyFacts, bytes]:
     """Read the header of a key and return what it says, and the key's residues. Raises: ProtocolError."""
-    if len(secret) < _SECRET.size:
+    if len(secret) < _FACTS.size:
         raise ProtocolError(f"a {scheme.name} key is too short")
-    magic, version, code, n_summands, key_id = _SECRET.unpack_from(secret)
-    if (magic, version, code) != (_MAGIC, _VERSION, scheme.code):
-        raise ProtocolError(f"not a key of {scheme.name} in this version of VeilBoost")
-    if not 1 <= n_summands <= scheme.max_summands:
-        raise ProtocolError(f"a {scheme.name} key for {n_summands} summands")
-    return KeyFacts(key_id, n_summands), secret[_SECRET.size :]
+    return KeyFacts.read(secret, scheme, _SECRET_MAGIC), secret[_FACTS.size :]
 
 
 def _parse_secret(scheme: RingScheme, context: seal.SEALContext, secret: bytes) -> tuple[KeyFacts, seal.SecretKey]:

@@ -9,16 +9,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum import reference
 from he_processors.bignum.interface import ModBatch, Residues
-from he_processors.bignum.reference import (
-    ReferenceBatch,
-    check_exponents,
-    check_horner,
-    check_index,
-    check_modulus,
-    check_rows,
-    check_segments,
-)
 from he_processors.bignum.rows import byte_width, random_rows_below, rows_from_ints, widen
 from he_processors.cuda.arithmetic import DeviceArithmetic, power_program, segment_slabs, table_window
 from he_processors.cuda.device import Array, Device, ShapePair, guarded, open_devices, shapes_for
@@ -49,7 +41,7 @@ def first_disagreement(batch: ModBatch, source: RandomSource = OS_RANDOMNESS) ->
 
     Operands: 0, 1, the two largest residues, and random ones.
     """
-    trusted: ModBatch = ReferenceBatch(batch.modulus)  # type: ignore[assignment]  # its residues are plain lists
+    trusted: ModBatch = reference.ReferenceBatch(batch.modulus)  # type: ignore[assignment]  # its residues are plain lists
     edges = rows_from_ints([0, 1, batch.modulus - 1, batch.modulus - 2], batch.width)
     rows = np.concatenate([edges, random_rows_below(_N_RANDOM, batch.modulus, source)])
     for name, operation in _operations(len(rows), batch.modulus, source):
@@ -101,7 +93,7 @@ class CudaFixedBase:
         Raises:
             ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
-        check_exponents(exponents, self._exponent_bits)
+        reference.check_exponents(exponents, self._exponent_bits)
         window, tables = self._tables_for(len(exponents))
         n_words, n_windows = -(-exponents.shape[1] // 4), -(-self._exponent_bits // window)
 
@@ -237,7 +229,7 @@ class CudaBatch:
     name = "cuda"
 
     def __init__(self, modulus: int, *, devices: tuple[Device, ...], shapes: ShapePair | None = None) -> None:
-        check_modulus(modulus)
+        reference.check_modulus(modulus)
         shapes = shapes or shapes_for(modulus.bit_length())
         if shapes is None:
             raise BackendUnavailable(f"CUDA kernels do not take a modulus of {modulus.bit_length()} bits")
@@ -254,7 +246,7 @@ class CudaBatch:
     @guarded
     def from_wire(self, rows: NDArray[np.uint8]) -> CudaResidues:
         """Take residues in. Shapes: rows: uint8[n, width]. Raises: ProtocolError if a value >= modulus."""
-        check_rows(rows, self.width)
+        reference.check_rows(rows, self.width)
         flags = [device.upload(np.zeros(1, dtype=np.uint32)) for device in self.devices]
 
         def enter(start: int, stop: int, number: int) -> Array:
@@ -321,7 +313,7 @@ class CudaBatch:
     def take(self, residues: CudaResidues, index: NDArray[np.int64]) -> CudaResidues:
         """Gather rows. Shapes: index: int64[m]; result: Residues[m]. Raises: IndexError out of range."""
         self._check_own(residues)
-        check_index(index, len(residues))
+        reference.check_index(index, len(residues))
         return self.build(len(index), lambda start, stop, number: self._gather(residues, index[start:stop], number))
 
     @guarded
@@ -368,7 +360,7 @@ class CudaBatch:
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Residues[n_segments].
         """
         self._check_own(residues)
-        check_segments(order, starts, len(residues))
+        reference.check_segments(order, starts, len(residues))
         order, starts = np.ascontiguousarray(order, dtype=np.int32), np.asarray(starts, dtype=np.int64)
         slabs = []
         for first, last in segment_slabs(starts, _MAX_POSITIONS):
@@ -403,7 +395,7 @@ class CudaBatch:
         Shapes: residues: Residues[n], the last group may be shorter; result: Residues[ceil(n / group)].
         """
         self._check_own(residues)
-        check_horner(group, shift_bits)
+        reference.check_horner(group, shift_bits)
 
         def pack(start: int, stop: int, number: int) -> Array:
             rows = self._rows(residues, start * group, min(stop * group, len(residues)), number)

@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors._native import extension
-from he_processors.bignum.reference import (
-    check_exponents,
-    check_horner,
-    check_index,
-    check_modulus,
-    check_rows,
-    check_segments,
-)
+from he_processors.bignum import reference
 from he_processors.bignum.rows import byte_width, default_threads, row_blocks, run_blocks
 from he_processors.errors import BackendUnavailable, ProtocolError
 
@@ -28,6 +21,9 @@ from he_processors.errors import BackendUnavailable, ProtocolError
 _WIDEST_TABLE_WINDOW = 11
 _LARGEST_TABLE_BYTES = 96 << 20
 _WIDEST_SLIDING_WINDOW = 7
+_LANES = 8
+_SHORTEST_CHUNK, _LONGEST_CHUNK = 16, 512
+_CHUNKS_PER_LANE = 8
 
 
 def cut_segments(starts: NDArray[np.int64], chunk: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -45,6 +41,36 @@ def cut_segments(starts: NDArray[np.int64], chunk: int) -> tuple[NDArray[np.int6
     begin = lengths[segment] * ordinal // n_tasks[segment]
     end = lengths[segment] * (ordinal + 1) // n_tasks[segment]
     return np.stack([starts[segment] + begin, end - begin, number], axis=1), task_starts
+
+
+SegmentPass = tuple[NDArray[np.int32], list[NDArray[np.int64]], int]
+"""A row order, its tasks as dealt out to the threads, and how many these are."""
+
+
+def segment_passes(
+    order: NDArray[np.int32], starts: NDArray[np.int64], threads: int, shortest: int
+) -> list[SegmentPass]:
+    """Plan segmented products: each pass works on the results of the one before, the last gives one for each segment.
+
+    Long segments are cut into chunks, of at least ``shortest`` rows where there are so many, so that one of them cannot
+    leave the other lanes idle. Cutting costs no products: a segment of k rows takes k - 1 of them anyway. Chunks are
+    dealt out to the threads in turn, longest first: each gets as many long ones.
+
+    Shapes: order: int32[m]; starts: int64[n_segments + 1], checked.
+    """
+    order, starts = np.ascontiguousarray(order, dtype=np.int32), np.asarray(starts, dtype=np.int64)
+    chunks = threads * _LANES * _CHUNKS_PER_LANE
+    chunk = int(np.clip(int(starts[-1] - starts[0]) // chunks, shortest, _LONGEST_CHUNK))
+    passes: list[SegmentPass] = []
+    while True:
+        tasks, chunk_starts = cut_segments(starts, chunk)
+        longest_first = np.argsort(-tasks[:, 1], kind="stable")
+        n_hands = max(1, min(threads, len(tasks) // _LANES))
+        hands = [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
+        passes.append((order, hands, len(tasks)))
+        if len(tasks) == len(starts) - 1:
+            return passes
+        order, starts = np.arange(len(tasks), dtype=np.int32), chunk_starts
 
 
 def best_window(exponent_bits: int, n_exponents: int, row_bytes: int) -> int:
@@ -108,10 +134,7 @@ _bignum = extension("_bignum")
 Limbs = NDArray[np.uint64] | NDArray[np.uint32]
 
 _MIN_LIMBS = 8
-_LANES = 8
 _SLACK_BITS = 4  # R is at least 2^4 times the scaled modulus: a sum of two products may enter a product
-_LONGEST_CHUNK = 512
-_CHUNKS_PER_LANE = 8
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -160,7 +183,7 @@ class NativeBatch:
     """
 
     def __init__(self, modulus: int, *, variant: str, threads: int | None = None) -> None:
-        check_modulus(modulus)
+        reference.check_modulus(modulus)
         if threads is not None and threads < 1:
             raise ValueError("threads must be at least 1")
         layout = {name: (bits, size) for name, bits, size in _bignum.instruction_sets()}
@@ -185,7 +208,7 @@ class NativeBatch:
 
     def from_wire(self, rows: NDArray[np.uint8]) -> NativeResidues:
         """Take residues in. Shapes: rows: uint8[n, width]. Raises: ProtocolError if a value >= modulus."""
-        check_rows(rows, self.width)
+        reference.check_rows(rows, self.width)
         rows = np.ascontiguousarray(rows)
         if _bignum.first_not_below(rows, self.width, self.modulus.to_bytes(self.width, "little")) >= 0:
             raise ProtocolError("a residue is not below its modulus")
@@ -212,7 +235,7 @@ class NativeBatch:
 
     def take(self, residues: NativeResidues, index: NDArray[np.int64]) -> NativeResidues:
         """Gather rows. Shapes: index: int64[m]; result: Residues[m]. Raises: IndexError out of range."""
-        check_index(index, len(residues))
+        reference.check_index(index, len(residues))
         return self._residues(self._limbs(residues)[index])
 
     def concat(self, parts: list[NativeResidues]) -> NativeResidues:
@@ -238,25 +261,15 @@ class NativeBatch:
         return self._combine(_bignum.add, a, b)
 
     def segprod(self, residues: NativeResidues, order: NDArray[np.int32], starts: NDArray[np.int64]) -> NativeResidues:
-        """Multiply the rows of each segment of a row order; an empty segment gives 1.
-
-        Long segments are cut into chunks, so that one of them cannot leave the other lanes idle; a second pass
-        multiplies the chunks' products. Cutting costs no products: a segment of k rows takes k - 1 of them anyway.
+        """Multiply the rows of each segment of a row order, in passes over chunks of it; an empty segment gives 1.
 
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Residues[n_segments].
         """
         limbs = self._limbs(residues)
-        check_segments(order, starts, len(limbs))
-        order = np.ascontiguousarray(order, dtype=np.int32)
-        starts = np.asarray(starts, dtype=np.int64)
-        lanes = self.threads * _LANES * _CHUNKS_PER_LANE
-        chunk = int(np.clip(int(starts[-1] - starts[0]) // lanes, 16, _LONGEST_CHUNK))
-        while True:
-            tasks, chunk_starts = cut_segments(starts, chunk)
-            limbs = self._products(limbs, order, tasks)
-            if len(tasks) == len(starts) - 1:
-                return self._residues(limbs)
-            order, starts = np.arange(len(tasks), dtype=np.int32), chunk_starts
+        reference.check_segments(order, starts, len(limbs))
+        for of_pass in segment_passes(order, starts, self.threads, _SHORTEST_CHUNK):
+            limbs = self._products(limbs, *of_pass)
+        return self._residues(limbs)
 
     def fixed_base(self, base: int, exponent_bits: int) -> NativeFixedBase:
         """Prepare powers of one base for exponents of at most ``exponent_bits`` bits."""
@@ -277,7 +290,7 @@ class NativeBatch:
 
         Shapes: residues: Residues[n], the last group may be shorter; result: Residues[ceil(n / group)].
         """
-        check_horner(group, shift_bits)
+        reference.check_horner(group, shift_bits)
         limbs = self._limbs(residues)
         out = self._empty(-(-len(limbs) // group))
 
@@ -315,12 +328,8 @@ class NativeBatch:
         )
         return self._residues(out)
 
-    def _products(self, limbs: Limbs, order: NDArray[np.int32], tasks: NDArray[np.int64]) -> Limbs:
-        """Multiply out tasks, longest first, dealt out to the threads in turn: each gets as many long ones."""
-        longest_first = np.argsort(-tasks[:, 1], kind="stable")
-        n_hands = max(1, min(self.threads, len(tasks) // _LANES))
-        hands = [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
-        out = self._empty(len(tasks))
+    def _products(self, limbs: Limbs, order: NDArray[np.int32], hands: list[NDArray[np.int64]], n_tasks: int) -> Limbs:
+        out = self._empty(n_tasks)
         run_blocks(lambda hand: _bignum.products(self._handle, limbs, order, hand, out), hands, self.threads)
         return out
 
@@ -373,7 +382,7 @@ class NativeFixedBase:
         Raises:
             ValueError: an exponent needs more than ``exponent_bits`` bits.
         """
-        check_exponents(exponents, self._exponent_bits)
+        reference.check_exponents(exponents, self._exponent_bits)
         table, window = self._table_for(len(exponents))
         return self._arithmetic.table_powers(table, window, exponents)
 

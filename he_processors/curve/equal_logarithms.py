@@ -8,8 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import rows_from_ints
-from he_processors.curve.interface import BASE_POINT, GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Curve, Points
+from he_processors.curve.interface import (
+    GROUP_ORDER,
+    RISTRETTO_BYTES,
+    SCALAR_BYTES,
+    Curve,
+    Points,
+    base_point,
+    rows_of,
+)
 from he_processors.errors import ProtocolError
 from he_processors.key_agreement import DOMAIN, encode_fields
 from he_processors.randomness import RandomSource, random_below
@@ -32,7 +39,7 @@ _DIGITS = 256
 
 def commitment(curve: Curve, secret: int) -> bytes:
     """Return secret G."""
-    return curve.to_ristretto(curve.fixed_base(_base(curve)).mul(_scalars(secret))).tobytes()
+    return curve.to_ristretto(curve.fixed_base(base_point(curve)).mul(rows_of([secret]))).tobytes()
 
 
 def draw_weights(transcript: bytes, n: int) -> NDArray[np.uint8]:
@@ -77,11 +84,11 @@ def prove(curve: Curve, secret: int, transcript: bytes, product: bytes, randomne
         transcript: a hash over all that the proof is about: session, prover and place, commitments, elements.
     """
     inverse, nonce = pow(secret, -1, GROUP_ORDER), 1 + random_below(GROUP_ORDER - 1, randomness)
-    base = curve.mul(_element(curve, product), _scalars(inverse))
-    ours = curve.to_ristretto(curve.mul(curve.concat([_base(curve), base]), _scalars(nonce, nonce)))
+    base = curve.mul(_element(curve, product), rows_of([inverse]))
+    ours = curve.to_ristretto(curve.mul(curve.concat([base_point(curve), base]), rows_of([nonce, nonce])))
     encoded = curve.to_ristretto(base).tobytes()
     challenge = _challenge(transcript, commitment(curve, secret), encoded, product, ours.tobytes())
-    return _scalars(challenge, (nonce - challenge * secret) % GROUP_ORDER).tobytes()
+    return rows_of([challenge, nonce - challenge * secret]).tobytes()
 
 
 def holds(curve: Curve, transcript: bytes, committed: bytes, base: bytes, product: bytes, proof: bytes) -> bool:
@@ -94,11 +101,13 @@ def holds(curve: Curve, transcript: bytes, committed: bytes, base: bytes, produc
     if len(proof) != PROOF_BYTES or max(challenge, response) >= GROUP_ORDER:
         return False
     try:
-        left = curve.concat([_base(curve), _element(curve, base)])
+        left = curve.concat([base_point(curve), _element(curve, base)])
         right = curve.concat([_element(curve, committed), _element(curve, product)])
     except ProtocolError:
         return False
-    theirs = curve.add(curve.mul(left, _scalars(response, response)), curve.mul(right, _scalars(challenge, challenge)))
+    theirs = curve.add(
+        curve.mul(left, rows_of([response, response])), curve.mul(right, rows_of([challenge, challenge]))
+    )
     return challenge == _challenge(transcript, committed, base, product, curve.to_ristretto(theirs).tobytes())
 
 
@@ -107,18 +116,10 @@ def _challenge(transcript: bytes, committed: bytes, base: bytes, product: bytes,
     return int.from_bytes(hashlib.sha512(content).digest(), "little") % GROUP_ORDER
 
 
-def _base(curve: Curve) -> Points:
-    return curve.from_affine(np.frombuffer(BASE_POINT, dtype=np.uint8).reshape(1, -1))
-
-
 def _element(curve: Curve, encoded: bytes) -> Points:
     if len(encoded) != RISTRETTO_BYTES:
         raise ProtocolError("an element has another size")
     return curve.from_ristretto(np.frombuffer(encoded, dtype=np.uint8).reshape(1, -1))
-
-
-def _scalars(*values: int) -> NDArray[np.uint8]:
-    return rows_from_ints(values, SCALAR_BYTES)
 
 
 def _starts(keys: NDArray[np.int64] | NDArray[np.uint16], n: int) -> NDArray[np.int64]:

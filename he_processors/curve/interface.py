@@ -13,11 +13,13 @@ Reference: RFC 8032, section 5.1; RFC 9496, section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from he_processors.bignum.rows import rows_from_ints
 
 FIELD_PRIME = 2**255 - 19
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -31,6 +33,16 @@ BASE_POINT = bytes.fromhex(  # x and y of the base point, of prime order
 )
 NOT_ON_CURVE = "bytes are no point of the curve"
 NOT_RISTRETTO = "bytes are no element of ristretto255"
+
+
+def rows_of(scalars: Sequence[int]) -> NDArray[np.uint8]:
+    """Write integers as scalars. Shapes: result: uint8[n, 32], below the order."""
+    return rows_from_ints((scalar % GROUP_ORDER for scalar in scalars), SCALAR_BYTES)
+
+
+def base_point(curve: Curve) -> Points:
+    """Return the base point. Shapes: result: Points[1]."""
+    return curve.from_affine(np.frombuffer(BASE_POINT, dtype=np.uint8)[None])
 
 
 class Points(Protocol):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors._native import extension
-from he_processors.bignum.native import cut_segments
+from he_processors.bignum.native import segment_passes
 from he_processors.bignum.reference import check_index, check_rows, check_segments
 from he_processors.bignum.rows import default_threads, ints_from_rows, row_blocks, run_blocks
 from he_processors.curve.interface import (
@@ -99,6 +100,7 @@ def _wide_naf(scalar: int) -> list[int]:
 _curve = extension("_curve")
 
 Rows = NDArray[np.uint64]
+_Word = TypeVar("_Word", bound=np.generic)
 
 _AFFINE_WORDS = 16
 _POINT_WORDS = 20
@@ -106,8 +108,6 @@ _LINE_WORDS = 8  # of a cache line: affine rows take two whole ones
 _LANES = 8
 _ORDER_BYTES = GROUP_ORDER.to_bytes(SCALAR_BYTES, "little")
 _SHORTEST_CHUNK = 32
-_LONGEST_CHUNK = 512
-_CHUNKS_PER_LANE = 8
 
 
 def instruction_sets() -> tuple[str, ...]:
@@ -170,7 +170,7 @@ class NativeCurve:
 
     def to_affine(self, points: NativePoints) -> NDArray[np.uint8]:
         """Give points out in their one affine form. Shapes: result: uint8[n, 64]."""
-        return self._write(_curve.to_affine, points, AFFINE_BYTES)
+        return self._apply(_curve.to_affine, np.empty((len(points), AFFINE_BYTES), np.uint8), self._rows(points))
 
     def from_ristretto(self, rows: NDArray[np.uint8]) -> NativePoints:
         """Decode elements of ristretto255. Shapes: rows: uint8[n, 32]. Raises: ProtocolError for any other bytes."""
@@ -179,7 +179,7 @@ class NativeCurve:
 
     def to_ristretto(self, points: NativePoints) -> NDArray[np.uint8]:
         """Encode elements of ristretto255. Shapes: result: uint8[n, 32]."""
-        return self._write(_curve.to_ristretto, points, RISTRETTO_BYTES)
+        return self._apply(_curve.to_ristretto, np.empty((len(points), RISTRETTO_BYTES), np.uint8), self._rows(points))
 
     def from_uniform(self, rows: NDArray[np.uint8]) -> NativePoints:
         """Derive elements of ristretto255 from uniform bytes. Shapes: rows: uint8[n, 64]; result: Points[n]."""
@@ -217,30 +217,21 @@ class NativeCurve:
     def add(self, a: NativePoints, b: NativePoints) -> NativePoints:
         """Add point by point; ``a`` may be ``b``. Raises: ValueError if the lengths differ."""
         check_lengths(a, b)
-        left, right, out = self._rows(a), self._rows(b), _empty(len(a), _POINT_WORDS)
-        self._by_rows(len(a), lambda block: _curve.add(self._set, left[block], right[block], out[block]))
-        return self._points(out)
+        return self._points(self._apply(_curve.add, _empty(len(a), _POINT_WORDS), self._rows(a), self._rows(b)))
 
     def negate(self, points: NativePoints) -> NativePoints:
         """Return the negative of every point."""
         rows = self._rows(points)
-        out = _empty(*rows.shape)
-        self._by_rows(len(rows), lambda block: _curve.negate(self._set, rows[block], out[block]))
-        return self._points(out)
+        return self._points(self._apply(_curve.negate, _empty(*rows.shape), rows))
 
     def double(self, points: NativePoints, times: int) -> NativePoints:
         """Multiply every point by 2^times. Raises: ValueError if ``times`` is negative."""
         if times < 0:
             raise ValueError("times must not be negative")
-        rows, out = self._rows(points), _empty(len(points), _POINT_WORDS)
-        self._by_rows(len(rows), lambda block: _curve.twice(self._set, rows[block], times, out[block]))
-        return self._points(out)
+        return self._points(self._apply(_curve.twice, _empty(len(points), _POINT_WORDS), self._rows(points), times))
 
     def segsum(self, points: NativePoints, order: NDArray[np.int32], starts: NDArray[np.int64]) -> NativePoints:
         """Add the points of each segment of a row order; an empty segment gives the neutral point.
-
-        Long segments are cut into chunks, so that one of them cannot leave the other lanes idle; a second pass adds
-        the chunks' sums.
 
         Shapes: order: int32[m]; starts: int64[n_segments + 1], non-decreasing; result: Points[n_segments].
         """
@@ -254,23 +245,13 @@ class NativeCurve:
         Raises: as ``segsum``; from the result, ValueError for another number of points.
         """
         check_segments(order, starts, n_rows)
-        order = np.ascontiguousarray(order, dtype=np.int32)
-        starts = np.asarray(starts, dtype=np.int64)
-        lanes = self.threads * _LANES * _CHUNKS_PER_LANE
-        chunk = int(np.clip(int(starts[-1] - starts[0]) // lanes, _SHORTEST_CHUNK, _LONGEST_CHUNK))
-        passes = []
-        while True:
-            tasks, chunk_starts = cut_segments(starts, chunk)
-            passes.append((order, self._dealt(tasks), len(tasks)))
-            if len(tasks) == len(starts) - 1:
-                break
-            order, starts = np.arange(len(tasks), dtype=np.int32), chunk_starts
+        passes = segment_passes(order, starts, self.threads, _SHORTEST_CHUNK)
 
         def add(points: NativePoints) -> NativePoints:
             check_lengths(points, range(n_rows))
             rows = self._rows(points)
-            for of_pass, hands, n_tasks in passes:
-                rows = self._sums(rows, of_pass, hands, n_tasks)
+            for of_pass in passes:
+                rows = self._sums(rows, *of_pass)
             return self._points(rows)
 
         return add
@@ -286,9 +267,7 @@ class NativeCurve:
         check_rows(scalars, SCALAR_BYTES)
         scalars = _checked(scalars)
         check_lengths(points, scalars)
-        rows, out = self._rows(points), _empty(len(points), _POINT_WORDS)
-        self._by_rows(len(rows), lambda block: _curve.mul(self._set, rows[block], scalars[block], out[block]))
-        return self._points(out)
+        return self._points(self._apply(_curve.mul, _empty(len(points), _POINT_WORDS), self._rows(points), scalars))
 
     def mul_by_each(self, points: NativePoints, scalars: NDArray[np.uint8]) -> list[NativePoints]:
         """Multiply every point by each of a few scalars. Shapes: scalars: uint8[k, 32]; result: k times Points[n]."""
@@ -323,9 +302,7 @@ class NativeCurve:
     def equal(self, a: NativePoints, b: NativePoints) -> NDArray[np.bool_]:
         """Compare point by point, as points of the curve. Shapes: result: bool[n]."""
         check_lengths(a, b)
-        left, right, out = self._rows(a), self._rows(b), np.empty(len(a), dtype=np.uint8)
-        self._by_rows(len(a), lambda block: _curve.equal(self._set, left[block], right[block], out[block]))
-        return out.view(np.bool_)
+        return self._apply(_curve.equal, np.empty(len(a), np.uint8), self._rows(a), self._rows(b)).view(np.bool_)
 
     def y_words(self, points: NativePoints) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
         """Return the low 64 bits of each y and the lowest bit of each x. Shapes: uint64[n], uint8[n]."""
@@ -363,12 +340,6 @@ class NativeCurve:
         )
         return self._points(out)
 
-    def _dealt(self, tasks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Deal tasks out to the threads in turn, longest first: each gets as many long ones."""
-        longest_first = np.argsort(-tasks[:, 1], kind="stable")
-        n_hands = max(1, min(self.threads, len(tasks) // _LANES))
-        return [np.ascontiguousarray(tasks[longest_first[hand::n_hands]]) for hand in range(n_hands)]
-
     def _sums(self, rows: Rows, order: NDArray[np.int32], hands: list[NDArray[np.int64]], n_tasks: int) -> Rows:
         out = _empty(n_tasks, _POINT_WORDS)
         run_blocks(lambda hand: _curve.sums(self._set, rows, order, hand, out), hands, self.threads)
@@ -383,18 +354,20 @@ class NativeCurve:
             raise ProtocolError(error)
         return self._points(out)
 
-    def _write(self, operation: Callable[..., bool], points: NativePoints, width: int) -> NDArray[np.uint8]:
-        rows = self._rows(points)
-        out = np.empty((len(rows), width), dtype=np.uint8)
-        self._by_rows(len(rows), lambda block: operation(self._set, rows[block], out[block]))
+    def _apply(self, operation: Callable[..., object], out: NDArray[_Word], *inputs: Any) -> NDArray[_Word]:
+        """Run an operation on blocks of rows of its inputs, each with the same rows of ``out``; numbers are for all."""
+
+        def run(block: slice) -> None:
+            parts = (one[block] if isinstance(one, np.ndarray) else one for one in inputs)
+            operation(self._set, *parts, out[block])
+
+        self._by_rows(len(out), run)
         return out
 
     def _extended(self, rows: Rows) -> Rows:
         if rows.shape[1] == _POINT_WORDS:
             return rows
-        out = _empty(len(rows), _POINT_WORDS)
-        self._by_rows(len(rows), lambda block: _curve.widen(self._set, rows[block], out[block]))
-        return out
+        return self._apply(_curve.widen, _empty(len(rows), _POINT_WORDS), rows)
 
     def _by_rows(self, n_rows: int, function: Callable[[slice], object]) -> None:
         run_blocks(function, row_blocks(n_rows, self.threads, _LANES), self.threads)

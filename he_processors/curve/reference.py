@@ -9,7 +9,7 @@ Reference: RFC 8032, 5.1.4 (addition); RFC 9496, 4 (ristretto255).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class ReferenceCurve:
     def to_affine(self, points: PointBatch) -> NDArray[np.uint8]:
         """Give points out in their one affine form. Shapes: result: uint8[n, 64]."""
         affine = [_affine(point) for point in points]
-        return np.hstack([_field_rows(x for x, _ in affine), _field_rows(y for _, y in affine)])
+        return np.hstack([rows_from_ints((x for x, _ in affine), 32), rows_from_ints((y for _, y in affine), 32)])
 
     def from_ristretto(self, rows: NDArray[np.uint8]) -> PointBatch:
         """Decode elements of ristretto255. Shapes: rows: uint8[n, 32]. Raises: ProtocolError for any other bytes."""
@@ -94,7 +94,7 @@ class ReferenceCurve:
 
     def to_ristretto(self, points: PointBatch) -> NDArray[np.uint8]:
         """Encode elements of ristretto255. Shapes: result: uint8[n, 32]."""
-        return _field_rows(_encode(point) for point in points)
+        return rows_from_ints((_encode(point) for point in points), 32)
 
     def from_uniform(self, rows: NDArray[np.uint8]) -> PointBatch:
         """Derive elements of ristretto255 from uniform bytes. Shapes: rows: uint8[n, 64]; result: Points[n]."""
@@ -213,10 +213,6 @@ def read_scalars(scalars: NDArray[np.uint8]) -> list[int]:
     """Read checked scalars. Shapes: scalars: uint8[n, width]. Raises: ValueError as ``check_scalars``."""
     check_scalars(scalars)
     return ints_from_rows(scalars)
-
-
-def _field_rows(values: Iterable[int]) -> NDArray[np.uint8]:
-    return rows_from_ints(values, 32)
 
 
 def _add(a: Point, b: Point) -> Point:

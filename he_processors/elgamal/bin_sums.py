@@ -12,16 +12,8 @@ from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import AFFINE_BYTES, COFACTOR_BITS, GROUP_ORDER, Curve, Points
-from he_processors.elgamal.encryption import (
-    ColumnBatches,
-    DigitFormat,
-    ElGamalPublicKey,
-    PointColumns,
-    base_point,
-    by_blocks,
-    rows_of,
-)
+from he_processors.curve.interface import AFFINE_BYTES, COFACTOR_BITS, GROUP_ORDER, Curve, Points, base_point, rows_of
+from he_processors.elgamal.encryption import ColumnBatches, DigitFormat, ElGamalPublicKey, PointColumns, by_blocks
 from he_processors.errors import ProtocolError
 from he_processors.histogram.planner import HistogramPlan
 from he_processors.histogram.sums import BinNoise

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import StaysInProcess
-from he_processors.curve.interface import COFACTOR_BITS, Curve, Points
-from he_processors.elgamal.encryption import DigitFormat, ElGamalPrivateKey, PointColumns, base_point, rows_of
+from he_processors.curve.interface import COFACTOR_BITS, Curve, Points, base_point, rows_of
+from he_processors.elgamal.encryption import DigitFormat, ElGamalPrivateKey, PointColumns
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import REFUSED, IntegerRange
 from he_processors.histogram.planner import BinLayout

@@ -14,24 +14,12 @@ from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum.rows import random_rows_below, row_blocks, run_blocks
-from he_processors.curve.interface import AFFINE_BYTES, BASE_POINT, GROUP_ORDER, SCALAR_BYTES, Curve, FixedBase, Points
+from he_processors.curve.interface import AFFINE_BYTES, GROUP_ORDER, Curve, FixedBase, Points, base_point, rows_of
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words
 from he_processors.fixed_point import IntegerRange, PairFormat
 from he_processors.paillier import BLOCK_ROWS, RandomiserPool
 from he_processors.randomness import BULK_RANDOMNESS, OS_RANDOMNESS, RandomSource
-
-# ElGamal keys: one secret scalar for each message of a row, all under the same randomiser.
-
-
-# Integers as scalars of the group.
-
-
-def rows_of(scalars: list[int]) -> NDArray[np.uint8]:
-    """Write integers as scalars. Shapes: result: uint8[n, 32], below the order."""
-    joined = b"".join((scalar % GROUP_ORDER).to_bytes(SCALAR_BYTES, "little") for scalar in scalars)
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, SCALAR_BYTES)
-
 
 # ElGamal keys: one secret scalar for each message of a row, all under the same randomiser.
 #
@@ -136,11 +124,6 @@ def generate_elgamal_key(n_messages: int, curve: Curve, source: RandomSource = O
     table = curve.fixed_base(base_point(curve))
     points = curve.to_affine(table.mul(rows_of(list(scalars))))
     return ElGamalPrivateKey(scalars, ElGamalPublicKey(tuple(row.tobytes() for row in points)))
-
-
-def base_point(curve: Curve) -> Points:
-    """Return the base point. Shapes: result: Points[1]."""
-    return curve.from_affine(np.frombuffer(BASE_POINT, dtype=np.uint8)[None])
 
 
 # Gradient pairs as small digits, because a sum is read back by a discrete logarithm, and that must be short.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import GROUP_ORDER
+from he_processors.curve.interface import GROUP_ORDER, base_point, rows_of
 from he_processors.elgamal.bin_sums import Hider
-from he_processors.elgamal.encryption import ElGamalPublicKey, PointColumns, base_point, rows_of
+from he_processors.elgamal.encryption import ElGamalPublicKey, PointColumns
 from tests.support.elgamal_toys import ToyLevel, hide, point_of_order_8
 from tests.support.he_toys import SeededRandomness
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from he_processors.bignum.rows import ints_from_rows
-from he_processors.curve.interface import GROUP_ORDER
-from he_processors.elgamal.encryption import rows_of
+from he_processors.curve.interface import GROUP_ORDER, rows_of
 
 
 def test_integers_become_scalars_modulo_the_order() -> None:

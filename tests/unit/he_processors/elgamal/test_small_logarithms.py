@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from he_processors.curve.interface import base_point
 from he_processors.elgamal.decryption import SearchBounds, SmallLogarithms
-from he_processors.elgamal.encryption import base_point
 from he_processors.errors import ProtocolError
 from tests.support.elgamal_toys import toy_curve
 
