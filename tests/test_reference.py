@@ -15,8 +15,7 @@ from he_processors.errors import ConfigurationError
 from jobs import reference
 from nvflare_plugins import recipes
 from nvflare_plugins.base.declared import schema_of
-from nvflare_plugins.flare.components import kind_of_controller
-from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.flare.kinds import KINDS, kind_of_controller
 from nvflare_plugins.site.policy import SitePolicy, template
 from tests.conformance.kind_cases import CASES
 from tests.property.test_hostile_jobs import HOSTILE

@@ -16,6 +16,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.registry import ResumePoint
 from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_values import is_private
 from nvflare_plugins.workers.workers import Work
 
 # What every kind of job gives a site to work with, and what the site says at the end.
@@ -76,6 +77,11 @@ def waiting_s(job: object) -> float | None:
 def goes_on_without(job: object) -> bool:
     """Return whether a job goes on without a site that is lost."""
     return getattr(job, "on_lost_site", OnLostSite.STOP.value) == OnLostSite.CONTINUE.value
+
+
+def is_paid(job: Job) -> bool:
+    """Return whether a job takes from a privacy budget: its profile is private, or its parties add noise to sums."""
+    return is_private(job.profile) or bool(getattr(job, "is_noised", False))
 
 
 class JobDocument(Document):

@@ -18,9 +18,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.main import COMMANDS, parse
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
+from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.job import VerticalJob

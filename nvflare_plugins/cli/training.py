@@ -110,6 +110,6 @@ def plan(options: Options) -> int:
     vertical training. For a private job it says what is spent, how much noise that means and what one person is
     promised.
     """
-    from nvflare_plugins.cli.plan.command import run
+    from nvflare_plugins.cli.plan import run
 
     return run(options)

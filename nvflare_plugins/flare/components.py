@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
-
-from nvflare_plugins.flare.kinds import JobKind, kind_of
-from nvflare_plugins.site.flare_boundary import CONTROLLER, refuse_removed
-
-
-def kind_of_controller(path: object, arguments: Mapping[str, Any]) -> JobKind | None:
-    """Return the kind of a job from its controller in a job folder; None if it is no controller of ours.
-
-    Raises:
-        ConfigurationError: it names a kind or a class that is there no more.
-    """
-    refuse_removed(path)
-    return kind_of(arguments.get("kind")) if path == CONTROLLER else None
-
 
 # Where FLARE's processes look for settings: in the site's own folders, and never in a job's.
 #

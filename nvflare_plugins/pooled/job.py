@@ -44,6 +44,7 @@ class Engine(Enum):
 
 
 WORD_BITS, SHORT_WORD_BITS = 64, 32
+SCORE_BINS = 64  # most bins of the final model's probability, of jobs with pooled_metrics
 _LARGEST_EXPONENT = 192  # as the scales of sums
 _SHORT_PROFILES = (Profile.PLAIN.value, Profile.MASKS.value)
 

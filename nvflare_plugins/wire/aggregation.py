@@ -153,7 +153,7 @@ def open_sum(frame: Frame, public_parameters: Mapping[Codec, bytes]) -> Summing:
         parameters = public_parameters.get(frame.codec)
         if parameters is None:
             raise ProtocolError(f"{frame.codec.name} contribution before its public parameters")
-        total: Summing = _lattice(frame.codec).open_sum(parameters)
+        total: Summing = lattice(frame.codec).open_sum(parameters)
         return _TailedSum(total, frame.tail // _RESIDUE)
     raise ProtocolError(f"{frame.kind.name}: codec {frame.codec.name} cannot be summed")
 
@@ -170,7 +170,8 @@ def add_words(payloads: Sequence[bytes], n_values: int) -> bytes:
     return bytes(total.pack())
 
 
-def _lattice(codec: Codec) -> ModuleType:
+def lattice(codec: Codec) -> ModuleType:
+    """Return the module of a codec of ciphertexts."""
     # Imported when first needed: the lattice library takes long to load and most jobs do without it.
     return importlib.import_module("he_processors.bfv" if codec is Codec.BFV else "he_processors.ckks")
 

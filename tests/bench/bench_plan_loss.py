@@ -5,7 +5,7 @@ train on; what is lost is the share of the way from guessing (AUC 0.5) to XGBoos
 split). Held out are sets of scikit-learn and generated ones; nothing was fitted to them.
 
     --out FILE       train, and write the table as CSV (some 40 minutes of one core)
-    --fit FILE ...   read such tables: print the constants of ``nvflare_plugins/cli/plan/private.py`` as the
+    --fit FILE ...   read such tables: print the constants of ``nvflare_plugins/kinds/private_trees/planner.py`` as the
                      development sets give them, and the error on the others, beside that of one constant
 
 The last line is one JSON object.
@@ -38,7 +38,8 @@ from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, t
 from dp_components.dpboost.single_tree import LogisticLoss
 from dp_components.split_candidates.candidates import by_rule, uniform_candidates
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.cli.plan.private import buckets_over_signal, lost
+from nvflare_plugins.attempt.plan_advice import lost
+from nvflare_plugins.kinds.federboost_vertical.planner import buckets_over_signal
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.kinds.private_trees.methods import PRESETS

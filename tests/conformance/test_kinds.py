@@ -13,10 +13,9 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.flare.kinds import KINDS, read_job
 from nvflare_plugins.pages.report import build_summary
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, PART_ATTRIBUTE

@@ -12,10 +12,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.base.declared import Name, OneOf, Seconds, document
-from nvflare_plugins.cli.plan.command import read_job
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.flare.kinds import KINDS, JobKind
+from nvflare_plugins.flare.kinds import KINDS, JobKind, read_job
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
 from nvflare_plugins.site.policy_values import JobTerms

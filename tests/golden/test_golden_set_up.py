@@ -17,8 +17,7 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 from he_processors.errors import ConfigurationError
 from jobs import examples
-from nvflare_plugins.cli.plan.command import read_job
-from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.flare.kinds import kind_of, read_job
 from nvflare_plugins.site.flare_boundary import (
     CONTROLLER,
     EXECUTOR,

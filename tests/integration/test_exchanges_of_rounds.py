@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nvflare_plugins.cli.plan.horizontal import ProtectionRate, TreeRate, estimate
-from nvflare_plugins.cli.plan.messages import Network, Workload, final_messages, round_messages
+from nvflare_plugins.attempt.plan import Network
 from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.plan import ProtectionRate, TreeRate, Workload, estimate, final_messages, round_messages
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from tests.support.federation import Federation, SiteDied, dies_at, succeed

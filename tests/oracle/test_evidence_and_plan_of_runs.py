@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ProtocolError, VeilBoostError
-from nvflare_plugins.cli.plan.horizontal import workload_of_job
-from nvflare_plugins.cli.plan.messages import final_messages, message_bytes, round_messages, setup_messages
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import read_log
@@ -20,6 +18,7 @@ from nvflare_plugins.evidence.verification import Verification, verify
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.plan import final_messages, message_bytes, round_messages, setup_messages, workload_of_job
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import MaskedSums
 from tests.support import federation

@@ -23,6 +23,7 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.pages.run_record import ReportSection
+from nvflare_plugins.pooled.job import SCORE_BINS
 from nvflare_plugins.scoring.columns import auc, average_precision, kolmogorov_smirnov
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -30,7 +31,6 @@ from nvflare_plugins.xgb.cuts import shortest_between
 from nvflare_plugins.xgb.matrices import unlabelled_blocks
 
 OBJECTIVES = ("binary:logistic", "binary:logitraw")
-MOST_BINS = 64
 _MOST_LEAST = 1 << 53  # as of any number in a policy
 _WORD = 8  # bytes
 _TITLE = "Metrics on the evaluation rows of all sites"
@@ -56,7 +56,7 @@ def pooled_section(attempt: SiteAttempt, sums: ProtectedSums, booster: xgb.Boost
     own = max(attempt.context.policy.min_rows_per_cut, attempt.job.min_rows_per_cut)
     least = max(_gathered_whole(attempt, "least rows of a bin of scores", own, _MOST_LEAST))
     edges = edges_of(scores, is_positive, least)
-    n_bins = _gathered_whole(attempt, "bins of scores", edges.size + 1, MOST_BINS)
+    n_bins = _gathered_whole(attempt, "bins of scores", edges.size + 1, SCORE_BINS)
     if max(n_bins) < 2:
         return ReportSection(_TITLE, (_TOO_FEW.format(least),))
     chosen = n_bins.index(max(n_bins))
@@ -78,7 +78,7 @@ def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDAr
         bin above an edge where its score is at least the edge.
     """
     n_positive = int(np.count_nonzero(is_positive))
-    wanted = max(least, -(-min(n_positive, scores.size - n_positive) // MOST_BINS))
+    wanted = max(least, -(-min(n_positive, scores.size - n_positive) // SCORE_BINS))
     order = np.argsort(scores, kind="stable")
     ordered, positive = scores[order], np.cumsum(is_positive[order])
     negative = np.arange(1, scores.size + 1) - positive
@@ -88,7 +88,7 @@ def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDAr
     for end in ends:
         inside = min(positive[end] - done_positive, negative[end] - done_negative)
         above = min(n_positive - positive[end], negative[-1] - negative[end])
-        if inside >= wanted and above >= least and len(edges) < MOST_BINS - 1:
+        if inside >= wanted and above >= least and len(edges) < SCORE_BINS - 1:
             above_end = np.nextafter(ordered[end], np.float32(np.inf))
             edges.append(shortest_between(above_end, ordered[end + 1]))
             done_positive, done_negative = positive[end], negative[end]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import nvflare_plugins.recipes as recipes
+from nvflare_plugins.cli import plan as command
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.plan import command
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.recipes.recipe import JobRecipe
 

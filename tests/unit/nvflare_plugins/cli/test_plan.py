@@ -12,38 +12,33 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.plan import Network
 from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.plan import vertical as vertical_module
-from nvflare_plugins.cli.plan.command import PLANS, UNPLANNED, read_job
-from nvflare_plugins.cli.plan.horizontal import (
+from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
+from nvflare_plugins.flare.kinds import KINDS, JobKind, read_job
+from nvflare_plugins.kinds.bagging.model import SharedTree
+from nvflare_plugins.kinds.horizontal.planner import assumptions, figures, render
+from nvflare_plugins.kinds.vertical import planner as vertical_module
+from nvflare_plugins.kinds.vertical.planner import CipherRates
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.mediated.training import training_shape
+from nvflare_plugins.pooled.plan import (
     ProtectionRate,
     TreeRate,
-    assumptions,
+    Workload,
+    built_nodes,
     estimate,
     measure_protection,
     measure_trees,
-    render,
-    to_json,
-    workload_of_job,
-)
-from nvflare_plugins.cli.plan.messages import (
-    Network,
-    Workload,
-    built_nodes,
     message_bytes,
     pairs_are_wide,
     payload_bytes,
     round_messages,
     session_bytes,
     setup_messages,
+    workload_of_job,
 )
-from nvflare_plugins.cli.plan.vertical import CipherRates
-from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
-from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.kinds.bagging.model import SharedTree
-from nvflare_plugins.pooled.job import HorizontalJob
-from nvflare_plugins.pooled.mediated.training import training_shape
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
@@ -388,7 +383,7 @@ def test_command_line(tmp_path, capsys):
 def test_text_and_json_say_the_same():
     workload, network = Workload(1000, 4, 16, 3), Network()
     result = estimate(workload, "masks", network, TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
-    assert to_json(workload, network, [result])["estimates"][0]["total_s"] == result.total_s
+    assert figures(workload, network, [result])["estimates"][0]["total_s"] == result.total_s
     assert f"{result.total_s:.3g} s" in render(workload, network, [result])
 
 
@@ -424,8 +419,9 @@ def test_vertical_jobs_need_the_columns_of_the_other_parties(capsys, monkeypatch
     assert "depth 3; Paillier-2048" in capsys.readouterr().out
 
 
-def test_every_kind_has_a_plan_or_a_reason():
-    assert PLANS.keys() | UNPLANNED.keys() == KINDS.keys() and not PLANS.keys() & UNPLANNED.keys()
+def test_every_kind_has_a_plan_or_a_reason_of_its_own():
+    reasons = [kind.planner for kind in KINDS.values() if isinstance(kind.planner, str)]
+    assert len(reasons) == 2 and JobKind.__dataclass_fields__["planner"].default not in reasons
 
 
 def test_a_kind_without_a_plan_says_why(capsys):
@@ -515,7 +511,7 @@ def test_the_plan_and_the_training_agree_on_the_largest_message(depth: int, leav
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--workers", "4"], "belongs to vertical training"),
+        (["--workers", "4"], "belongs to plans of vertical, vertical_tuning jobs"),
         (["--budget", "1,1e-6"], "belong to differentially private"),
     ],
 )

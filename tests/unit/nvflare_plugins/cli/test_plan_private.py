@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
@@ -16,13 +15,14 @@ from scipy.stats import norm
 from dp_components.accounting import compose
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
+from nvflare_plugins.attempt.job_context import is_paid
+from nvflare_plugins.attempt.plan import PlanRequest
+from nvflare_plugins.attempt.plan_advice import shown_lines, warnings
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.plan.command import has_budget, read_job
-from nvflare_plugins.cli.plan.private import shown_lines, warnings
-from nvflare_plugins.cli.plan.vertical import noise_advice, noise_plan
-from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
+from nvflare_plugins.kinds.vertical.planner import noise_advice, noise_plan
 from nvflare_plugins.site.policy import SitePolicy, template
 
 JOBS = Path(__file__).parents[4] / "jobs"
@@ -78,7 +78,7 @@ def test_noise_is_told_beside_a_mean_leaf_of_public_size(capsys) -> None:
 
 def test_a_budget_bears_as_many_trainings_as_its_ledger_will_let_in(tmp_path: Path, capsys) -> None:
     """Counted by the plan, and then really reserved one after the other."""
-    from nvflare_plugins.cli.plan.command import read_job
+    from nvflare_plugins.flare.kinds import read_job
     from nvflare_plugins.kinds.private_trees.job import JobPlan
 
     whole = figures(capsys, DEFAULT, "--budget", "2,1e-5")["trainings"]
@@ -132,7 +132,7 @@ def test_the_expected_loss_follows_from_public_numbers(capsys) -> None:
     assert "was off by 9 points of a hundred on average" in said
     assert "base-rate must be a share" in refusal(capsys, DEFAULT, "--base-rate", 1)
     for others in ([JOBS / "dpboost"], ["--rows", 1000, "--features", 3]):
-        assert "--base-rate belongs to private trees" in refusal(capsys, *others, "--base-rate", 0.2)
+        assert "--base-rate belongs to plans of private_trees jobs" in refusal(capsys, *others, "--base-rate", 0.2)
 
 
 @pytest.mark.parametrize(
@@ -162,21 +162,21 @@ def noised(**changes: object) -> tuple[VerticalJob, NoisePlan]:
     )
     job = replace(job, **changes)
     plan = noise_plan(job)
-    assert plan is not None and has_budget(KINDS["vertical"], job)
+    assert plan is not None and is_paid(job)
     return job, plan
 
 
 def test_noised_sums_say_all_of_it_too() -> None:
     job, plan = noised()
-    arguments = argparse.Namespace(rows=20_000, budget={"epsilon": 8.0, "delta": 1e-4}, workspace=None, site=None)
-    advice = noise_advice(arguments, job, plan, (4, 12))
+    request = PlanRequest(budget=(Budget(8.0, 1e-4), 1))
+    advice = noise_advice(request, job, plan, (4, 12), 20_000)
     said = shown_lines(advice.shown())
     assert said.startswith("one person       whoever sees all of it and guesses between two rows")
     assert "the bits of its splits apart" in said and "expected loss    not estimated" in said
     assert advice.trainings is not None and 2 < advice.trainings.left < 8
     cost = compose(plan.of_party(12).whole)
     assert cost.epsilon(1e-5) <= 3.0 and advice.warnings == []
-    loud = noise_advice(argparse.Namespace(**{**vars(arguments), "rows": 200_000}), *noised(epsilon=9.0), (12,))
+    loud = noise_advice(request, *noised(epsilon=9.0), (12,), 200_000)
     assert ["epsilon 9 is above 8" in loud.warnings[0], "delta 1e-05 is not below" in loud.warnings[1]] == [True, True]
 
 

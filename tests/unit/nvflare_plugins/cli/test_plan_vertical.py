@@ -12,21 +12,21 @@ from he_processors.curve.registry import available_backends
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.cli.plan import vertical as vertical_module
-from nvflare_plugins.cli.plan.vertical import (
+from nvflare_plugins.kinds.vertical import planner as vertical_module
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical.planner import (
     INNER_BYTES_PER_S,
     CipherRates,
     VerticalWorkload,
     estimate_vertical,
     estimate_workers,
     lists_of_parties,
-    noise_json,
+    noise_figures,
     noise_lines,
     noise_plan,
     render_vertical,
     render_workers,
 )
-from nvflare_plugins.kinds.vertical.job import VerticalJob
 
 RATES = CipherRates(
     encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
@@ -141,7 +141,7 @@ def test_a_noised_job_says_its_noise_and_what_a_loss_may_repeat():
     assert "10 trees may use its columns, 3 levels each, 4 may be paid for a second time after a loss" in longer
     ratio = waits.rows_of_noise(20) / plain.rows_of_noise(20)
     assert ratio == pytest.approx(math.sqrt(14 / 10))
-    assert noise_json(waits, (20,))["repeated_trees"] == 4 and noise_plan(VerticalJob(**fields)) is None
+    assert noise_figures(waits, (20,))["repeated_trees"] == 4 and noise_plan(VerticalJob(**fields)) is None
 
 
 def test_command_measures_real_rates(capsys, monkeypatch):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.flare.components import kind_of_controller
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.executor import JobExecutor
-from nvflare_plugins.flare.kinds import KINDS, kind_of
+from nvflare_plugins.flare.kinds import KINDS, kind_of, kind_of_controller
 from nvflare_plugins.site.flare_boundary import CONTROLLER
 
 

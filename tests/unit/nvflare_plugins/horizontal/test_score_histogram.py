@@ -15,8 +15,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.kinds.horizontal.score_histogram import MOST_BINS, edges_of
-from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.kinds.horizontal.score_histogram import edges_of
+from nvflare_plugins.pooled.job import SCORE_BINS, HorizontalJob
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.conformance.kind_cases import DATA
@@ -52,7 +52,7 @@ def test_every_bin_holds_enough_of_both_classes(labels, least, distinct, seed) -
     scores = np.random.default_rng(seed).integers(0, distinct, len(labels)).astype(np.float32) / np.float32(distinct)
     is_positive = np.array(labels, dtype=bool)
     edges = edges_of(scores, is_positive, least)
-    assert edges.size < MOST_BINS and (np.diff(edges) > 0).all()
+    assert edges.size < SCORE_BINS and (np.diff(edges) > 0).all()
     if edges.size:
         places = np.searchsorted(edges, scores, side="right")
         for of_class in (is_positive, ~is_positive):

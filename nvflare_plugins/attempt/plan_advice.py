@@ -1,0 +1,299 @@
+"""Help for whoever chooses epsilon: what it means for one person, how loud the noise is, how long a budget lasts.
+
+Everything here follows from the job and from numbers that are public, or that the site itself asks about its own
+ledger; no row is touched and nothing is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dp_components.accounting import PrivacyCost, TradeOff
+from dp_components.errors import PrivacyError
+from dp_components.ledger import Budget, Ledger, ledger_files
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.plan import PlanRequest
+from nvflare_plugins.base.formatting import counted, human_number, printable
+
+NOT_TWO_CLASSES = "not estimated: trainings of two classes alone were measured, and their AUC"
+# How much of a model's score the noise is expected to take, from public numbers alone, and how far off that is.
+#
+# Of the way from guessing (AUC 1/2) to XGBoost's AUC without privacy a private model of two classes loses the share
+#
+# o / (1 + o),    o = a x^p,
+#
+# with x the noise over the signal, and a and p as the development tables of ``tests/bench/bench_plan_loss.py`` give
+# them.
+#
+# Trees on noised sums: G of a mean leaf sums n / 2^d gradients, whose standard deviation before the first tree is
+# sqrt(b (1 - b)), with b the share of one class; what a leaf can add to a score is in proportion to it. Its noise has
+# standard deviation s. Scores add up T trees, whose noises are independent and each grow with sqrt(T) as the budget is
+# divided, so that s / sqrt(T) is what is left of the number of trees. x = (s / sqrt(T)) 2^d / (n sqrt(b (1 - b))).
+#
+# Randomised buckets: counts over them tell as much as the share k of the rows would in clear; x = 1 / k - 1.
+#
+# A table's own difficulty is in no public number, and it moves the loss more than anything that is: that is the error
+# stated here, measured on tables to which nothing was fitted. ``seldom`` is the a below which nine of ten development
+# trainings lay. Where the formula was off by more than a fifth on average, no number is given, and what the tables lost
+# is said instead.
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One kind of training. The errors are those on held-out tables.
+
+    Attributes:
+        typical, seldom: a, of the median and of nine tenths of the development tables' trainings.
+        power: p.
+        fitted: least and largest x of the trainings.
+        error: mean distance between expected and measured share, on held-out tables.
+        within: share of their trainings that lost no more than ``seldom`` says.
+    """
+
+    typical: float
+    seldom: float
+    power: float
+    fitted: tuple[float, float]
+    error: float
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedLoss:
+    """What is expected. Attributes: typical, seldom: shares; both None where nothing is estimated; text: in words."""
+
+    text: str
+    typical: float | None = None
+    seldom: float | None = None
+
+
+def lost(a: float, power: float, x: float) -> float:
+    """Return the share that is lost."""
+    odds: float = a * x**power
+    return odds / (1 + odds)
+
+
+def expected_loss(fit: Fit, x: float) -> ExpectedLoss:
+    """Return what is expected where noise is x times the signal."""
+    least, most = fit.fitted
+    if x > most:
+        return ExpectedLoss("not estimated: so much noise beside the rows was in none of the trainings measured")
+    x = max(x, least)
+    typical, seldom = (lost(a, fit.power, x) for a in (fit.typical, fit.seldom))
+    return ExpectedLoss(
+        f"about {100 * typical:.2g} % of what XGBoost's AUC without privacy has above 0.5 is expected to be lost, and "
+        f"seldom more than {100 * seldom:.2g} %. Tables differ more than this tells them apart: on those it was not "
+        f"fitted to the first number was off by {100 * fit.error:.0f} points of a hundred on average, and "
+        f"{100 * fit.within:.0f} % of trainings lost no more than the second",
+        typical,
+        seldom,
+    )
+
+
+# What epsilon means for one person, and how long a budget lasts.
+
+
+TOOK_PART = "whether this person took part"
+BETWEEN_ROWS = "between two rows that this person may have"
+_LARGE_EPSILON = 8
+_ACCUSED = 0.01
+_MOST_DIGITS = {True: 4, False: 3}
+"""Significant digits of a bound that looks like public knowledge: of a whole number (a year has four), of another."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """What a cost means for one person.
+
+    Attributes:
+        right: share of guesses that are right at most, where both answers are equally likely beforehand.
+        found: share of those who took part who are named at most, where 1 % of those who did not are named too.
+    """
+
+    right: float
+    found: float
+
+    @classmethod
+    def of(cls, trade_off: TradeOff) -> Person:
+        """Return both bounds."""
+        return cls(trade_off.guessed_right(), trade_off.true_positive_rate(_ACCUSED))
+
+    def lines(self, guessed: str = TOOK_PART) -> list[str]:
+        """Say it, whatever else is known of the rows."""
+        right = 100 * self.right
+        odds = self.right / (1 - self.right) if self.right < 1 else math.inf
+        of_odds = f": odds of {human_number(odds)} to 1, where nothing known is even" if odds < math.inf else ""
+        first = f"whoever sees all of it and guesses {guessed} is right in {right:.4g} % of cases at most{of_odds}"
+        if guessed != TOOK_PART:
+            return [first]
+        return [
+            first,
+            f"naming {100 * _ACCUSED:g} in a hundred wrongly, he names {100 * self.found:.3g} in a hundred rightly at "
+            "most",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainings:
+    """How many such jobs a budget bears. Attributes: left: more, beside what is spent or promised; whole: if none was.
+
+    ``whole`` is None where no ledger was looked at.
+    """
+
+    left: int
+    whole: int | None = None
+
+    def line(self) -> str:
+        """Say it."""
+        of = "" if self.whole is None else f" (a whole budget bears {counted(self.whole, 'such training')})"
+        return f"{counted(self.left, 'such training')} {'is' if self.left == 1 else 'are'} in it{of}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseToSignal:
+    """Noise beside what it covers, from public numbers. Attributes: ratios: by what they are of; text: in words."""
+
+    ratios: Mapping[str, float]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What ``veilboost plan`` says beside the price of a private job. Attributes: guessed: what is guessed at."""
+
+    person: Person
+    noise: NoiseToSignal
+    expected: ExpectedLoss
+    trainings: Trainings | None
+    warnings: Sequence[str]
+    guessed: str = TOOK_PART
+
+    def figures(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        left = None if self.trainings is None else {"left": self.trainings.left, "whole": self.trainings.whole}
+        return {
+            "guessed_right_at_most": self.person.right,
+            "found_at_1_percent_false_alarms_at_most": self.person.found,
+            "noise_to_signal": dict(self.noise.ratios),
+            "expected_loss": {"typical": self.expected.typical, "seldom_more_than": self.expected.seldom},
+            "trainings": left,
+            "warnings": list(self.warnings),
+        }
+
+    def shown(self) -> dict[str, str | Sequence[str]]:
+        """Return it as names with texts."""
+        shown: dict[str, str | Sequence[str]] = {
+            "one person": self.person.lines(self.guessed),
+            "noise to signal": self.noise.text,
+            "expected loss": self.expected.text,
+        }
+        if self.trainings is not None:
+            shown["budget"] = self.trainings.line()
+        if self.warnings:
+            shown["WARNING"] = [*self.warnings]
+        return shown
+
+
+def trainings(request: PlanRequest, data_set: str, cost_of_rows: Callable[[int], PrivacyCost]) -> Trainings | None:
+    """Return how many such jobs a budget bears; None if none was named.
+
+    Args:
+        cost_of_rows: rows of a person, as the budget counts them -> what one job then costs.
+
+    Raises:
+        ConfigurationError: the site's ledger cannot be read, or the data set has no budget.
+    """
+    if request.budget is not None:
+        budget, rows = request.budget
+        return Trainings(_times(budget.limit, PrivacyCost(), cost_of_rows(rows)))
+    policy = request.policy
+    if policy is None:
+        return None
+    stated = policy.data_set(data_set).privacy
+    if stated is None:
+        raise ConfigurationError(
+            f"{policy.site} gives data set {data_set!r} no privacy budget, so that it refuses every private job on it. "
+            f"Policy key: data_sets.{data_set}.privacy"
+        )
+    limit = Budget(stated.epsilon, stated.delta, stated.pure_epsilon or 0.0).limit
+    held, rows = PrivacyCost(), stated.rows_per_person
+    for path in ledger_files(policy.ledgers):
+        if path.stem == data_set:
+            try:
+                history = Ledger(path, policy.ledger_heads).history()
+            except PrivacyError as error:
+                raise ConfigurationError(str(error)) from None
+            held, rows = history.held, max(rows, history.identity.rows_per_person)
+    cost = cost_of_rows(rows)
+    return Trainings(_times(limit, held, cost), _times(limit, PrivacyCost(), cost))
+
+
+def _times(limit: PrivacyCost, held: PrivacyCost, cost: PrivacyCost) -> int:
+    """Return how often a cost fits beside what is held, part by part."""
+    often = [
+        max(0, math.floor((most - spent) / part))
+        for most, spent, part in zip(limit.parts(), held.parts(), cost.parts(), strict=True)
+        if part > 0
+    ]
+    return min(often, default=0)
+
+
+def warnings(
+    epsilon: float, delta: float, rows: int | None, bounds: Mapping[str, Sequence[float]] | None = None
+) -> list[str]:
+    """Return what a person should look at again before such a job is submitted.
+
+    Args:
+        epsilon: of what is protected together: a person, or a row of buckets.
+        rows: of all sites together, if that number is public.
+        bounds: of features, which must come from public knowledge.
+    """
+    found = []
+    if epsilon > _LARGE_EPSILON:
+        found.append(
+            f"epsilon {epsilon:g} is above {_LARGE_EPSILON}: what is released may move the odds on a person by a "
+            f"factor of {human_number(math.exp(epsilon))}, which promises hardly anything"
+        )
+    if rows is not None and delta > 0 and delta * rows >= 1:
+        found.append(
+            f"delta {delta:g} is not below 1/{rows:,} rows: publishing one whole row drawn at random would keep it. "
+            f"Ask for {0.01 / rows:.1g} or less"
+        )
+    odd = [name for name, pair in (bounds or {}).items() if any(map(_looks_measured, pair))]
+    if odd:
+        more = f" and {len(odd) - _SHOWN} more" if len(odd) > _SHOWN else ""
+        names = ", ".join(repr(printable(name)) for name in odd[:_SHOWN])
+        found.append(
+            f"bounds of {names}{more} have so many digits that they look taken from the data: the least and the "
+            "largest value of a column are those of real rows, and no epsilon covers them. Take round numbers from "
+            "public knowledge"
+        )
+    return found
+
+
+def _looks_measured(value: float) -> bool:
+    """Tell whether a bound has more digits than people give to one; 99999 and the like are round numbers but one."""
+    is_whole = float(value).is_integer()
+    return all(_significant(value + step) > _MOST_DIGITS[is_whole] for step in ((-1, 0, 1) if is_whole else (0,)))
+
+
+def _significant(value: float) -> int:
+    """Return how many digits a number has between its leading and its trailing zeros."""
+    digits = f"{abs(value):.17g}" if float(value).is_integer() else repr(abs(float(value)))
+    return len(digits.partition("e")[0].replace(".", "").strip("0"))
+
+
+_WIDTH = 17
+
+
+def shown_lines(shown: Mapping[str, str | Sequence[str]]) -> str:
+    """Return names with their texts; one of several lines has its name at the first."""
+    lines = []
+    for name, texts in shown.items():
+        for number, text in enumerate([texts] if isinstance(texts, str) else texts):
+            lines.append(f"{'' if number else name:<{_WIDTH}}{text}")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""``veilboost plan``: what a training will take, before it runs."""

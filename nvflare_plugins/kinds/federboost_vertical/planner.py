@@ -1,0 +1,92 @@
+"""The plan of a FederBoost job: what one passive party spends and sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dp_components.accounting import PrivacyCost, TradeOff
+from dp_components.bucket_ldp import wrong_bucket_rate
+from dp_components.split_candidates.candidates import FeatureBounds
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.plan import Plan, PlanRequest
+from nvflare_plugins.attempt.plan_advice import (
+    BETWEEN_ROWS,
+    Advice,
+    ExpectedLoss,
+    Fit,
+    NoiseToSignal,
+    Person,
+    expected_loss,
+    shown_lines,
+    trainings,
+    warnings,
+)
+from nvflare_plugins.base.formatting import human_bytes
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit
+from nvflare_plugins.kinds.federboost_vertical.payment import bucket_epsilon
+
+BUCKETS = Fit(0.062, 0.401, 0.362, (0.01, 106.0), 0.17, 0.86)
+"""FederBoost, all columns randomised."""
+
+
+def plan(request: PlanRequest, job: BucketJob) -> Plan:
+    """Return what one passive party of a FederBoost job spends and sends; --features counts its columns.
+
+    Raises:
+        ConfigurationError: no number of features, or too many for epsilon.
+    """
+    if job.buckets_from is not None:
+        paid = f"job {job.buckets_from} has paid for the buckets: this one sends none and is charged nothing"
+        return Plan({"epsilon": 0.0, "bytes_sent": 0}, shown_lines({"privacy": paid}))
+    if request.features is None or request.features < 1:
+        raise ConfigurationError("give --features, the columns of a passive party: its noise depends on their number")
+    per_value = bucket_epsilon(job, request.features)
+    of_row = job.epsilon if job.protected is Unit.ROW else job.epsilon * request.features
+    wrong = wrong_bucket_rate(job.n_buckets, per_value)
+    sent = None if request.rows is None else request.rows * request.features
+    kept = (1 - wrong * job.n_buckets / (job.n_buckets - 1)) ** 2 if job.n_buckets > 1 else 1.0
+    advice = Advice(
+        Person.of(TradeOff.of(PrivacyCost(pure_epsilon=of_row))),
+        NoiseToSignal(
+            {"rows_that_count": kept},
+            f"counts over randomised buckets tell as much as {100 * kept:.3g} % of the rows sent in clear",
+        ),
+        of_buckets(kept),
+        trainings(request, job.data_set, lambda rows: PrivacyCost(pure_epsilon=job.epsilon).for_person(rows)),
+        warnings(of_row, 0.0, request.rows, _described_bounds(request, job)),
+        BETWEEN_ROWS,
+    )
+    figures = {"epsilon": job.epsilon, "unit": job.unit, "epsilon_of_a_value": per_value, "epsilon_of_a_row": of_row}
+    figures |= {"wrong_bucket_rate": wrong, "bytes_sent": sent, **advice.figures()}
+    shown = {
+        "privacy": f"epsilon {job.epsilon:g} for a {job.unit}: {per_value:.3g} for each value, {of_row:.3g} for a row "
+        f"of {request.features} features",
+        "noise": f"{100 * wrong:.1f} % of the values are sent in a wrong one of {job.n_buckets} buckets",
+    }
+    if sent is not None:
+        shown["sent once"] = f"{human_bytes(sent)} by a passive party with {request.rows:,} rows"
+    return Plan(figures, shown_lines({**shown, **advice.shown()}))
+
+
+def _described_bounds(request: PlanRequest, job: BucketJob) -> dict[str, tuple[float, float]]:
+    """Return the bounds in a passive party's own description, which is looked at where its workspace is named."""
+    if request.policy is None:
+        return {}
+    described = Description.read(request.policy.input_file(job.description))
+    pairs = zip(described.names, described.features, strict=True)
+    return {name: (of.low, of.high) for name, of in pairs if isinstance(of, FeatureBounds)}
+
+
+def of_buckets(kept: float) -> ExpectedLoss:
+    """Return the expected loss of randomised buckets. Args: kept: share of rows that counts over them are worth."""
+    more = (
+        "as if all columns were buckets; own columns of the active party lose nothing, and columns of which equal "
+        "widths put nearly all rows into one bucket lose nearly all"
+    )
+    expected = expected_loss(BUCKETS, buckets_over_signal(kept))
+    return expected if expected.typical is None else replace(expected, text=f"{expected.text}; {more}")
+
+
+def buckets_over_signal(kept: float) -> float:
+    """Return x of randomised buckets."""
+    return 1 / kept - 1
