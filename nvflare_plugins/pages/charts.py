@@ -16,7 +16,7 @@ from nvflare_plugins.base.formatting import number
 from nvflare_plugins.pages.render import environment, figure
 from nvflare_plugins.pages.run_record import RoundRow
 
-WIDTH = 760
+WIDTH, HALF = 760, 390
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
 _MOST_MARKERS = 40
 _MOST_BARS = 60
@@ -73,13 +73,14 @@ class Point:
 class Axis:
     """An axis beyond what the data say. Attributes: at: what a pointer calls a place; span: lowest and highest value.
 
-    ``mark``: a value, drawn as a line across the chart, and its name.
+    ``mark``: a value, drawn as a line across the chart, and its name; ``width``: of the chart.
     """
 
     label: str
     at: str = "round"
     span: tuple[float, float] | None = None
     mark: tuple[float, str] | None = None
+    width: int = WIDTH
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -100,14 +101,14 @@ def line_chart(lines: Sequence[Line], x: Axis | str, y_label: str, height: int =
     xs = axis.span or [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     low, high, y_ticks = min(xs), max(xs), ticks(min(ys), max(ys))
-    scale = _Scale(low, high, y_ticks[0], y_ticks[-1], height)
+    scale = _Scale(low, high, y_ticks[0], y_ticks[-1], height, axis.width)
     drawn = [_draw_line(line, scale, axis.at) for line in sorted(lines, key=lambda one: one.style != "wide")]
     frame = _frame(
         scale, _whole_ticks(low, high) if axis.span is None else ticks(low, high), y_ticks, axis.label, y_label
     )
     if axis.mark is not None:
         at = scale.x(axis.mark[0])
-        frame["mark"] = (at, axis.mark[1], "end" if at > 0.85 * WIDTH else "middle")
+        frame["mark"] = (at, axis.mark[1], "end" if at > 0.85 * axis.width else "middle")
     return figure("line_chart", frame=frame, lines=drawn)
 
 
@@ -216,9 +217,9 @@ def points_chart(points: Sequence[Point], x: str, y_label: str, *, is_log: bool 
     return figure("points_chart", frame=frame, points=drawn, diagonal=None)
 
 
-def shares_chart(points: Sequence[Point], x_label: str, y_label: str, height: int = 300) -> str:
+def shares_chart(points: Sequence[Point], x_label: str, y_label: str, height: int = 260) -> str:
     """Draw points within the unit square beside its diagonal; their spreads lie along the x axis."""
-    scale, unit = _Scale(0.0, 1.0, 0.0, 1.0, height), ticks(0.0, 1.0)
+    scale, unit = _Scale(0.0, 1.0, 0.0, 1.0, height, HALF), ticks(0.0, 1.0)
     drawn = [
         (
             scale.x(one.x),
@@ -296,13 +297,13 @@ def legend(entries: Sequence[tuple[str, int]]) -> str:
 class _Scale:
     """From data to pixels."""
 
-    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int):
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float, height: int, width: int = WIDTH):
         self._x_low, self._x_span = x_low, (x_high - x_low) or 1.0
         self._y_low, self._y_span = y_low, (y_high - y_low) or 1.0
-        self.height = height
+        self.height, self.width = height, width
 
     def x(self, value: float) -> float:
-        return _LEFT + (value - self._x_low) / self._x_span * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (value - self._x_low) / self._x_span * (self.width - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
         return self.height - _BOTTOM - (value - self._y_low) / self._y_span * (self.height - _TOP - _BOTTOM)
@@ -317,10 +318,10 @@ def _frame(
 ) -> dict[str, Any]:
     bottom = scale.height - _BOTTOM
     return {
-        "width": WIDTH,
+        "width": scale.width,
         "height": scale.height,
         "left": _LEFT,
-        "right": WIDTH - _RIGHT,
+        "right": scale.width - _RIGHT,
         "bottom": bottom,
         "middle": f"{(_TOP + bottom) / 2:.0f}",
         "rows": [(scale.y(y), number(y)) for y in y_ticks],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvflare_plugins.pages.charts import Line, labelled_lines
+from nvflare_plugins.pages.model_charts import RowFigures
 from nvflare_plugins.pages.render import page
 
 FILE_NAME = "local.html"
@@ -51,13 +52,15 @@ class Comparison:
     """What the page shows.
 
     Attributes:
+        job: its name.
         n_training, n_evaluation: rows of this site.
         rounds, tuned_rounds: boosting rounds of the models.
         curve_metric: of ``curves``, which give it by round: (name, points).
         notes: what limits the numbers.
+        rows: what the federated model makes of the evaluation rows.
     """
 
-    job_id: str
+    job: str
     site: str
     data_set: str
     n_training: int
@@ -68,6 +71,7 @@ class Comparison:
     curve_metric: str = ""
     curves: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
     notes: tuple[str, ...] = ()
+    rows: RowFigures | None = None
 
 
 def build_page(compared: Comparison) -> str:

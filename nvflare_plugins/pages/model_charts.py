@@ -16,17 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.pages.charts import WIDTH, Axis, Line, Point, line_chart, shares_chart, ticks
+from nvflare_plugins.pages.charts import HALF, WIDTH, Axis, Line, Point, line_chart, shares_chart, ticks
 from nvflare_plugins.pages.render import figure
 from nvflare_plugins.xgb.model_json import category_sets
 
 _MOST_FEATURES, _MOST_ROWS = 12, 300
-_LANE, _LEFT, _RIGHT = 30, 190, 24
+_LANE, _LEFT, _RIGHT = 30, 230, 24
 _DOT = 3.0
 _TREE_DEPTH, _LEVEL, _BOX = 3, 84, 26
 _CALIBRATED = 10  # groups of a calibration curve
 
 Floats = NDArray[np.floating]
+Lists = Mapping[str, Sequence[str]]
+_NO_LISTS: Lists = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,24 @@ class ClassFigures:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class RowFigures:
+    """What a model makes of rows of one site.
+
+    Attributes:
+        classes: of two classes with probabilities.
+        confusion: (class, rows of it by predicted class) where there are no such curves.
+        swarm, row: SHAP values of rows, and of one of them; "" where there are none.
+        words: what they explain, or why there are none.
+    """
+
+    classes: ClassFigures | None
+    confusion: tuple[tuple[str, tuple[int, ...]], ...]
+    swarm: str
+    row: str
+    words: str
+
+
 def class_figures(counts: ScoreCounts) -> ClassFigures:
     """Draw what the counts tell: all points are exact, and nothing is known between two ends of bins."""
     negative, positive = np.array(counts.negative), np.array(counts.positive)
@@ -69,13 +89,15 @@ def class_figures(counts: ScoreCounts) -> ClassFigures:
     share, unit = n_positive / (n_positive + n_negative), (0.0, 1.0)
     roc = line_chart(
         [_curve("ROC", 1, fall_out, recall), Line("chance", 6, ((0, 0), (1, 1)), "dashed")],
-        Axis("false positive rate", "rate", unit),
+        Axis("false positive rate", "rate", unit, width=HALF),
         "true positive rate",
+        260,
     )
     by_recall = line_chart(
         [_curve("precision", 1, recall[:-1], precision), Line("chance", 6, ((0, share), (1, share)), "dashed")],
-        Axis("recall", "recall", unit),
+        Axis("recall", "recall", unit, width=HALF),
         "precision",
+        260,
     )
     ends = (*counts.lows[1:], 1.0)
     groups = [part for part in np.array_split(np.arange(negative.size), _CALIBRATED) if part.size]
@@ -111,14 +133,19 @@ def counted_scores(scores: Floats, is_positive: NDArray[np.bool_], name: str, mo
 # -- SHAP values ------------------------------------------------------------------------------------------------------
 
 
-def beeswarm(names: Sequence[str], contributions: Floats, values: Floats) -> str:
+def beeswarm(names: Sequence[str], contributions: Floats, values: Floats, categories: Lists = _NO_LISTS) -> str:
     """Draw SHAP values of rows, a lane for each of the strongest features; low values blue, high ones red.
 
     Shapes: contributions, values: float[n_rows, n_features]; of more than 300 rows some are drawn.
+
+    Args:
+        categories: name -> its public list; such features are grey.
     """
     chosen = np.linspace(0, len(values) - 1, min(len(values), _MOST_ROWS)).astype(int)
     shap, values = contributions[chosen], values[chosen]
     order = np.argsort(-np.abs(contributions).mean(axis=0), kind="stable")[:_MOST_FEATURES]
+    if not order.size or not len(values):
+        return ""
     lanes = _Lanes(float(shap[:, order].min()), float(shap[:, order].max()), len(order))
     for lane, feature in enumerate(order):
         middle = _LANE * (lane + 0.5)
@@ -129,22 +156,26 @@ def beeswarm(names: Sequence[str], contributions: Floats, values: Floats) -> str
             n = taken[round(x / _DOT)] = taken.get(round(x / _DOT), -1) + 1
             shift = (-1) ** n * math.ceil(n / 2) * _DOT
             y = middle + max(min(shift, _LANE / 2 - 2), 2 - _LANE / 2)
-            fill = "var(--c6)" if math.isnan(rank) else f"color-mix(in srgb, var(--c5) {100 * rank:.0f}%, var(--c1))"
-            hint = f"{names[feature]} {_value(value)}: {float(of_row):+.3g}"
+            is_grey = math.isnan(rank) or names[feature] in categories
+            fill = "var(--c6)" if is_grey else f"color-mix(in srgb, var(--c5) {100 * rank:.0f}%, var(--c1))"
+            hint = f"{names[feature]} {_value(value, categories.get(names[feature]))}: {float(of_row):+.3g}"
             lanes.marks.append({"kind": "circle", "x": x, "y": y, "r": _DOT - 0.4, "fill": fill, "hint": hint})
     return lanes.drawn("SHAP values of rows")
 
 
-def waterfall(names: Sequence[str], contributions: Floats, values: Floats, bias: float) -> str:
+def waterfall(
+    names: Sequence[str], contributions: Floats, values: Floats, bias: float, categories: Lists = _NO_LISTS
+) -> str:
     """Draw how one row's margin comes about: from the mean over the training rows, feature by feature.
 
     Shapes: contributions, values: float[n_features].
     """
     order = [int(one) for one in np.argsort(-np.abs(contributions), kind="stable")]
     shown, rest = order[: _MOST_FEATURES - 1], order[_MOST_FEATURES - 1 :]
-    steps = [
-        (f"{_short(names[one], 18)} = {_value(values[one])}", float(contributions[one])) for one in reversed(shown)
-    ]
+    steps = []
+    for one in reversed(shown):
+        value = _short(_value(values[one], categories.get(names[one])), 12)
+        steps.append((f"{_short(names[one], 16)} = {value}", float(contributions[one])))
     if rest:
         steps.insert(0, (f"{len(rest)} other features", float(contributions[rest].sum())))
     sums = np.cumsum([bias, *(step for _, step in steps)])
@@ -199,10 +230,10 @@ def _ranks(values: Floats) -> Floats:
     return np.where(np.isnan(values), np.nan, places / max(there.size - 1, 1))
 
 
-def _value(value: object) -> str:
-    if not isinstance(value, (float, np.floating)):
-        return _short(str(value), 12)
-    return "missing" if math.isnan(value) else number(float(value))
+def _value(value: float, categories: Sequence[str] | None = None) -> str:
+    if math.isnan(value):
+        return "missing"
+    return number(float(value)) if categories is None else categories[int(value)]
 
 
 def _short(text: str, most: int = 24) -> str:
@@ -212,7 +243,7 @@ def _short(text: str, most: int = 24) -> str:
 # -- a tree -----------------------------------------------------------------------------------------------------------
 
 
-def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> str:
+def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists) -> str:
     """Draw the top of a tree of XGBoost's JSON: splits to four levels, leaves with their weights; no row counts.
 
     Args:
@@ -261,7 +292,7 @@ def _label(x: float, y: float, text: str, style: str) -> dict[str, Any]:
     return {"kind": "text", "x": x, "y": y, "text": text, "anchor": "middle", "class": style}
 
 
-def _question(tree: Mapping[str, Any], node: int, names: Sequence[str], categories: Mapping[str, Sequence[str]]) -> str:
+def _question(tree: Mapping[str, Any], node: int, names: Sequence[str], categories: Lists) -> str:
     """Return what a split asks; XGBoost sends the categories of a set to the right."""
     name = names[tree["split_indices"][node]]
     if tree["split_type"][node] == 0:

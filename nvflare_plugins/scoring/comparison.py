@@ -29,6 +29,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
 from nvflare_plugins.pages.local_page import Compared, Comparison
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
+from nvflare_plugins.scoring.explanation import row_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.scoring.rows import load_again
 from nvflare_plugins.site.policy import SitePolicy
@@ -330,7 +331,7 @@ def _compared(
         for name, model in (("this site alone", alone), ("federated", federated))
     )
     return Comparison(
-        record.job_id,
+        record.called,
         record.site,
         facts.name,
         training.n_rows,
@@ -341,4 +342,5 @@ def _compared(
         first.name,
         curves,
         notes,
+        row_figures(federated, evaluation, of_federated),
     )

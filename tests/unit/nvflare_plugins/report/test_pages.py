@@ -26,6 +26,7 @@ from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.threat_model import Statement
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.pages.model_charts import RowFigures, ScoreCounts, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.render import environment, page
 from nvflare_plugins.pages.report import build_report, build_summary
@@ -248,7 +249,16 @@ def compared(text: str) -> local_page.Comparison:
         local_page.Compared(text, False, 0.7, None, 0.9, -0.05, 0.15),
     )
     curves = tuple((f"{text} {n}", ((1.0, 0.5), (2.0, 0.75))) for n in range(2))
-    return local_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,))
+    scores, names = ScoreCounts((0.0, 0.5), (9, 4), (2, 8), text), [text, "b"]
+    values, lists = np.array([[1.0, 0.0], [2.0, 1.0]]), {text: (text, "other")}
+    rows = RowFigures(
+        class_figures(scores),
+        ((text, (1, 2)), ("b", (0, 3))),
+        beeswarm(names, values - 1.5, values[:, ::-1], lists),
+        waterfall(names, values[0], values[0, ::-1], 0.5, lists),
+        text,
+    )
+    return local_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,), rows)
 
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

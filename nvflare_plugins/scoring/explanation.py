@@ -1,0 +1,69 @@
+"""What a finished model makes of one site's rows, as figures: curves of two classes, confusion, SHAP values.
+
+Privacy: purely local; the figures show values of single rows, and belong on pages for this site alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.data.table import Table
+from nvflare_plugins.pages.model_charts import (
+    ClassFigures,
+    RowFigures,
+    beeswarm,
+    class_figures,
+    counted_scores,
+    waterfall,
+)
+from nvflare_plugins.scoring.model import FinishedModel, ScoringError
+
+_MOST_CLASSES = 20
+
+
+def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64]) -> RowFigures:
+    """Draw a model's answers for rows of this site, and how they come about.
+
+    Shapes: scores: float64[n_rows] of numbers or of the second of two classes, float64[n_rows, n_classes] else.
+
+    Args:
+        table: whose label is a number, or a place among the model's classes.
+    """
+    names = [str(one) for one in model.classes or ()]
+    known = np.isin(table.label, range(len(names)))  # rows without weight may be of no class
+    label, scores = table.label[known].astype(int), scores[known]
+    classes: ClassFigures | None = None
+    confusion: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    if len(names) == 2 and model.has_probabilities:
+        classes = class_figures(counted_scores(scores, label == 1, names[1]))
+    elif 2 <= len(names) <= _MOST_CLASSES:
+        found = (scores if scores.ndim == 1 else scores.argmax(axis=1)).astype(int)
+        counts = np.bincount(label * len(names) + found, minlength=len(names) ** 2).reshape(len(names), -1)
+        confusion = tuple(zip(names, map(tuple, counts.tolist()), strict=True))
+    try:
+        swarm, row, words = _explained(model, next(iter(table.blocks())), names)
+    except ScoringError as error:
+        swarm, row, words = "", "", str(error)
+    return RowFigures(classes, confusion, swarm, row, words)
+
+
+def _explained(model: FinishedModel, values: NDArray[np.float32], names: list[str]) -> tuple[str, str, str]:
+    """Return the swarm of the first block's rows, the waterfall of one of them, and what they explain.
+
+    Raises:
+        ScoringError: SHAP values would be wrong.
+    """
+    shap = model.contributions(values)
+    output = int(np.abs(shap[:, :, :-1]).sum(axis=(0, 2)).argmax())  # of several classes that which moves most
+    of_output, features = shap[:, output], [one.name for one in model.features]
+    lists = {one.name: one.categories for one in model.features if one.categories is not None}
+    row = int(of_output.sum(axis=1).argmax())
+    words = (
+        f"They explain the margin of {names[output] if shap.shape[1] > 1 else names[1] if names else 'the prediction'}."
+    )
+    return (
+        beeswarm(features, of_output[:, :-1], values, lists),
+        waterfall(features, of_output[row, :-1], values[row], float(of_output[row, -1]), lists),
+        words,
+    )
