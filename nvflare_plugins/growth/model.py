@@ -8,7 +8,6 @@ Reference: XGBoost 3.2 to 3.4, src/learner.cc (SaveModel), src/gbm/gbtree_model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,17 +15,16 @@ import numpy as np
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, shortest_decimals, trees_model
+from nvflare_plugins.xgb import model_json
 
 VERSIONS = {"3.2": [3, 2, 0], "3.3": [3, 3, 0], "3.4": [3, 4, 1]}
 """Arithmetic -> the version that models of it carry."""
 
 _REALS = ("base_weights", "loss_changes", "split_conditions", "sum_hessian")
-_INTEGERS = ("default_left", "left_children", "parents", "right_children", "split_indices")
-_CATEGORIES = ("categories", "categories_nodes", "categories_segments", "categories_sizes")
+_INTEGERS = ("default_left", "left_children", "parents", "right_children", "split_indices", "split_type")
 _CATEGORICAL = 1  # XGBoost's split_type of a set of categories
 _LEAF = -1
 
@@ -52,34 +50,20 @@ def new_model(
 
     Shapes: base_score: float32[n_outputs], or float32[1] for all outputs.
     """
-    is_multi = objective.name.startswith("multi:")
     scores = np.broadcast_to(np.asarray(base_score, np.float32), (objective.n_outputs,))
-    return {
-        "learner": {
-            "attributes": {},
-            "feature_names": list(feature_names),
-            "feature_types": list(feature_types),
-            "gradient_booster": {
-                "model": {
-                    "cats": dict(NO_LISTS),
-                    "gbtree_model_param": {"num_parallel_tree": str(num_parallel_tree), "num_trees": "0"},
-                    "iteration_indptr": [0],
-                    "tree_info": [],
-                    "trees": [],
-                },
-                "name": "gbtree",
-            },
-            "learner_model_param": {
-                "base_score": f"[{','.join(map(_scientific, scores))}]",
-                "boost_from_average": "0" if is_given else "1",
-                "num_class": str(objective.n_outputs if is_multi else 0),
-                "num_feature": str(len(feature_names)),
-                "num_target": "1",
-            },
-            "objective": objective_section(objective),
-        },
-        "version": list(VERSIONS[objective.arithmetic]),
-    }
+    learner = model_json.model_document(
+        (),
+        len(feature_names),
+        batch_size=num_parallel_tree,
+        objective=objective.name,
+        base_score="[]",
+        feature_names=feature_names,
+        n_classes=objective.n_outputs,
+    )["learner"]
+    learner |= {"feature_types": list(feature_types), "objective": objective_section(objective)}
+    said = {"base_score": f"[{','.join(map(_scientific, scores))}]", "boost_from_average": "0" if is_given else "1"}
+    learner["learner_model_param"] |= said
+    return {"learner": learner, "version": list(VERSIONS[objective.arithmetic])}
 
 
 def objective_section(objective: Objective) -> dict[str, Any]:
@@ -116,14 +100,16 @@ def continued_model(
         ConfigurationError: a model of which trees were dropped, with vector leaves, or with another number of parallel
             trees than the job, for which XGBoost would go on with the model's.
     """
-    document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
+    document = model_json.read_document(model)
     learner = document["learner"]
     # Each release keeps the weights of dropped trees in another place, and loses those that it does not look for.
     if learner["gradient_booster"]["name"] != "gbtree" or b"weight_drop" in model:
         raise ConfigurationError("a model of booster dart goes on under engine xgboost only")
-    if any(tree["tree_param"]["size_leaf_vector"] not in ("0", "1") for tree in trees_model(learner)["trees"]):
+    if any(
+        tree["tree_param"]["size_leaf_vector"] not in ("0", "1") for tree in model_json.trees_model(learner)["trees"]
+    ):
         raise ConfigurationError("a model with vector leaves goes on under engine xgboost only")
-    found = trees_model(learner)["gbtree_model_param"]["num_parallel_tree"]
+    found = model_json.trees_model(learner)["gbtree_model_param"]["num_parallel_tree"]
     if int(found) != parallel:
         raise ConfigurationError(
             f"the model has num_parallel_tree={found}, the job {parallel}: give the job the model's"
@@ -140,16 +126,11 @@ def add_round(document: dict[str, Any], trees: Sequence[Trees]) -> None:
     Args:
         trees: for each output its parallel trees, each with XGBoost's fields as lists or arrays: ``base_weights``,
             ``loss_changes``, ``split_conditions``, ``sum_hessian``, ``default_left``, ``left_children``, ``parents``,
-            ``right_children``, ``split_indices``, and, where there are sets of categories, ``split_type``,
-            ``categories``, ``categories_nodes``, ``categories_segments`` and ``categories_sizes``.
-
-    Raises:
-        ProtocolError: a field is missing, unknown or of another length, or an output has no tree.
+            ``right_children``, ``split_indices``, ``split_type``, ``categories``, ``categories_nodes``,
+            ``categories_segments`` and ``categories_sizes``.
     """
     learner = document["learner"]
-    model, n_features = trees_model(learner), int(learner["learner_model_param"]["num_feature"])
-    if len(trees) != n_outputs_of(document) or not all(trees):
-        raise ProtocolError("a round needs trees for each output of the model")
+    model, n_features = model_json.trees_model(learner), int(learner["learner_model_param"]["num_feature"])
     for output, parallel in enumerate(trees):
         for tree in parallel:
             model["trees"].append(_tree(tree, len(model["trees"]), n_features))
@@ -158,14 +139,9 @@ def add_round(document: dict[str, Any], trees: Sequence[Trees]) -> None:
     model["gbtree_model_param"]["num_trees"] = str(len(model["trees"]))
 
 
-def n_outputs_of(document: Mapping[str, Any]) -> int:
-    """Return how many outputs a model has."""
-    return max(1, int(document["learner"]["learner_model_param"]["num_class"]))
-
-
 def n_rounds_of(document: Mapping[str, Any]) -> int:
     """Return how many rounds a model has."""
-    return len(trees_model(document["learner"])["iteration_indptr"]) - 1
+    return len(model_json.trees_model(document["learner"])["iteration_indptr"]) - 1
 
 
 def base_score_of(document: Mapping[str, Any]) -> Floats:
@@ -175,34 +151,19 @@ def base_score_of(document: Mapping[str, Any]) -> Floats:
 
 
 def _tree(fields: Mapping[str, Any], number: int, n_features: int) -> dict[str, Any]:
-    known = {*_REALS, *_INTEGERS, *_CATEGORIES, "split_type"}
-    if not {*_REALS, *_INTEGERS} <= fields.keys() <= known:
-        raise ProtocolError("a tree lacks a field of XGBoost's, or has one that it does not know")
-    n_nodes = len(fields["left_children"])
-    types = fields.get("split_type", [0] * n_nodes)
-    if any(len(fields[name]) != n_nodes for name in (*_REALS, *_INTEGERS)) or len(types) != n_nodes:
-        raise ProtocolError("the fields of a tree are of unlike lengths")
-    document: dict[str, Any] = {name: shortest_decimals(np.asarray(fields[name], np.float32)) for name in _REALS}
-    document |= {name: _integers(fields[name]) for name in _INTEGERS}
-    document |= {name: _integers(fields.get(name, ())) for name in _CATEGORIES}
-    document |= {"split_type": _integers(types), "id": number}
-    document["tree_param"] = {
-        "num_deleted": "0",
-        "num_feature": str(n_features),
-        "num_nodes": str(n_nodes),
-        "size_leaf_vector": "1",
+    document: dict[str, Any] = {
+        name: model_json.shortest_decimals(np.asarray(fields[name], np.float32)) for name in _REALS
     }
+    document |= {
+        name: np.asarray(fields[name], np.int64).tolist() for name in (*_INTEGERS, *model_json.CATEGORY_FIELDS)
+    }
+    document |= {"id": number, "tree_param": model_json.tree_param(n_features, len(fields["left_children"]))}
     return dict(sorted(document.items()))
-
-
-def _integers(values: Sequence[int]) -> list[int]:
-    return [int(value) for value in values]
 
 
 def _scientific(value: np.float32) -> str:
     """Return XGBoost's shortest text of a float32: 5E-1."""
-    text = np.format_float_scientific(np.float32(value), trim="-", exp_digits=1)
-    return text.replace("e+", "E").replace("e", "E")
+    return np.format_float_scientific(value, trim="-", exp_digits=1).replace("e+", "e").upper()
 
 
 def _decimal(value: np.float32) -> str:
@@ -219,7 +180,7 @@ def predict_margins(document: Mapping[str, Any], base_margin: Floats, rows: Floa
     Shapes: base_margin: float32[n_outputs]; rows: float32[n_rows, n_features], categories as positions, missing as
         no number; result: float32[n_rows, n_outputs].
     """
-    model = trees_model(document["learner"])
+    model = model_json.trees_model(document["learner"])
     margins = np.tile(np.asarray(base_margin, np.float32), (len(rows), 1))
     for tree, output in zip(model["trees"], model["tree_info"], strict=True):
         values = np.array(tree["split_conditions"], np.float32)
@@ -232,19 +193,14 @@ def leaves_of(tree: Mapping[str, Any], rows: Floats) -> NDArray[np.int64]:
     left, right, feature = (np.array(tree[name]) for name in ("left_children", "right_children", "split_indices"))
     default_left, types = np.array(tree["default_left"], bool), np.array(tree["split_type"])
     thresholds = np.array(tree["split_conditions"], np.float32)
-    sets = {
-        node: np.array(tree["categories"][start : start + size])
-        for node, start, size in zip(
-            tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True
-        )
-    }
+    sets = model_json.category_sets(tree)
     at = np.zeros(len(rows), np.int64)
     for node in range(left.size):  # parents come before their children
         here = np.flatnonzero(at == node) if left[node] != _LEAF else at[:0]
         if not here.size:
             continue
         value = rows[here, feature[node]]
-        goes_left = ~np.isin(value, sets[node]) if types[node] == _CATEGORICAL else value < thresholds[node]
+        goes_left = ~np.isin(value, np.array(sets[node])) if types[node] == _CATEGORICAL else value < thresholds[node]
         goes_left = np.where(np.isnan(value), default_left[node], goes_left)
         at[here] = np.where(goes_left, left[node], right[node])
     return at
@@ -264,7 +220,7 @@ def check_predictor(arithmetic: str) -> None:
     edges = [-3e38, -1.5, 0.1, 0.2, np.nextafter(np.float32(0.1), np.float32(1)), 0.3, np.nan, 3e38]
     rows = np.array([[a, b] for a in edges for b in (0, 1, 2, np.nan)], np.float32)
     try:
-        booster = xgb.Booster({"nthread": 1}, model_file=bytearray(model_bytes(document)))
+        booster = xgb.Booster({"nthread": 1}, model_file=bytearray(model_json.model_bytes(document)))
         matrix = xgb.DMatrix(rows, feature_names=["a", "b"], feature_types=["float", "c"], enable_categorical=True)
         found = booster.predict(matrix, output_margin=True)
     except xgb.core.XGBoostError:
@@ -292,8 +248,5 @@ def _probe_tree(number: int) -> dict[str, Any]:
         "parents": [2**31 - 1, 0, 0, 1, 1],
         "split_indices": [0, 1, 0, 0, 0],
         "split_type": [0, 1, 0, 0, 0],
-        "categories": [number % 3],
-        "categories_nodes": [1],
-        "categories_segments": [0],
-        "categories_sizes": [1],
+        **model_json.category_fields({1: (number % 3,)}),
     }

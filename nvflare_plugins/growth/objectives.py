@@ -22,7 +22,7 @@ from nvflare_plugins.xgb.parameters import TrainingParameters
 # The gradients of every row under the 14 objectives, to XGBoost's last bit, and what margins become.
 #
 # A formula is XGBoost's in float32, operation by operation. Releases differ in absolute and quantile error alone: from
-# 3.4 these are smooth, with a scale that is one more pooled sum a round (``Objective.needs_scale``).
+# 3.4 these are smooth, with a scale that is one more pooled sum a round (``Objective.is_smooth``).
 #
 # Reference: XGBoost 3.2 to 3.4, src/objective (regression_obj.cu, regression_loss.h, multiclass_obj.cu,
 # quantile_obj.cu, hinge.cu), src/common/math.h.
@@ -102,13 +102,11 @@ class Objective:
 
     @property
     def is_smooth(self) -> bool:
-        """Whether the loss is the smooth one that stands for absolute or quantile error from 3.4 on."""
-        return self.name in _ADAPTIVE and self.arithmetic == "3.4"
+        """Whether the loss is the smooth one that stands for absolute or quantile error from 3.4 on.
 
-    @property
-    def needs_scale(self) -> bool:
-        """Whether gradients need the pooled size of residuals: one more sum before every round (``scale_rows``)."""
-        return self.is_smooth
+        Its gradients need the pooled size of residuals: one more sum before every round (``scale_rows``).
+        """
+        return self.name in _ADAPTIVE and self.arithmetic == "3.4"
 
     @property
     def adaptive_leaf(self) -> bool:
@@ -135,7 +133,7 @@ class Objective:
         Args:
             margins: before the objective's transform, as trees add up.
             weights: of rows; None for 1 each.
-            scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``needs_scale``.
+            scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``.
 
         Shapes: margins: float32[n_rows, n_outputs] or, for one output, float32[n_rows]; labels, weights:
             float32[n_rows]; result: float32[n_outputs, n_rows, 2], so that a tree's rows lie together.

@@ -367,14 +367,14 @@ class RowSet:
 
 
 class HeldRows:
-    """The rows of one training; all of ``Rows`` (rows.py) beside what is below."""
+    """The rows of one training. Attributes: binned: where each training row is while a tree grows."""
 
     def __init__(
         self, layout: BinLayout, objective: Objective, training: RowSet, evaluated: Sequence[RowSet | None]
     ) -> None:
         """Hold rows. Args: evaluated: each evaluation set; None stands for the training rows."""
         self._objective, self._training = objective, training
-        self._rows = BinnedRows(layout, training.table)
+        self.binned = BinnedRows(layout, training.table)
         self._evaluated = [training if one is None else one for one in evaluated]
         self._others = [(one, BinnedRows(layout, one.table)) for one in evaluated if one is not None]
         self._gradients: Floats = np.empty((1, 0, 2), dtype=np.float32)
@@ -415,23 +415,11 @@ class HeldRows:
 
     def begin_tree(self, output: int, g_exponent: int, h_exponent: int) -> None:
         """Put all rows into the root, their pairs of an output rounded to steps of 2^exponent, half to even."""
-        self._rows.begin_tree(on_grid(self._gradients[output], g_exponent, h_exponent))
-
-    def total(self) -> NDArray[np.int64]:
-        """Return the sum of all rows' pairs. Shapes: int64[2]."""
-        return self._rows.total()
-
-    def histograms(self, nodes: Sequence[int]) -> NDArray[np.int64]:
-        """Return the sums of the nodes' pairs in bins. Shapes: int64[n_nodes, n_bins, 2]."""
-        return self._rows.histograms(nodes)
-
-    def apply(self, splits: Sequence[NodeSplit]) -> None:
-        """Divide the rows of nodes."""
-        self._rows.apply(splits)
+        self.binned.begin_tree(on_grid(self._gradients[output], g_exponent, h_exponent))
 
     def leaf_rows(self, n_nodes: int) -> NDArray[np.int64]:
         """Return how many rows that take part are in each node of the tree. Shapes: int64[n_nodes]."""
-        return np.bincount(self._rows.node_of_rows()[self._takes_part()], minlength=n_nodes).astype(np.int64)
+        return np.bincount(self.binned.node_of_rows()[self._takes_part()], minlength=n_nodes).astype(np.int64)
 
     def residuals(self) -> tuple[NDArray[np.int32], Floats, Floats | None]:
         """Return the node, the residual and the weight of each row that takes part. Shapes: [n_rows that do] each."""
@@ -440,11 +428,11 @@ class HeldRows:
         if weight is None and self._drawn is not None:  # XGBoost takes weighted quantiles of rows that are drawn
             weight = np.ones(rows.n_rows, dtype=np.float32)
         of_each = None if weight is None else weight[chosen]
-        return self._rows.node_of_rows()[chosen], self._residuals[chosen], of_each
+        return self.binned.node_of_rows()[chosen], self._residuals[chosen], of_each
 
     def end_tree(self, output: int, values: Floats, splits: Sequence[NodeSplit]) -> None:
         """Add a tree's leaves to the margins. Shapes: values: float32[n_nodes]. Args: splits: of the tree, in order."""
-        self._training.margins[:, output] += values[self._rows.node_of_rows()]
+        self._training.margins[:, output] += values[self.binned.node_of_rows()]
         for rows, binned in self._others:
             rows.margins[:, output] += values[binned.leaves(splits)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -344,15 +344,20 @@ def _better(one: Split | None, other: Split | None) -> Split | None:
 # Reference: XGBoost 3.2, src/tree/constraints.cc (SplitImpl), src/tree/split_evaluator.h (AddSplit).
 
 
-class Division(Protocol):
-    """A split as its children's constraints follow from it. Units: sums are (gradient, hessian) as doubles."""
+@dataclass(slots=True, repr=False)
+class Entry:
+    """The best split of a node. Units: loss_change is a float32 value; sums are (gradient, hessian) as doubles.
 
-    @property
-    def feature(self) -> int: ...
-    @property
-    def left_sum(self) -> tuple[float, float]: ...
-    @property
-    def right_sum(self) -> tuple[float, float]: ...
+    Attributes:
+        feature: among the columns of all parties.
+    """
+
+    node: int
+    depth: int
+    loss_change: float
+    feature: int
+    left_sum: tuple[float, float]
+    right_sum: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +380,7 @@ class NodeConstraints:
         return mask
 
     def of_children(
-        self, entry: Division, params: TreeParameters, formula: SplitFormula
+        self, entry: Entry, params: TreeParameters, formula: SplitFormula
     ) -> tuple[NodeConstraints, NodeConstraints]:
         """Return the constraints of the left and the right child of a split."""
         if params.interactions is None and not formula.is_constrained:
@@ -388,7 +393,7 @@ class NodeConstraints:
         return NodeConstraints(left, path), NodeConstraints(right, path)
 
     def _bounds_of_children(
-        self, entry: Division, params: TreeParameters, formula: SplitFormula
+        self, entry: Entry, params: TreeParameters, formula: SplitFormula
     ) -> tuple[WeightBounds, WeightBounds]:
         w_left, w_right = (
             np.float32(formula.weight(np.array(g), np.array(h), self.bounds))

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,27 +143,6 @@ _Due = tuple[int, list[tuple[str, Parts]]]
 """A round whose metrics are not added yet, and this site's parts of them by name."""
 
 
-class _TreeSums:
-    """Adds the gradient pairs of one tree, and with those of the root the metrics that are due."""
-
-    def __init__(
-        self, sums: GrowthSums, grid: PairGrid, fits: bool, due: _Due | None, take: Callable[[int, _Totals], None]
-    ) -> None:
-        self._sums, self._grid, self._fits, self._due, self._take = sums, grid, fits, due, take
-
-    def add(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all sites.
-
-        Raises:
-            RescaleRequested: for the root, where a site's pairs, or the metrics, do not fit.
-        """
-        due, self._due = self._due, None
-        added, totals = self._sums.pairs(values, self._grid, self._fits, due[1] if due else ())
-        if due is not None:
-            self._take(due[0], totals)
-        return added
-
-
 class Training:
     """One training at one site."""
 
@@ -250,7 +230,7 @@ class Training:
             CapacityExceeded: a row is larger than was agreed, so that the sum of all might not fit.
         """
         plan = self._plan
-        if not plan.objective.needs_scale:
+        if not plan.objective.is_smooth:
             return np.float32(0)
         parts = zip((RESIDUAL_ROOTS, str(Family.WEIGHTS)), self._rows.scale_parts(), plan.scale_exponents, strict=True)
         own = [rows_on_grid(name, rows, exponent, plan.n_rows).sum() for name, rows, exponent in parts]
@@ -263,17 +243,28 @@ class Training:
         while True:
             grid = self._grid
             fits = all(float(x) <= 2.0**bound for x, bound in zip(largest, (grid.g_bound, grid.h_bound), strict=True))
-            sums = _TreeSums(self._sums, grid, fits, self._due, self._finish)
             self._rows.begin_tree(output, grid.g_exponent, grid.h_exponent)
             try:
                 unit = GradientUnit(grid.g_exponent, grid.h_exponent)
                 slack = (4 * self._channel.world) << grid.shift if grid.shift else 0
-                return self._grower.grow(self._rows, sums, unit, sampler, slack)
+                return self._grower.grow(self._rows.binned, partial(self._add, grid, fits), unit, sampler, slack)
             except RescaleRequested:
                 if self._due is None:
                     self._grid = self._made(self._sums.widened(grid, largest))
                 else:  # the metrics may be what does not fit: they go alone, under a new scale, and the root again
                     self._finish(self._due[0], self._sums.metrics(self._due[1]))
+
+    def _add(self, grid: PairGrid, fits: bool, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add gradient pairs of one tree over all sites, and with those of the root the metrics that are due.
+
+        Raises:
+            RescaleRequested: for the root, where a site's pairs, or the metrics, do not fit.
+        """
+        number, parts = self._due or (0, [])
+        added, totals = self._sums.pairs(values, grid, fits, parts)
+        if self._due is not None:
+            self._finish(number, totals)
+        return added
 
     def _made(self, bounds: tuple[int, int]) -> PairGrid:
         plan = self._plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,8 @@ from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, SplitFor
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.rows import ROOT, NodeSplit, Rows
 from nvflare_plugins.growth.sampling import ColumnSampler
-from nvflare_plugins.growth.splits import NodeConstraints, Question, Split, SplitFinder
+from nvflare_plugins.growth.splits import Entry, NodeConstraints, Question, Split, SplitFinder
+from nvflare_plugins.xgb.model_json import category_fields
 
 # XGBoost's order of growth of one tree: which nodes are split next, and how their children are numbered.
 #
@@ -28,80 +29,51 @@ MAX_BATCH = 256
 _SMALLEST_CHANGE = np.float32(1e-6)
 
 
-class Expandable(Protocol):
-    """The best split of a node. Units: loss_change is a float32 value; sums are (gradient, hessian) in any unit."""
-
-    @property
-    def node(self) -> int: ...
-    @property
-    def depth(self) -> int: ...
-    @property
-    def loss_change(self) -> float: ...
-    @property
-    def left_sum(self) -> tuple[float, float]: ...
-    @property
-    def right_sum(self) -> tuple[float, float]: ...
-
-
-Entry = TypeVar("Entry", bound=Expandable)
+E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedSplit(Generic[Entry]):
+class AppliedSplit(Generic[E]):
     """A node that is split now."""
 
-    entry: Entry
+    entry: E
     left: int
     right: int
     evaluates_children: bool
 
 
-class TreeDriver(Generic[Entry]):
+class TreeDriver(Generic[E]):
     """The queue of nodes of one tree."""
 
     def __init__(self, params: TreeParameters):
         self._params = params
-        self._queue: list[tuple[tuple[float, ...], Entry]] = []
-        self._n_leaves = 1
-        self._n_nodes = 1
+        self._queue: list[tuple[tuple[float, ...], E]] = []
+        self._n_leaves = self.n_nodes = 1  # of the tree so far
 
-    @property
-    def n_nodes(self) -> int:
-        """Nodes of the tree so far."""
-        return self._n_nodes
-
-    def push(self, entries: list[Entry]) -> None:
+    def push(self, entries: list[E]) -> None:
         """Enter evaluated nodes; the root always waits in the queue, others only if their split gains anything."""
         for entry in entries:
             if entry.node == 0 or np.float32(entry.loss_change) > _SMALLEST_CHANGE:
                 key = (-entry.loss_change, entry.node) if self._params.lossguide else (entry.node,)
                 heapq.heappush(self._queue, (key, entry))
 
-    def pop(self) -> list[AppliedSplit[Entry]]:
-        """Take the nodes that are split next; none ends the tree, even if others still wait."""
-        batch = self._pop_best() if self._params.lossguide else self._pop_level()
-        return [self._apply(entry) for entry in batch]
+    def pop(self) -> list[AppliedSplit[E]]:
+        """Take the nodes that are split next; none ends the tree, even if others still wait.
 
-    def _pop_best(self) -> list[Entry]:
-        if not self._queue:
-            return []
-        entry = heapq.heappop(self._queue)[1]
-        if not self._is_valid(entry):
-            return []
-        self._n_leaves += 1
-        return [entry]
-
-    def _pop_level(self) -> list[Entry]:
-        batch: list[Entry] = []
-        level = self._queue[0][1].depth if self._queue else 0
+        Those of a level come together; under ``lossguide`` the best one comes alone, and an invalid one ends the tree.
+        """
+        batch: list[E] = []
+        level, lossguide = self._queue[0][1].depth if self._queue else 0, self._params.lossguide
         while self._queue and self._queue[0][1].depth == level and len(batch) < MAX_BATCH:
             entry = heapq.heappop(self._queue)[1]
             if self._is_valid(entry):
                 self._n_leaves += 1
                 batch.append(entry)
-        return batch
+            if lossguide:
+                break
+        return [self._apply(entry) for entry in batch]
 
-    def _is_valid(self, entry: Entry) -> bool:
+    def _is_valid(self, entry: E) -> bool:
         params, change = self._params, np.float32(entry.loss_change)
         if change <= _SMALLEST_CHANGE or entry.left_sum[1] == 0 or entry.right_sum[1] == 0:
             return False
@@ -109,10 +81,9 @@ class TreeDriver(Generic[Entry]):
             return False
         return not (params.max_leaves > 0 and self._n_leaves == params.max_leaves)
 
-    def _apply(self, entry: Entry) -> AppliedSplit[Entry]:
-        left = self._n_nodes
-        self._n_nodes += 2
-        params = self._params
+    def _apply(self, entry: E) -> AppliedSplit[E]:
+        left, params = self.n_nodes, self._params
+        self.n_nodes += 2
         is_too_deep = params.max_depth > 0 and entry.depth + 1 >= params.max_depth
         is_full = params.max_leaves > 0 and self._n_leaves >= params.max_leaves
         return AppliedSplit(entry, left, left + 1, not is_too_deep and not is_full)
@@ -133,11 +104,8 @@ _NO_CHILD = -1
 _NO_PARENT = 2**31 - 1
 
 
-class Sums(Protocol):
-    """Adds up integers over all sites."""
-
-    def add(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sums over all sites. Shapes: int64[n]."""
+AddUp = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Adds up integers over all sites. Shapes: int64[n] each."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -176,33 +144,21 @@ class Tree:
         """Return the numbers of the leaves, ascending. Shapes: int32[n_leaves]."""
         return np.flatnonzero(self.left == _NO_CHILD).astype(np.int32)
 
-    @property
-    def categories(self) -> dict[int, tuple[int, ...]]:
-        """Return the categories that go right, of each node that is divided by categories, nodes ascending."""
-        found = {s.node: s.right_categories for s in self.splits if s.right_categories is not None}
-        return dict(sorted(found.items()))
-
     def fields(self) -> dict[str, Any]:
         """Return what XGBoost's model document says of the tree."""
-        sets = self.categories
-        sizes = [len(values) for values in sets.values()]
-        split_type = np.zeros(self.n_nodes, dtype=np.int64)
-        split_type[list(sets)] = 1
+        sets = {s.node: s.right_categories for s in self.splits if s.right_categories is not None}
         return {
-            "left_children": self.left.tolist(),
-            "right_children": self.right.tolist(),
-            "parents": self.parent.tolist(),
-            "split_indices": self.feature.tolist(),
-            "default_left": self.default_left.astype(int).tolist(),
+            "left_children": self.left,
+            "right_children": self.right,
+            "parents": self.parent,
+            "split_indices": self.feature,
+            "default_left": self.default_left,
             "split_conditions": self.conditions,
             "base_weights": self.base_weights,
             "loss_changes": self.loss_changes,
             "sum_hessian": self.sum_hessian,
-            "split_type": split_type.tolist(),
-            "categories": [value for values in sets.values() for value in values],
-            "categories_nodes": list(sets),
-            "categories_segments": np.cumsum([0, *sizes])[:-1].tolist(),
-            "categories_sizes": sizes,
+            "split_type": np.isin(np.arange(self.n_nodes), list(sets)),
+            **category_fields(sets),
         }
 
     def with_leaf_values(self, values: NDArray[np.float32]) -> Tree:
@@ -225,42 +181,26 @@ class _Node:
 
 
 @dataclass(slots=True, repr=False)
-class _Entry:
-    """The best split of a node, as the driver and the constraints want it."""
-
-    node: int
-    depth: int
-    loss_change: float
-    feature: int
-    left_sum: tuple[float, float]
-    right_sum: tuple[float, float]
+class _Entry(Entry):
     split: Split
 
 
+@dataclass(frozen=True, slots=True)
 class TreeGrower:
-    """Grows the trees of one training."""
+    """Grows the trees of one training.
 
-    def __init__(
-        self,
-        layout: BinLayout,
-        params: TreeParameters,
-        arithmetic: Arithmetic,
-        eta: np.float32,
-        variant: str = BEST,
-    ) -> None:
-        """Prepare for a training.
+    Attributes:
+        eta: learning rate of one tree: XGBoost divides it, as float32, by the number of parallel trees.
+        variant: of ``_native.variants``; results are the same.
+    """
 
-        Args:
-            eta: learning rate of one tree: XGBoost divides it, as float32, by the number of parallel trees.
-            variant: of ``_native.variants``; results are the same.
-        """
-        self._variant = variant
-        self._layout = layout
-        self._params = params
-        self._formula = SplitFormula(params, arithmetic)
-        self._eta = np.float32(eta)
+    layout: BinLayout
+    params: TreeParameters
+    arithmetic: Arithmetic
+    eta: np.float32
+    variant: str = BEST
 
-    def grow(self, rows: Rows, sums: Sums, unit: GradientUnit, sampler: ColumnSampler, slack: int = 0) -> Tree:
+    def grow(self, rows: Rows, add_up: AddUp, unit: GradientUnit, sampler: ColumnSampler, slack: int = 0) -> Tree:
         """Grow one tree from rows that are all in the root; afterwards they are in the leaves.
 
         Args:
@@ -270,10 +210,10 @@ class TreeGrower:
             slack: by how much the bins of a feature may miss their node's sum though it has no missing value, where
                 sums are rounded on their way; 0 where they are exact.
         """
-        growth = _Growth(self._layout, self._params, self._formula, self._eta, unit, sampler, self._variant, slack)
-        growth.begin(rows, sums)
+        growth = _Growth(self, rows, add_up, unit, sampler, slack)
+        growth.begin()
         while batch := growth.driver.pop():
-            growth.divide(batch, rows, sums)
+            growth.divide(batch)
         return growth.tree()
 
 
@@ -281,38 +221,30 @@ class _Growth:
     """One tree as it grows."""
 
     def __init__(
-        self,
-        layout: BinLayout,
-        params: TreeParameters,
-        formula: SplitFormula,
-        eta: np.float32,
-        unit: GradientUnit,
-        sampler: ColumnSampler,
-        variant: str,
-        slack: int,
+        self, of: TreeGrower, rows: Rows, add_up: AddUp, unit: GradientUnit, sampler: ColumnSampler, slack: int
     ) -> None:
-        self._slack = slack
-        self._layout, self._params, self._formula, self._eta = layout, params, formula, eta
-        self._unit, self._sampler = unit, sampler
-        self._finder = SplitFinder(layout, formula, unit, variant)
-        self.driver: TreeDriver[_Entry] = TreeDriver(params)
+        self._layout, self._params, self._eta = of.layout, of.params, of.eta
+        self._rows, self._add_up, self._unit, self._sampler, self._slack = rows, add_up, unit, sampler, slack
+        self._formula = SplitFormula(of.params, of.arithmetic)
+        self._finder = SplitFinder(of.layout, self._formula, unit, of.variant)
+        self.driver: TreeDriver[_Entry] = TreeDriver(of.params)
         self._nodes: dict[int, _Node] = {}
         self._splits: list[NodeSplit] = []
         self._changes: list[float] = []  # of the splits
         self._bounds: list[WeightBounds] = []  # of the nodes that were divided
         self._totals: list[tuple[int, int]] = []  # of all nodes
 
-    def begin(self, rows: Rows, sums: Sums) -> None:
+    def begin(self) -> None:
         """Evaluate the root."""
-        added = sums.add(np.concatenate([rows.histograms([ROOT]).ravel(), rows.total()]))
+        added = self._add_up(np.concatenate([self._rows.histograms([ROOT]).ravel(), self._rows.total()]))
         self._totals.append((int(added[-2]), int(added[-1])))
         root = _Node(0, NodeConstraints(), added[:-2].reshape(-1, 2))
         self._evaluate([ROOT], [root], [root.constraints.bounds])
 
-    def divide(self, batch: Sequence[AppliedSplit[_Entry]], rows: Rows, sums: Sums) -> None:
+    def divide(self, batch: Sequence[AppliedSplit[_Entry]]) -> None:
         """Divide nodes, and evaluate their children where these may be divided in turn."""
         divisions = [_division(split) for split in batch]
-        rows.apply(divisions)
+        self._rows.apply(divisions)
         self._splits += divisions
         parents = [self._nodes.pop(split.entry.node) for split in batch]
         for split, parent in zip(batch, parents, strict=True):
@@ -322,13 +254,13 @@ class _Growth:
             self._bounds.append(parent.constraints.bounds)
         evaluated = [pair for pair in zip(batch, parents, strict=True) if pair[0].evaluates_children]
         if evaluated:
-            self._evaluate_children(evaluated, rows, sums)
+            self._evaluate_children(evaluated)
 
-    def _evaluate_children(self, divided: Sequence[tuple[AppliedSplit[_Entry], _Node]], rows: Rows, sums: Sums) -> None:
+    def _evaluate_children(self, divided: Sequence[tuple[AppliedSplit[_Entry], _Node]]) -> None:
         # Of two children that with the smaller hessian is built; the left one if they are equal.
         is_right = [split.entry.right_sum[1] < split.entry.left_sum[1] for split, _ in divided]
         built = [split.right if right else split.left for (split, _), right in zip(divided, is_right, strict=True)]
-        added = sums.add(rows.histograms(built).ravel()).reshape(len(built), -1, 2)
+        added = self._add_up(self._rows.histograms(built).ravel()).reshape(len(built), -1, 2)
         others = np.empty_like(added)
         children: list[_Node] = []
         for i, (split, parent) in enumerate(divided):

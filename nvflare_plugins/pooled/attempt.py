@@ -26,23 +26,11 @@ from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.arithmetic import grown_document
 from nvflare_plugins.pages.run_record import ReportSection
+from nvflare_plugins.pooled import row_floors
 from nvflare_plugins.pooled.growing import Grown, arithmetic_here, check_words
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.pooled.processors import open_sums
-from nvflare_plugins.pooled.row_floors import (
-    N_COUNTS,
-    TOO_FEW,
-    AddedRows,
-    RowDraws,
-    are_enough,
-    check_effective_rows,
-    counts_leaves,
-    largest_weight,
-    may_grow,
-    row_fraction,
-    rows_needed,
-)
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, ResumePoint
@@ -137,7 +125,7 @@ class PooledAttempt:
 
     def _wanted(self) -> list[Wanted]:
         """Return what the run wants to look at, the training set first."""
-        grows = may_grow(self._rows.table, "", self._parameters)
+        grows = row_floors.may_grow(self._rows.table, "", self._parameters)
         return [Wanted(self._rows.table, self._rows.data_set, may_grow=grows, is_settled=True)]
 
     def _release(self) -> dict[str, object]:
@@ -150,7 +138,7 @@ class PooledAttempt:
 
     def _most_rows_needed(self, floors: Floors) -> int:
         """Return how many pooled rows the run needs where it needs most."""
-        return max(rows_needed(floors, self._parameters, len(self._tables())))
+        return max(row_floors.rows_needed(floors, self._parameters, len(self._tables())))
 
     def _take_largest_weights(self, largest: Sequence[float]) -> None:
         """Take note of the largest weight of each set of rows."""
@@ -190,25 +178,23 @@ class PooledAttempt:
             if self._parameters.objective.adaptive_leaf:  # see ``RowDraws``: every site must have rows
                 floors = dataclasses.replace(floors, sites=self._world)
             if floors.sites > self._world:  # no row can change that
-                raise PolicyRefusal(TOO_FEW)
+                raise PolicyRefusal(row_floors.TOO_FEW)
             if self._most_rows_needed(floors) > own.effective_rows:
                 names = {data_set.name for _, data_set in self._rows.tables()}
                 RefusalCount(self._policy).check(names, Question.DEMAND)
-            largest = largest_weight(sums, [table.weight for table in tables])
+            largest = row_floors.largest_weight(sums, [table.weight for table in tables])
             self._take_largest_weights(largest)
-            added = AddedRows.of(self._reservations, self._policy.consents)
+            added = row_floors.AddedRows.of(self._reservations, self._policy.consents)
             further = added.counts() if self.COUNTS_ADDED else ()
-            counted = check_effective_rows(
+            counted = row_floors.check_effective_rows(
                 sums, floors, own, self._parameters, tables, largest, self._world, further
             ).tolist()
             self._found = tuple(largest), tuple(counted[: 2 * len(tables)])
             self._check_parts(sums)
-            self._settle_added(added, np.array(counted[-N_COUNTS:]), floors.sites)
-
-    def _settle_added(self, added: AddedRows, pooled: NDArray[np.int64], least_sites: int) -> None:
-        if self.COUNTS_ADDED and added.needs_consent(pooled, least_sites):
-            self._policy.consents.gives("recompute_with_changes")
-        self._reservations.grown(not self.COUNTS_ADDED or are_enough(pooled, least_sites))
+            pooled = np.array(counted[-row_floors.N_COUNTS :])
+            if self.COUNTS_ADDED and added.needs_consent(pooled, floors.sites):
+                self._policy.consents.gives("recompute_with_changes")
+            self._reservations.grown(not self.COUNTS_ADDED or row_floors.are_enough(pooled, floors.sites))
 
     # -- cut points ---------------------------------------------------------------------------------------------------
 
@@ -296,7 +282,7 @@ class PooledAttempt:
     def _counted_leaves(self, parameters: TrainingParameters) -> int | None:
         """Return the least rows of a leaf, where these are counted after each tree; else None."""
         floor = self._floors.rows_per_node
-        return floor if counts_leaves(parameters, floor) else None
+        return floor if row_floors.counts_leaves(parameters, floor) else None
 
     def _grown(
         self, parameters: TrainingParameters, cuts: Cuts, n_rows: int, table: Table, sets: tuple[str, ...]
@@ -305,13 +291,15 @@ class PooledAttempt:
         finest, least = self._training.finest_exponent, self._counted_leaves(parameters)
         return Grown(parameters, self._arithmetic, cuts, n_rows, table, finest, least, sets)
 
-    def _draws_of(self, parameters: TrainingParameters, table: Table, sites: Sequence[str]) -> RowDraws | None:
+    def _draws_of(
+        self, parameters: TrainingParameters, table: Table, sites: Sequence[str]
+    ) -> row_floors.RowDraws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
-        fraction = row_fraction(parameters)
+        fraction = row_floors.row_fraction(parameters)
         if fraction == 1:
             return None
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
-        return RowDraws(secret, table, fraction, at_least_one=parameters.objective.adaptive_leaf)
+        return row_floors.RowDraws(secret, table, fraction, at_least_one=parameters.objective.adaptive_leaf)
 
     # -- for the run's record -----------------------------------------------------------------------------------------
 

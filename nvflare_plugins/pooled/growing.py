@@ -201,8 +201,8 @@ class Scales:
     def of(cls, sums: ProtectedSums, grown: Grown) -> Scales:
         """Take them from the agreed ones."""
         g, h = (sums.scale_of(family).bound_exponent for family in (Family.GRADIENTS, Family.HESSIANS))
-        needs_scale = Objective.of_job(grown.parameters, grown.arithmetic).needs_scale
-        quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if needs_scale else ()
+        is_smooth = Objective.of_job(grown.parameters, grown.arithmetic).is_smooth
+        quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if is_smooth else ()
         of_residuals = tuple(row_exponent(sums, quantity, grown.n_rows) for quantity in quantities)
         return cls((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact)
 

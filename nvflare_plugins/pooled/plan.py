@@ -469,7 +469,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *,
         pooled_metrics=job.pooled_metrics,
         grown=is_grown(job, checked),
         metrics_wait=not is_grown(job, checked) or job.early_stopping_rounds is not None or goes_on_without(job),
-        smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).needs_scale,
+        smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).is_smooth,
         word_bits=job.word_bits,
     )
 

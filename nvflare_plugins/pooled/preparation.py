@@ -83,20 +83,17 @@ class Allowed:
         return Prepared(self.data_set, table, self.eval_set, eval_table, self.parameters, self.chosen)
 
     def _load(self, spec: DataSet) -> Table:
-        return _load(spec, self.context.policy, self.columns, self.takes_passes)
-
-
-def prepare(
-    job: HorizontalJob,
-    context: SiteContext,
-    group: str | None = None,
-    *,
-    with_ids: bool = False,
-    on_cluster: bool = False,
-    by_xgboost: bool | None = None,
-) -> Prepared:
-    """Check the job against the policy and the data, at this site alone; see ``allow``."""
-    return allow(job, context, group, with_ids=with_ids, on_cluster=on_cluster, by_xgboost=by_xgboost).load()
+        """Load a table, if no randomised buckets of its rows were sent."""
+        sent = SentRows(self.context.policy)
+        asks = sent.asks_for_ids(spec)
+        may_lack_ids = not asks and not self.columns["with_ids"]
+        columns = {**self.columns, "with_ids": True}  # the registry tells rows apart by them
+        table = load_table(spec, **columns, may_lack_ids=may_lack_ids, takes_passes=self.takes_passes)
+        if asks and sent.sent(usable_ids(table.ids, spec)).any():
+            raise DataRefusal(
+                f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent"
+            )
+        return table
 
 
 def allow(
@@ -178,9 +175,9 @@ def check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]
 
 def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table, eval_table: Table | None) -> None:
     """Look at the values of both tables, and log what is the matter with them. Raises: DataRefusal."""
-    for one in (table, eval_table):
-        if one is table or (one is not None and one.passes is not None):  # which is scored by bins
-            _check_magnitudes(one)
+    _check_magnitudes(table)
+    if eval_table is not None and eval_table.passes is not None:  # which is scored by bins
+        _check_magnitudes(eval_table)
     is_classification = parameters.objective.task is not Task.REGRESSION
     for checked, name in ((table, job.data_set), (eval_table, str(job.eval_data_set))):
         if checked is None:
@@ -189,18 +186,6 @@ def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table
         log_what_labels_lack(checked, name, is_classification)
         for note in checked.notes:
             _log.info("%s", note)
-
-
-def _load(spec: DataSet, policy: SitePolicy, columns: Mapping[str, Any], takes_passes: bool) -> Table:
-    """Load a table, if no randomised buckets of its rows were sent."""
-    sent = SentRows(policy)
-    asks = sent.asks_for_ids(spec)
-    may_lack_ids = not asks and not columns.get("with_ids")
-    # The registry tells rows apart by them.
-    table = load_table(spec, **{**columns, "with_ids": True}, may_lack_ids=may_lack_ids, takes_passes=takes_passes)
-    if asks and sent.sent(usable_ids(table.ids, spec)).any():
-        raise DataRefusal(f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent")
-    return table
 
 
 def _check_magnitudes(table: Table) -> None:

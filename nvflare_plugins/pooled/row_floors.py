@@ -24,6 +24,7 @@ from nvflare_plugins.site.memory.registry import ADDED_ROWS, ADDED_SITES, Verdic
 from nvflare_plugins.site.policy_values import Consents, Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb.model_json import trees_model, walked_leaves
 from nvflare_plugins.xgb.parameters import TrainingParameters, obeys_child_weight
 
 # Whether the rows that the sites have added since earlier jobs are enough for training again without consents.
@@ -341,7 +342,8 @@ def leaf_counts(booster: xgb.Booster, matrix: xgb.DMatrix, takes_part: NDArray[n
     """
     last = booster.num_boosted_rounds() - 1
     one_round = booster[last : last + 1]
-    of_trees = _leaves(one_round)
+    trees = trees_model(json.loads(one_round.save_raw("json"))["learner"])["trees"]
+    of_trees = [np.array(sorted(walked_leaves(tree)), dtype=np.int64) for tree in trees]
     leaf_of = one_round.predict(matrix, pred_leaf=True).reshape(takes_part.size, len(of_trees))
     counts = []
     for column, leaves in zip(leaf_of[takes_part].astype(np.int64).T, of_trees, strict=True):
@@ -366,19 +368,3 @@ def check_leaves(sums: ProtectedSums, counts: NDArray[np.int64], rows_per_node: 
             f"a leaf holds fewer than {rows_per_node} rows. Policy key: min_rows_per_node. Remedy: raise "
             "min_child_weight (not for multi_output_tree) or lower max_depth, or ask the sites to lower the key."
         )
-
-
-def _leaves(one_round: xgb.Booster) -> list[NDArray[np.int64]]:
-    """Return the numbers of each tree's leaves. Shapes: int64[n_leaves] each."""
-    document = json.loads(one_round.save_raw("json"))["learner"]["gradient_booster"]
-    found = []
-    for tree in document.get("gbtree", document)["model"]["trees"]:
-        left, right, leaves, to_do = tree["left_children"], tree["right_children"], [], [0]
-        while to_do:
-            node = to_do.pop()
-            if left[node] == -1:
-                leaves.append(node)
-            else:
-                to_do += [left[node], right[node]]
-        found.append(np.array(sorted(leaves), dtype=np.int64))
-    return found

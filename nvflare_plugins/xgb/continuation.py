@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
-from nvflare_plugins.xgb.model_json import check_trees, model_bytes, tree_weights, trees_model
+from nvflare_plugins.xgb.model_json import (
+    check_trees,
+    model_bytes,
+    read_document,
+    tree_weights,
+    trees_model,
+    with_attribute,
+)
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_wheel
 
@@ -40,7 +47,7 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     """
     try:
         booster = xgb.Booster(model_file=bytearray(model))
-        learner = _learner(model)
+        learner = read_document(model)["learner"]
     except (xgb.core.XGBoostError, ValueError):
         raise ConfigurationError(f"input {name!r} is not a model that XGBoost {xgb.__version__} reads") from None
     _check_trees(learner, name, booster.num_features())
@@ -123,19 +130,13 @@ def _most_cuts(max_bin: int) -> int:
 def _thresholds(model: bytes, n_features: int) -> list[NDArray[np.float32]]:
     """Return the ascending thresholds on each column of numbers. Shapes: float32[n] each."""
     found: list[set[float]] = [set() for _ in range(n_features)]
-    for tree in _trees(_learner(model)):
+    for tree in _trees(read_document(model)["learner"]):
         columns = ("left_children", "split_indices", "split_conditions", "split_type")
         for child, feature, threshold, kind in zip(*(tree[column] for column in columns), strict=True):
             # Beyond the outermost cuts lie the thresholds of splits that send only missing values aside.
             if child != -1 and kind == _NUMBERS and abs(threshold) < LARGEST_VALUE:
                 found[feature].add(threshold)
     return [np.unique(np.array(sorted(thresholds), dtype=np.float32)) for thresholds in found]
-
-
-def _learner(model: bytes) -> dict[str, Any]:
-    """Return the learner's part of a model file of either format."""
-    document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))["learner"]
-    return document
 
 
 def _trees(learner: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -160,9 +161,7 @@ CLIPPING_ATTRIBUTE = "veilboost_gradients_clipped_at"
 
 def with_clipping(model: bytes, clipped_at: float) -> bytes:
     """Return a model that says where the gradients of its training were clipped. Privacy: it stands in the job."""
-    document = json.loads(model)
-    document["learner"].setdefault("attributes", {})[CLIPPING_ATTRIBUTE] = f"{clipped_at:g}"
-    return model_bytes(document)
+    return with_attribute(model, CLIPPING_ATTRIBUTE, f"{clipped_at:g}")
 
 
 def clipping_of(attributes: Mapping[str, str]) -> float | None:
@@ -177,10 +176,9 @@ def clipping_of(attributes: Mapping[str, str]) -> float | None:
 
 def recalibrated(p: NDArray[np.float32], clipped_at: float) -> NDArray[np.float32]:
     """Return probabilities for answers p. Shapes: float32[n] -> float32[n]."""
-    low = p / (p + np.float32(clipped_at))
-    high = np.float32(clipped_at) / (np.float32(1.0) - p + np.float32(clipped_at))
+    one, c = np.float32(1.0), np.float32(clipped_at)
     result: NDArray[np.float32] = np.where(
-        p < np.float32(1.0 - clipped_at), low, np.where(p > np.float32(clipped_at), high, p)
+        p < np.float32(1.0 - clipped_at), p / (p + c), np.where(p > c, c / (one - p + c), p)
     ).astype(np.float32)
     return result
 

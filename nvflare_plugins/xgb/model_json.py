@@ -138,9 +138,7 @@ def declared_classes(attributes: Mapping[str, str], n_outputs: int) -> tuple[str
 
 def marked_as_part(model: bytes) -> bytes:
     """Return a party's copy of a vertical model with the note that it is not a whole one."""
-    document = json.loads(model)
-    document["learner"].setdefault("attributes", {})[PART_ATTRIBUTE] = PART_NOTE
-    return model_bytes(document)
+    return with_attribute(model, PART_ATTRIBUTE, PART_NOTE)
 
 
 def with_attribute(model: bytes, name: str, value: str) -> bytes:
@@ -170,7 +168,7 @@ def without_lists(model: bytes) -> bytes:
     XGBoost compares its lists with those of the training matrix, which holds positions and has none. Models without
     lists come back as they are.
     """
-    document = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
+    document = read_document(model)
     learner = document["learner"]
     if not set(learner["attributes"]) & {CATEGORIES_ATTRIBUTE, CLASSES_ATTRIBUTE}:
         return model
@@ -229,6 +227,25 @@ def trees_model(learner: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a model document that holds the trees."""
     booster = learner["gradient_booster"]
     document: dict[str, Any] = booster.get("gbtree", booster)["model"]  # dart wraps its trees
+    return document
+
+
+def walked_leaves(tree: Mapping[str, Any]) -> list[int]:
+    """Return the leaves of a tree in XGBoost's order of a walk: the right child first."""
+    found, waiting = [], [0]
+    while waiting:
+        node = waiting.pop()
+        left, right = tree["left_children"][node], tree["right_children"][node]
+        if left == -1:
+            found.append(node)
+        else:
+            waiting += [left, right]
+    return found
+
+
+def read_document(model: bytes) -> dict[str, Any]:
+    """Return the document of a model in either of XGBoost's formats. Raises: XGBoostError, ValueError: it is none."""
+    document: dict[str, Any] = json.loads(bytes(xgb.Booster(model_file=bytearray(model)).save_raw("json")))
     return document
 
 
@@ -323,13 +340,14 @@ def tree_document(
         "split_indices": np.where(is_leaf, 0, feature).tolist(),
         "split_type": [0] * n_nodes,
         "sum_hessian": zeros,
-        "tree_param": {
-            "num_deleted": "0",
-            "num_feature": str(n_features),
-            "num_nodes": str(n_nodes),
-            "size_leaf_vector": "1",
-        },
+        "tree_param": tree_param(n_features, n_nodes),
     }
+
+
+def tree_param(n_features: int, n_nodes: int) -> dict[str, str]:
+    """Return what a tree's document says of its size."""
+    sizes = {"num_deleted": 0, "num_feature": n_features, "num_nodes": n_nodes, "size_leaf_vector": 1}
+    return {name: str(size) for name, size in sizes.items()}
 
 
 def empty_tree_document(number: int, tree: Tree, candidates: Candidates) -> dict[str, Any]:
@@ -366,7 +384,9 @@ def model_document(
         n_classes: outputs of the model; 1 for two classes and for numbers.
         class_of_tree: which output each tree adds to; empty for a model with one.
     """
-    is_multi = n_classes > 1
+    parameters: dict[str, Any] = {"reg_loss_param": {"scale_pos_weight": "1"}}
+    if n_classes > 1:
+        parameters = {"softmax_multiclass_param": {"num_class": str(n_classes)}}
     return {
         "version": _XGBOOST_VERSION,
         "learner": {
@@ -374,28 +394,23 @@ def model_document(
             "feature_names": list(feature_names),
             "feature_types": [],
             "gradient_booster": {
-                "name": "gbtree",
                 "model": {
-                    "cats": {"enc": [], "feature_segments": [], "sorted_idx": []},
+                    "cats": dict(NO_LISTS),
                     "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
                     "iteration_indptr": [*range(0, len(trees), batch_size * n_classes), len(trees)],
                     "tree_info": list(class_of_tree or [0] * len(trees)),
                     "trees": list(trees),
                 },
+                "name": "gbtree",
             },
             "learner_model_param": {
                 "base_score": f"[{','.join([base_score[1:-1]] * n_classes)}]",
                 "boost_from_average": "0",
-                "num_class": str(n_classes) if is_multi else "0",
+                "num_class": str(n_classes) if n_classes > 1 else "0",
                 "num_feature": str(n_features),
                 "num_target": "1",
             },
-            "objective": {"name": objective}
-            | (
-                {"softmax_multiclass_param": {"num_class": str(n_classes)}}
-                if is_multi
-                else {"reg_loss_param": {"scale_pos_weight": "1"}}
-            ),
+            "objective": {"name": objective} | parameters,
         },
     }
 
@@ -467,11 +482,12 @@ def _check_rounds(learner: Mapping[str, Any]) -> None:
     """
     model = trees_model(learner)
     n_trees, starts = len(model["trees"]), model.get("iteration_indptr", [0])
-    if any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts)):
-        raise ValueError
-    if len(model["tree_info"]) != n_trees or int(model["gbtree_model_param"]["num_trees"]) != n_trees:
-        raise ValueError
-    if ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees)) or sorted(starts) != starts:
+    if (
+        any(type(number) is not int or number < 0 for number in (*model["tree_info"], *starts))
+        or not len(model["tree_info"]) == int(model["gbtree_model_param"]["num_trees"]) == n_trees
+        or ("iteration_indptr" in model and (starts[0], starts[-1]) != (0, n_trees))
+        or sorted(starts) != starts
+    ):
         raise ValueError
     for holder in (learner["gradient_booster"], model):
         if "weight_drop" in holder:
@@ -496,17 +512,17 @@ def _categorical_splits(tree: Mapping[str, Any], n_features: int) -> set[int]:
     if not np.isin(children, np.arange(1, n_nodes)).all() or children.size != n_nodes - 1 - unused:
         raise ValueError
     children = children.astype(np.int64)
-    if np.unique(children).size != children.size or parents[0] not in _ROOT_PARENT:
-        raise ValueError
     # A leaf has no child; one of vectors names its vector there.
     n_vectors = numbers_of(tree["leaf_weights"]).size // leaf_size(tree) if leaf_size(tree) > 1 else 0
-    if not np.isin(right[~inner], np.arange(n_vectors) if n_vectors else -1).all():
-        raise ValueError
-    if not np.array_equal(parents[children], np.concatenate([np.flatnonzero(inner)] * 2)):
-        raise ValueError
-    if not np.isin(feature[inner], np.arange(n_features)).all() or not np.isin([default, kind], (0, 1)).all():
-        raise ValueError
-    if (np.abs(condition[~inner]) > _LARGEST).any():
+    if (
+        np.unique(children).size != children.size
+        or parents[0] not in _ROOT_PARENT
+        or not np.isin(right[~inner], np.arange(n_vectors) if n_vectors else -1).all()
+        or not np.array_equal(parents[children], np.concatenate([np.flatnonzero(inner)] * 2))
+        or not np.isin(feature[inner], np.arange(n_features)).all()
+        or not np.isin([default, kind], (0, 1)).all()
+        or (np.abs(condition[~inner]) > _LARGEST).any()
+    ):
         raise ValueError
     by_category = inner & (kind == _CATEGORICAL_SPLIT)
     _check_category_sets(tree, np.flatnonzero(by_category))
@@ -518,9 +534,8 @@ def _check_category_sets(tree: Mapping[str, Any], nodes: NDArray[np.int64]) -> N
     starts, sizes = tree["categories_segments"], tree["categories_sizes"]
     if sorted(where) != nodes.tolist() or not len(where) == len(starts) == len(sizes):
         raise ValueError
-    for start, size in zip(starts, sizes, strict=True):
-        if start < 0 or size < 1 or start + size > len(sets):
-            raise ValueError
+    if any(start < 0 or size < 1 or start + size > len(sets) for start, size in zip(starts, sizes, strict=True)):
+        raise ValueError
     if any(type(one) is not int or not 0 <= one < 2**24 for one in sets):
         raise ValueError
 
@@ -559,11 +574,12 @@ def set_categories(tree: dict[str, Any], node: int, categories: tuple[int, ...])
     """Make a node one that is split by categories, as XGBoost writes it."""
     sets = {**category_sets(tree), node: categories}
     tree["split_type"][node] = _BY_CATEGORY
-    listed: list[int] = []
-    places: list[tuple[int, int, int]] = []
-    for one in sorted(sets):
-        places.append((one, len(listed), len(sets[one])))
-        listed += sets[one]
-    nodes, starts, sizes = (list(column) for column in zip(*places, strict=True))
-    for name, value in zip(CATEGORY_FIELDS, (listed, nodes, starts, sizes), strict=True):
-        tree[name] = value
+    tree.update(category_fields(sets))
+
+
+def category_fields(sets: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
+    """Return what a tree's document says of the categories of nodes that are split by them."""
+    nodes = sorted(sets)
+    listed, sizes = [one for node in nodes for one in sets[node]], [len(sets[node]) for node in nodes]
+    starts = np.cumsum([0, *sizes])[:-1].tolist()
+    return dict(zip(CATEGORY_FIELDS, (listed, nodes, starts, sizes), strict=True))

@@ -18,35 +18,30 @@ from he_processors.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One release, whatever it is used for.
+    """One release.
 
     Attributes:
         version: major and minor number.
         names_dart: model files say that they are of the booster dart. Later releases call every one gbtree, and give
             the trees of one from which trees were dropped their weights (``weight_drop``).
-    """
-
-    version: str
-    names_dart: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """One release whose communicator is known message by message.
-
-    Attributes:
-        version: major and minor number.
+        has_communicator: for horizontal training, and it is known message by message.
         sends_column_seed: rank 0 broadcasts the seed of a column sampler that lives as long as the training. Later
             releases draw a fresh seed for each sample of columns from the one generator that also draws rows; it
             starts from the parameter ``seed`` at every rank, so nothing is sent.
     """
 
     version: str
-    sends_column_seed: bool
+    names_dart: bool = False
+    has_communicator: bool = False
+    sends_column_seed: bool = False
 
 
-WHEELS = (Wheel("3.2", names_dart=True), Wheel("3.3", names_dart=False), Wheel("3.4", names_dart=False))
-RELEASES = (Release("3.2", sends_column_seed=True), Release("3.3", sends_column_seed=False))
+WHEELS = (
+    Wheel("3.2", names_dart=True, has_communicator=True, sends_column_seed=True),
+    Wheel("3.3", has_communicator=True),
+    Wheel("3.4"),
+)
+RELEASES = tuple(wheel for wheel in WHEELS if wheel.has_communicator)
 _TAKES = f"pip install 'xgboost=={RELEASES[-1].version}.*' (Python 3.11: 'xgboost=={RELEASES[0].version}.*')"
 
 
@@ -66,16 +61,15 @@ def known_wheel(version: str) -> Wheel:
     )
 
 
-def known_release(version: str) -> Release:
+def known_release(version: str) -> Wheel:
     """Return what is known of the communicator of a version of XGBoost.
 
     Raises:
         ConfigurationError: the version is not known, or has no communicator.
     """
-    known_wheel(version)
-    for release in RELEASES:
-        if version.startswith(release.version + "."):
-            return release
+    wheel = known_wheel(version)
+    if wheel.has_communicator:
+        return wheel
     raise ConfigurationError(
         f"this site runs xgboost {version}, which has no federated communicator: horizontal training and its tuning "
         "need one where XGBoost grows the trees (engine='xgboost', booster='dart', "
@@ -88,7 +82,7 @@ def installed_wheel() -> Wheel:
     return known_wheel(xgb.__version__)
 
 
-def installed_release() -> Release:
+def installed_release() -> Wheel:
     """Return what is known of the communicator of this site's XGBoost; ask where one opens, and nowhere else.
 
     Raises:

@@ -124,18 +124,18 @@ def test_rows_whose_buckets_were_sent_are_not_trained_on_or_evaluated_exactly(tm
         table().assign(id=[f"p{first + i}" for i in range(90)]).to_parquet(tmp_path / f"{name}.parquet")
     sets = {name: {"path": f"{name}.parquet", "id": "id"} for name in "de"}
     context = place_of(tmp_path, data_sets=sets)
-    assert preparation.prepare(job(data_set="d", eval_data_set="e"), context).eval_table.n_rows == 90
+    assert preparation.allow(job(data_set="d", eval_data_set="e"), context).load().eval_table.n_rows == 90
     SentRows(context.policy).note("earlier", ["p1007"], "another name")
-    assert preparation.prepare(job(data_set="d"), context).table.n_rows == 90
+    assert preparation.allow(job(data_set="d"), context).load().table.n_rows == 90
     for fields in ({"data_set": "e"}, {"data_set": "d", "eval_data_set": "e"}):
         with pytest.raises(DataRefusal) as refusal:
-            preparation.prepare(job(**fields), context)
+            preparation.allow(job(**fields), context).load()
         assert "were sent" in refusal.value.reason and "p1007" not in refusal.value.reason
         consenting = place_of(tmp_path, data_sets=sets, consents={"exact_use_of_budgeted_data": True})
-        assert preparation.prepare(job(**fields), consenting)
+        assert preparation.allow(job(**fields), consenting).load()
     nameless = place_of(tmp_path, data_sets={"d": {"path": "d.parquet"}})
     with pytest.raises(PolicyRefusal, match=r"data_sets\.d\.id"):
-        preparation.prepare(job(data_set="d"), nameless)
+        preparation.allow(job(data_set="d"), nameless).load()
 
 
 def test_buckets_are_sent_again_only_on_the_account_of_the_same_data_set(tmp_path: Path) -> None:

@@ -295,14 +295,14 @@ def test_a_leaf_that_is_one_rows_label_needs_every_sites_consent(tmp_path: Path,
 def test_the_consent_is_asked_before_any_row_is_read(
     tmp_path: Path, profile: str, objective: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(*_: object) -> None:
+    def read(*_: object, **__: object) -> None:
         raise ConfigurationError("rows are read")
 
-    monkeypatch.setattr(preparation, "_load", read)
+    monkeypatch.setattr(preparation, "load_table", read)
     table().to_csv(tmp_path / "d.csv", index=False)
     sets = {"train": {"path": "d.csv"}}
     with pytest.raises(PolicyRefusal, match=r"consents\.exact_leaves"):
-        preparation.prepare(job(profile=profile, params=objective), place_of(tmp_path, data_sets=sets))
+        preparation.allow(job(profile=profile, params=objective), place_of(tmp_path, data_sets=sets))
     consenting = place_of(tmp_path, data_sets=sets, consents={"exact_leaves": True})
     with pytest.raises(ConfigurationError, match="rows are read"):
-        preparation.prepare(job(profile=profile, params=objective), consenting)
+        preparation.allow(job(profile=profile, params=objective), consenting).load()

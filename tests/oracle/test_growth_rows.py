@@ -62,7 +62,7 @@ def _own_pairs(objective: Objective, name: str, weighted: bool) -> np.ndarray:
         row = slice(i, i + 1)
         weight = None if weights is None else weights[row]
         total = 1.0 if weight is None else float(weight[0])
-        roots = float(objective.scale_rows(margins[row], labels[row], weight)[0]) if objective.needs_scale else 0.0
+        roots = float(objective.scale_rows(margins[row], labels[row], weight)[0]) if objective.is_smooth else 0.0
         scale = objective.scale(roots, total)
         found.append(objective.gradients(margins[row], labels[row], weight, scale)[:, 0])
     return np.array(found).transpose(1, 0, 2)

@@ -120,7 +120,7 @@ def grow(
             pairs = pairs * sampled_rows(setting.n_rows, params.subsample, random.row_seed())[:, None]
         rows.begin_tree(pairs)
         random.columns.begin_tree()
-        tree = grower.grow(rows, sums or Recorder(), unit, random.columns)
+        tree = grower.grow(rows, (sums or Recorder()).add, unit, random.columns)
         margins += tree.conditions[rows.node_of_rows()]
         yield tree
 

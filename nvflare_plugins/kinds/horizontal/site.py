@@ -29,17 +29,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.audit import grown_fact, word_fact
 from nvflare_plugins.evidence.reader import named
 from nvflare_plugins.growth.training import LoopSettings
-from nvflare_plugins.kinds.horizontal.going_on import (
-    Course,
-    GoingOn,
-    GradientMoves,
-    SetUp,
-    agree_to_go_on,
-    check_can_go_on,
-    check_left,
-    course_of,
-    told,
-)
+from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORED
 from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
@@ -101,7 +91,7 @@ class PreparedTraining:
     initial_model: bytes | None
     earlier: Earlier
     continues: tuple[str, ...] = ()
-    course: Course | None = None
+    course: going_on.Course | None = None
     lost: tuple[str, ...] = ()
 
 
@@ -114,15 +104,15 @@ def prepare(job: HorizontalJob, context: SiteContext) -> PreparedTraining:
         ConfigurationError: job, parameters, data or the installed XGBoost are not usable; the message says which.
     """
     policy = context.policy
-    course = course_of(job, context)
+    course = going_on.course_of(job, context)
     lost = () if course is None else course.without(context.sites)
     if course is not None and lost:
-        check_left(policy, context.sites, lost, course)
+        going_on.check_left(policy, context.sites, lost, course)
     allowed = allow(job, context, on_cluster=True)
     if course is not None:
         if context.number == 1:
-            check_left(policy, context.sites, lost, course)
-        check_can_go_on(policy, allowed.parameters, policy.min_rows_per_node)
+            going_on.check_left(policy, context.sites, lost, course)
+        going_on.check_can_go_on(policy, allowed.parameters, policy.min_rows_per_node)
     if job.pooled_metrics:
         _check_pooled(policy, allowed.parameters, [allowed.data_set, allowed.eval_set])
     start = _start(job, context)
@@ -217,7 +207,7 @@ class TrainingAttempt(PooledAttempt):
         grown = is_grown(self._job, prepared.rows.parameters)
         super().__init__(attempt, prepared.rows, self._job, is_grown=grown, workers=workers)
         self._prepared, self._course = prepared, prepared.course
-        self._going_on: GoingOn | None = None
+        self._going_on: going_on.GoingOn | None = None
         self._n_done = 0  # finished rounds of the last common checkpoint
         self._n_rows = 0  # pooled training rows, or more, once they are counted
 
@@ -246,10 +236,10 @@ class TrainingAttempt(PooledAttempt):
         """Find out from where this attempt goes on, and without whom. Raises: CannotGoOn."""
         self._n_done = n_done
         if self._course is not None:
-            check_can_go_on(self._policy, self._parameters, self._floors.rows_per_node)
+            going_on.check_can_go_on(self._policy, self._parameters, self._floors.rows_per_node)
             if self._context.number > 1:
                 checkpoint, n_sets = self._prepared.earlier.checkpoints().get(n_done), len(self._tables())
-                self._going_on = agree_to_go_on(
+                self._going_on = going_on.agree_to_go_on(
                     self._attempt, self._course, n_done, checkpoint, self._floors, self._parameters, n_sets
                 )
             if self._going_on is not None:
@@ -420,10 +410,10 @@ class TrainingAttempt(PooledAttempt):
         course, sites, n_done = self._course, self._context.sites, self._n_done
         if course is None:
             return
-        course.has_moved = GradientMoves(self._trained_rows(), self._parameters, self._draws()).have_moved
+        course.has_moved = going_on.GradientMoves(self._trained_rows(), self._parameters, self._draws()).have_moved
         if self._going_on is None:
             scales = sums.scales() | ({POOLED_ROWS: self._n_rows.bit_length()} if self._arithmetic else {})
-            course.begin(SetUp(sites, root_feature, *self._found, self._floors, scales), n_done)
+            course.begin(going_on.SetUp(sites, root_feature, *self._found, self._floors, scales), n_done)
         if initial is not None and n_done < self._job.num_rounds:
             course.enter(initial, sites, n_done)
         if self._going_on is not None:
@@ -529,7 +519,7 @@ class TrainingAttempt(PooledAttempt):
             notes.append(gone_on(self._context.number, self._attempt.rounds))
         if self._going_on is not None and self._course is not None:
             notes.append(f"The job went on without {', '.join(self._going_on.lost)}; its rounds were not evaluated.")
-            notes += told(self._course.parts, self._job.num_rounds)
+            notes += going_on.told(self._course.parts, self._job.num_rounds)
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)

@@ -54,9 +54,8 @@ from nvflare_plugins.pages.profile_page import (
     too_few,
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
-from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.preparation import Prepared
+from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import OnCluster
@@ -270,7 +269,7 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
             f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: profile a data set of other rows "
             "without a budget"
         )
-    prepared = preparation.prepare(job.training(), context, by_xgboost=False)
+    prepared = allow(job.training(), context, by_xgboost=False).load()
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(
             "a profile counts rows of classes, and some labels are no class (0 and 1, or a list of label_classes). A "

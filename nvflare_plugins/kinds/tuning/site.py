@@ -113,9 +113,9 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
             "trains on one sample of its rows: the difference of two shows rows that only one has",
             "give subsample once, in params",
         )
-    base = preparation.prepare(
+    base = preparation.allow(
         trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=not all(grown)
-    )
+    ).load()
     secret = Registry.open(policy).secret("folds", str(job.folds))
     folds = fold_of_rows(base.table, base.data_set, secret, job.folds)
     return TuningPrepared(base, trials, tuple(parameters), all(grown), folds)

@@ -445,7 +445,7 @@ class _Training:
     def _gradients(self) -> Floats:
         """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
         rows, margins, objective, scale = self._sets[0], self._margins[0].values, self._objective, np.float32(0)
-        if objective.needs_scale:
+        if objective.is_smooth:
             total = float(rows.label.size) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
             parts = objective.scale_rows(margins, rows.label, rows.weight)
             scale = objective.scale(float(parts.sum(dtype=np.float64)), total)

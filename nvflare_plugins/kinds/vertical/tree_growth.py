@@ -18,7 +18,7 @@ from he_processors.histogram.sums import BinSums, NodeTotal
 from nvflare_plugins.growth.arithmetic import Arithmetic, NodeToSplit, SplitFormula, TreeParameters, WeightBounds
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit
-from nvflare_plugins.growth.splits import NodeConstraints
+from nvflare_plugins.growth.splits import Entry, NodeConstraints
 from nvflare_plugins.growth.tree import NO_THRESHOLD, AppliedSplit, Tree, TreeDriver, finished_tree
 from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients
 from nvflare_plugins.kinds.vertical.messages import Bits, NodePartition, OwnDivision, OwnedSplit
@@ -142,18 +142,6 @@ class _Node:
     goes_left: NDArray[np.bool_] | None = None  # once it is known
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class _Entry:
-    """The best split of a node, as driver and constraints want it. Units: feature: among the columns of all parties."""
-
-    node: int
-    depth: int
-    loss_change: float
-    feature: int
-    left_sum: tuple[float, float]
-    right_sum: tuple[float, float]
-
-
 class TreeGrowth:
     """The state of one growing tree."""
 
@@ -179,7 +167,7 @@ class TreeGrowth:
         self._own, self._rows = own, own.rows
         self.parties = parties
         self._n_columns, self._node_columns = n_columns, node_columns
-        self._driver: TreeDriver[_Entry] = TreeDriver(params)
+        self._driver: TreeDriver[Entry] = TreeDriver(params)
         self._own_sums = own.begin_tree(gradients, formula)
         total, constraints = NodeTotal.of_rows(gradients.g, gradients.h), NodeConstraints()
         self._totals = [total]  # of all nodes
@@ -233,10 +221,10 @@ class TreeGrowth:
             if candidate is not None and (node.best is None or candidate.loss_change > node.best.loss_change):
                 node.best, node.owner = candidate, owner
 
-    def _entry(self, number: int, best: Candidate) -> _Entry:
+    def _entry(self, number: int, best: Candidate) -> Entry:
         node, decode = self._nodes[number], self._gradients.unit.decode_total
         sides = decode(best.left), decode(best.right)
-        return _Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
+        return Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
 
     def _columns_of(self, node: int) -> NDArray[np.bool_]:
         state = self._nodes[node]
@@ -253,7 +241,7 @@ class TreeGrowth:
 
     # -- how rows are divided -----------------------------------------------------------------------------------------
 
-    def _announce(self, batch: Sequence[AppliedSplit[_Entry]]) -> None:
+    def _announce(self, batch: Sequence[AppliedSplit[Entry]]) -> None:
         """Tell parties which splits they won, and ask for sums of children where all that takes is known by now."""
         for applied in batch:
             node, best = self._state_of(applied)
@@ -278,7 +266,7 @@ class TreeGrowth:
                 self._nodes[number].goes_left = goes_left
         self._told = []
 
-    def _divide(self, batch: Sequence[AppliedSplit[_Entry]]) -> list[int]:
+    def _divide(self, batch: Sequence[AppliedSplit[Entry]]) -> list[int]:
         """Divide the rows, and ask the parties that could not be asked yet; return the children to evaluate."""
         pending: list[int] = []
         for applied in batch:
@@ -298,7 +286,7 @@ class TreeGrowth:
             del self._nodes[applied.entry.node]
         return pending
 
-    def _ask(self, parties: Sequence[PartySums], batch: Sequence[AppliedSplit[_Entry]]) -> None:
+    def _ask(self, parties: Sequence[PartySums], batch: Sequence[AppliedSplit[Entry]]) -> None:
         """Ask parties for the sums of a child of each divided node whose children may be divided in turn."""
         evaluated = [split for split in batch if split.evaluates_children]
         states = [(split, self._nodes[split.entry.node]) for split in evaluated]
@@ -321,7 +309,7 @@ class TreeGrowth:
         if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
-    def _add_children(self, split: AppliedSplit[_Entry], node: _Node) -> None:
+    def _add_children(self, split: AppliedSplit[Entry], node: _Node) -> None:
         """Take note of the children's sums, which are of their rows, exact also where candidates were noised."""
         total, rows = self._totals[split.entry.node], [self._rows.rows_of(child) for child in (split.left, split.right)]
         smaller = int(rows[0].size > rows[1].size)
@@ -332,7 +320,7 @@ class TreeGrowth:
             return
         decode, numbers = self._gradients.unit.decode_total, (split.left, split.right)
         sums = [decode(one) for one in totals]
-        division = _Entry(split.entry.node, node.depth, split.entry.loss_change, split.entry.feature, sums[0], sums[1])
+        division = Entry(split.entry.node, node.depth, split.entry.loss_change, split.entry.feature, sums[0], sums[1])
         constraints = node.constraints.of_children(division, self._params, self._formula)
         for child, child_total, child_constraints in zip(numbers, totals, constraints, strict=True):
             # XGBoost takes the gain of a new node under the bounds of its parent.
@@ -349,14 +337,14 @@ class TreeGrowth:
             raise ProtocolError("a node is divided that has no split")
         return best
 
-    def _state_of(self, split: AppliedSplit[_Entry]) -> tuple[_Node, Candidate]:
+    def _state_of(self, split: AppliedSplit[Entry]) -> tuple[_Node, Candidate]:
         return self._nodes[split.entry.node], self._best(split.entry.node)
 
     @staticmethod
     def _column(node: _Node, best: Candidate) -> int:
         return best.feature + (0 if node.owner is None else node.owner.party.first_column)
 
-    def _as_split(self, split: AppliedSplit[_Entry], best: Candidate) -> NodeSplit:
+    def _as_split(self, split: AppliedSplit[Entry], best: Candidate) -> NodeSplit:
         """Return a split as the model has it: without the sets of categories of other parties."""
         is_own = self._nodes[split.entry.node].owner is None
         right = best.right_bins if is_own else None

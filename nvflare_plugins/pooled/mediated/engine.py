@@ -21,17 +21,8 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.training import Draws, LoopSettings
 from nvflare_plugins.pooled.attempt import Agreement
+from nvflare_plugins.pooled.mediated import shard
 from nvflare_plugins.pooled.mediated.grammar import TrainingShape
-from nvflare_plugins.pooled.mediated.shard import (
-    MESSAGE,
-    TREE,
-    ShardTask,
-    SiteMessages,
-    TreesAhead,
-    is_beside_trees,
-    message_of,
-    quantile_of,
-)
 from nvflare_plugins.pooled.mediated.training import TrainingHandler, TrainingTask, train, training_shape
 from nvflare_plugins.pooled.row_floors import SampledWeights, check_leaves, leaf_counts
 from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardLeader
@@ -102,7 +93,7 @@ class MediatedEngine:
             settings,
             draws,
             rows_per_leaf,
-            quantile_of(parameters),
+            shard.quantile_of(parameters),
             initial,
         )
 
@@ -161,9 +152,9 @@ class MediatedTraining:
         on_tree = None if self.rows_per_leaf is None else check
         return train(task, self.channel, self.handler, rows, evaluated, after, on_tree)
 
-    def shard_task(self, cuts: Cuts, max_bin: int, names: tuple[str, ...], *, reads: bool) -> ShardTask:
+    def shard_task(self, cuts: Cuts, max_bin: int, names: tuple[str, ...], *, reads: bool) -> shard.ShardTask:
         """Return what all shards train alike. Args: names: of the evaluation sets; reads: shards read rows."""
-        return ShardTask(
+        return shard.ShardTask(
             self.channel.rank,
             self.channel.world,
             {**self.params, "nthread": 1},
@@ -183,7 +174,7 @@ class MediatedTraining:
     def at_shards(
         self,
         lead_shards: Callable[[Answer], list[Any]],
-        task: ShardTask,
+        task: shard.ShardTask,
         table: Table,
         draws: ShardDraws | None,
         watch: RoundWatch,
@@ -199,7 +190,7 @@ class MediatedTraining:
         Raises:
             VeilBoostError: what ended the training; what happened at a worker comes with its number.
         """
-        trees = None if task.alpha is None else TreesAhead(task, table)
+        trees = None if task.alpha is None else shard.TreesAhead(task, table)
         leader = _Leader(self, trees, draws, watch)
         try:
             results = lead_shards(leader.answer)
@@ -216,27 +207,27 @@ class _Leader(ShardLeader):
     """Answers what all shards ask."""
 
     def __init__(
-        self, training: MediatedTraining, trees: TreesAhead | None, draws: ShardDraws | None, watch: RoundWatch
+        self, training: MediatedTraining, trees: shard.TreesAhead | None, draws: ShardDraws | None, watch: RoundWatch
     ) -> None:
         super().__init__(training.channel, training.handler, draws, watch)
         self._training, self._trees = training, trees
-        self._messages = SiteMessages(training.shape.base_score, training.alpha)
+        self._messages = shard.SiteMessages(training.shape.base_score, training.alpha)
 
     def _answer(self, word: str, asked: list[tuple[Any, ...]]) -> Any:
-        if word == MESSAGE:
+        if word == shard.MESSAGE:
             if any(one[0] != asked[0][0] for one in asked):
                 raise ProtocolError("the shards of this site are not in step")
             return self._answer_message(asked[0][0], [(buffer, rows) for _, buffer, rows in asked])
-        if word == TREE and self._trees is not None:
+        if word == shard.TREE and self._trees is not None:
             return self._trees.tree()
         if word == LEAVES and self._training.rows_per_leaf is not None:
             return self._training.check_leaves(np.sum([counts for (counts,) in asked], axis=0))
         return super()._answer(word, asked)
 
     def _answer_message(self, fields: tuple[Any, ...], asked: list[tuple[bytes, Any]]) -> bytes:
-        message = message_of(fields)
+        message = shard.message_of(fields)
         self.channel.moment = message.moment
-        reply = self._training.handler.answer_shards(message, self._messages.buffers(message, asked))
-        if self._trees is not None and not is_beside_trees(message):
+        reply = self._training.handler.answer(message, *self._messages.buffers(message, asked))
+        if self._trees is not None and not shard.is_beside_trees(message):
             self._trees.answered(fields, reply)
         return reply

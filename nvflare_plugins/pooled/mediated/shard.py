@@ -42,6 +42,7 @@ from nvflare_plugins.wire.envelope import (
 from nvflare_plugins.workers.shards import TELLS, Ask, Conversation, ShardPlace, said_of_model
 from nvflare_plugins.xgb.cuts import Cuts, leaf_quantiles, quantile
 from nvflare_plugins.xgb.matrices import as_weighed, evaluation_matrix, training_matrix
+from nvflare_plugins.xgb.model_json import walked_leaves
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -310,7 +311,7 @@ class ShardRows:
         nodes = np.flatnonzero(np.array(tree["left_children"]) == -1)
         n_rows, weight = self._matrix.num_row(), _weight_of(self._matrix)
         counted = np.ones(n_rows, dtype=bool) if weight is None else weight > 0
-        self._to_xgboost = None if counted.any() else np.searchsorted(nodes, _walked(tree))
+        self._to_xgboost = None if counted.any() else np.searchsorted(nodes, walked_leaves(tree))
         if not counted.any():
             nothing = np.empty(0, np.float32)
             return np.empty(0, np.int32), nothing, None if weight is None else nothing
@@ -321,19 +322,6 @@ class ShardRows:
         leaf = np.searchsorted(nodes, found.reshape(n_rows).astype(np.int64)).astype(np.int32)
         residuals = self._matrix.get_label() - margins.reshape(n_rows)
         return leaf[counted], residuals[counted], None if weight is None else weight[counted]
-
-
-def _walked(tree: dict[str, Any]) -> list[int]:
-    """Return the leaves of a tree in XGBoost's order of a walk: the right child first."""
-    found, waiting = [], [0]
-    while waiting:
-        node = waiting.pop()
-        left, right = tree["left_children"][node], tree["right_children"][node]
-        if left == -1:
-            found.append(node)
-        else:
-            waiting += [left, right]
-    return found
 
 
 def _weight_of(matrix: xgb.DMatrix) -> NDArray[np.float32] | None:

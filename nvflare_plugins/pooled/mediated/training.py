@@ -17,16 +17,8 @@ from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostErr
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.growth.metrics import without_empty_curves
 from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.pooled.mediated import grammar
 from nvflare_plugins.pooled.mediated.communicator import Federated
-from nvflare_plugins.pooled.mediated.grammar import (
-    LARGEST_BUFFER_BYTES,
-    Answer,
-    Answers,
-    Dtype,
-    HorizontalGrammar,
-    Message,
-    TrainingShape,
-)
 from nvflare_plugins.pooled.row_floors import SampledWeights
 from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
@@ -51,12 +43,12 @@ def check_histograms(n_bins: int, n_nodes: int) -> None:
     Raises:
         ConfigurationError: the message would be longer than gRPC's 2 GiB.
     """
-    if _BIN_BYTES * n_bins * n_nodes > LARGEST_BUFFER_BYTES:
+    if _BIN_BYTES * n_bins * n_nodes > grammar.LARGEST_BUFFER_BYTES:
         raise ConfigurationError(
             f"histograms of {n_bins:,} bins do not fit: XGBoost hands over those of {n_nodes} nodes in one message of "
-            f"at most 2 GiB, which is {LARGEST_BUFFER_BYTES // (_BIN_BYTES * n_nodes):,} bins of all columns. Take "
-            "fewer columns (features), fewer bins (max_bin) or levels (max_depth), or grow_policy='lossguide', which "
-            "sends one node's."
+            f"at most 2 GiB, which is {grammar.LARGEST_BUFFER_BYTES // (_BIN_BYTES * n_nodes):,} bins of all columns. "
+            "Take fewer columns (features), fewer bins (max_bin) or levels (max_depth), or grow_policy='lossguide', "
+            "which sends one node's."
         )
 
 
@@ -68,7 +60,7 @@ def training_shape(
     weighted: bool,
     n_eval_sets: int,
     continued: bool,
-) -> TrainingShape:
+) -> grammar.TrainingShape:
     """Return the public facts that fix XGBoost's messages."""
     agreed, facts = params.agreed, params.objective
     vector_leaf = agreed.get("multi_strategy") == "multi_output_tree"
@@ -77,7 +69,7 @@ def training_shape(
     built = 1 if agreed.get("grow_policy") == "lossguide" else widest_batch(depth)
     check_histograms(n_bins, built)
     source = BaseScoreSource.CONTINUED if continued else facts.base_score_source
-    return TrainingShape(
+    return grammar.TrainingShape(
         n_sites=n_sites,
         n_features=n_features,
         n_bins=n_bins,
@@ -104,7 +96,7 @@ class TrainingHandler:
     def __init__(
         self,
         sums: ProtectedSums,
-        shape: TrainingShape,
+        shape: grammar.TrainingShape,
         root_bins: slice | None,
         log: EvidenceLog | None = None,
         *,
@@ -125,12 +117,8 @@ class TrainingHandler:
         self._root_histogram: NDArray[np.float64] | None = None
         self.seconds = 0.0
 
-    def answer(self, message: Message, buffer: bytes) -> bytes:
-        """Return the reply to one message of XGBoost."""
-        return self.answer_shards(message, (buffer,))
-
-    def answer_shards(self, message: Message, buffers: Sequence[bytes]) -> bytes:
-        """Return the reply to one message that the XGBoost of every shard of this site has sent.
+    def answer(self, message: grammar.Message, *buffers: bytes) -> bytes:
+        """Return the reply to one message that XGBoost, or that of every shard of this site, has sent.
 
         Parts are added in the order of the shards, as float64 or int64; what is protected afterwards is their sum.
         """
@@ -140,15 +128,15 @@ class TrainingHandler:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def _answer(self, message: Message, buffers: Sequence[bytes]) -> bytes:
-        if message.answer is Answer.LOCAL or message.dtype is None:
+    def _answer(self, message: grammar.Message, buffers: Sequence[bytes]) -> bytes:
+        if message.answer is grammar.Answer.LOCAL or message.dtype is None:
             # The largest of any numbers is not asked for here, so that shards have the same to say.
             if any(buffer != buffers[0] for buffer in buffers) and message.kind is not Kind.METRIC_SIZE:
                 raise ProtocolError(f"the shards of this site disagree on {message.kind.name}")
             return self._answer_locally(message, buffers[0])
         if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
             return self._root_sum(message, self._root_histogram)
-        is_whole = message.dtype in (Dtype.INT32, Dtype.INT64)
+        is_whole = message.dtype in (grammar.Dtype.INT32, grammar.Dtype.INT64)
         values = _added(buffers, message.dtype.numpy, np.int64 if is_whole else np.float64)
         if is_whole:
             counts = self._sums.sum_counts(message.kind, values)
@@ -181,13 +169,13 @@ class TrainingHandler:
             self._sums.tighten(Family.GRADIENTS, 2.0 * self._total_weight * rate * (1.0 - rate))
             self._sums.tighten(Family.HESSIANS, self._total_weight * rate * (1.0 - rate))
 
-    def _root_sum(self, message: Message, histogram: NDArray[np.float64]) -> bytes:
+    def _root_sum(self, message: grammar.Message, histogram: NDArray[np.float64]) -> bytes:
         """Add up one feature's bins in order, as central XGBoost does for dense data."""
         bins = histogram.reshape(-1, 2)[self._root_bins]
         self._note(message, "sum of the root histogram over a feature without missing values")
         return bytes(np.cumsum(bins, axis=0)[-1].tobytes())
 
-    def _answer_locally(self, message: Message, buffer: bytes) -> bytes:
+    def _answer_locally(self, message: grammar.Message, buffer: bytes) -> bytes:
         if message.kind is Kind.FEATURE_COUNT:
             if int.from_bytes(buffer, "little") != self._shape.n_features:
                 raise ProtocolError("XGBoost counts other features than the sites agreed on")
@@ -205,7 +193,7 @@ class TrainingHandler:
         self._note(message, "follows from what all sites agreed on")
         return b""
 
-    def _note(self, message: Message, how: str) -> None:
+    def _note(self, message: grammar.Message, how: str) -> None:
         if self._log is not None:
             self._log.local(message.kind.name, str(message.moment), how)
 
@@ -228,7 +216,7 @@ class TrainingTask:
     """
 
     params: Mapping[str, object]
-    shape: TrainingShape
+    shape: grammar.TrainingShape
     settings: LoopSettings
     initial_model: bytes | None
 
@@ -236,7 +224,7 @@ class TrainingTask:
 def train(
     task: TrainingTask,
     channel: SiteProgress,
-    handler: Answers,
+    handler: grammar.Answers,
     rows: SampledWeights,
     eval_sets: Sequence[tuple[xgb.DMatrix, str]],
     on_round: Callable[[RoundRecord, xgb.Booster], None],
@@ -254,7 +242,7 @@ def train(
     Raises:
         VeilBoostError: what ended the training, in place of XGBoost's own error when the mediator knows better.
     """
-    mediator: Mediator = _with_grpc().Mediator(HorizontalGrammar(task.shape), channel.rank, handler)
+    mediator: Mediator = _with_grpc().Mediator(grammar.HorizontalGrammar(task.shape), channel.rank, handler)
     with mediator:
         try:
             with Federated(mediator, channel.world, channel.rank):
@@ -282,7 +270,7 @@ class _Loop:
 
     mediator: Mediator
     channel: SiteProgress
-    handler: Answers
+    handler: grammar.Answers
     task: TrainingTask
     rows: SampledWeights
     eval_sets: Sequence[tuple[xgb.DMatrix, str]]

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from nvflare_plugins.growth.splits import Entry
 from nvflare_plugins.growth.tree import MAX_BATCH, TreeDriver
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters
 
 
-class Entry(NamedTuple):
-    node: int
-    depth: int
-    loss_change: float
-    left_sum: tuple[float, float]
-    right_sum: tuple[float, float]
-
-
 def entry(node: int, depth: int, change: float, right_hessian: float = 1.0) -> Entry:
-    return Entry(node, depth, change, (1.0, 1.0), (1.0, right_hessian))
+    return Entry(node, depth, change, 0, (1.0, 1.0), (1.0, right_hessian))
 
 
 def driver(**changes) -> TreeDriver:

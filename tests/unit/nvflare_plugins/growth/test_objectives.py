@@ -55,7 +55,7 @@ def test_rows_stay_within_the_public_bounds(name: str, arithmetic: str) -> None:
     labels = labels + np.float32(0.01) if objective.n_outputs == 1 and name.startswith(("reg", "count")) else labels
     scale = (
         objective.scale(float(objective.scale_rows(margins, labels, None).sum()), labels.size)
-        if (objective.needs_scale)
+        if (objective.is_smooth)
         else np.float32(0)
     )
     pairs = objective.gradients(margins, labels, weights, scale)
@@ -97,9 +97,9 @@ def test_gradients_beyond_float32_end_the_job_with_one_text(name: str) -> None:
 def test_losses_are_smooth_from_3_4_on() -> None:
     for name in ("reg:absoluteerror", "reg:quantileerror"):
         smooth = [Objective.of_job(_job(name), arithmetic) for arithmetic in ARITHMETICS]
-        assert [one.needs_scale for one in smooth] == [False, False, True]
+        assert [one.is_smooth for one in smooth] == [False, False, True]
         assert [one.adaptive_leaf for one in smooth] == [True, True, False]
-    assert not Objective.of_job(_job("reg:squarederror"), "3.4").needs_scale
+    assert not Objective.of_job(_job("reg:squarederror"), "3.4").is_smooth
 
 
 def test_the_scale_of_no_weight_is_zero_and_moves_nothing() -> None:
