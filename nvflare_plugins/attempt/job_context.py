@@ -238,8 +238,7 @@ class Earlier:
 
     def folder_of(self, n_done: int) -> RunFolder | None:
         """Return the run whose checkpoint holds so many rounds; None if there is none."""
-        path = self.checkpoints().get(n_done)
-        return next((one for one in (self.own, self.resumed) if one is not None and path in _files(one)), None)
+        return next((one for one in (self.own, self.resumed) if one is not None and n_done in one.checkpoints()), None)
 
     def point(self, n_done: int) -> ResumePoint | None:
         """Return where the job goes on; None for a fresh start.
@@ -256,7 +255,3 @@ class Earlier:
         if self.resumed is not None:
             raise ConfigurationError(f"no checkpoint of {self.resumed.path.name} is held by all sites: start a new job")
         return None
-
-
-def _files(folder: RunFolder) -> list[Path]:
-    return list(folder.checkpoints().values())

@@ -232,22 +232,20 @@ class JobLedger:
 
     def interrupt(self) -> bool:
         """Free what was not used, and keep the replies; return whether that was done."""
-        try:
-            return self._ledger.interrupt_job(self._job_id)
-        except PrivacyError:
-            _log.info("job %s does not go on in the ledger already", self._job_id)
-        except OSError as error:
-            log_unclosed(self._job_id, error)
-        return False
+        return bool(self._ended(self._ledger.interrupt_job, "does not go on"))
 
     def close(self) -> None:
         """End the job: what it has not used is free again, and cached replies are deleted."""
+        self._ended(self._ledger.close_job, "is closed")
+
+    def _ended(self, end: Callable[[str], object], how: str) -> object:
         try:
-            self._ledger.close_job(self._job_id)
+            return end(self._job_id)
         except PrivacyError:
-            _log.info("job %s is closed in the ledger already", self._job_id)
+            _log.info("job %s %s in the ledger already", self._job_id, how)
         except OSError as error:
             log_unclosed(self._job_id, error)
+        return None
 
 
 # What a job of several attempts pays at one site: each release once, whichever attempt makes it.

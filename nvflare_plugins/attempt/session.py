@@ -284,10 +284,10 @@ def open_session(channel: Channel, identity: Identity, policy: SitePolicy, bindi
 def _exchange_signatures(channel: Channel, identity: Identity, peers: list[Peer], session_id: bytes) -> None:
     signature = identity.sign(handshake_statement(session_id, channel.rank)) if identity.is_signed else b""
     received = channel.gather(Kind.HANDSHAKE, signature, Codec.PUBLIC)
-    for rank in range(channel.world):
+    for rank, peer in enumerate(peers):
         if rank != channel.rank:
             with _of_site(channel.sites[rank]):
-                check_transcript_signature(received[rank], peers[rank], session_id, rank)
+                check_transcript_signature(received[rank], peer, session_id, rank)
 
 
 def _agree_group_secret(
@@ -379,24 +379,17 @@ class Session:
         boxes: _PairBoxes,
     ) -> None:
         self.session_id = session_id
-        self.site = channel.site
-        self.sites = channel.sites
-        self.rank = channel.rank
-        self.world = channel.world
+        self.site, self.sites, self.rank, self.world = channel.site, channel.sites, channel.rank, channel.world
         self.signed = all(peer.certificate is not None for peer in peers)
-        self.pair_secrets = pair_secrets
-        self.group_secret = group_secret
+        self.pair_secrets, self.group_secret = pair_secrets, group_secret
         self.masks = PairwiseMasks(session_id, channel.rank, pair_secrets, group_secret)
         self.tags = SumTags(session_id, channel.rank, pair_secrets, group_secret)
         self.macs = PairMacs(session_id, channel.rank, pair_secrets)
         self.certificate_fingerprints = {
             peer.hello.site: fingerprint(peer.certificate).hex() for peer in peers if peer.certificate is not None
         }
-        self._channel = channel
-        self._identity = identity
-        self._peers = peers
-        self._binding = binding
-        self._boxes = boxes
+        self._channel, self._identity, self._peers = channel, identity, peers
+        self._binding, self._boxes = binding, boxes
         self._to_all = SealedBox(group_secret, session_id, channel.rank, None)
         self._from = [SealedBox(group_secret, session_id, rank, None) for rank in range(channel.world)]
         self._is_open = True
@@ -645,16 +638,13 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: s
 
     Where the sites grow the trees themselves their XGBoosts may differ, and each names the arithmetic of its own.
     """
-    if ARITHMETIC in mine:
-        names = ("veilboost", *({PLUGIN} & set(mine)))
-        if theirs.get(ARITHMETIC) not in tuple(ARITHMETICS):
-            raise ConfigurationError(
-                f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install the "
-                "same version of VeilBoost"
-            )
-    else:
-        names = ("xgboost", "veilboost", *({PLUGIN} & set(mine)))
-    for name in names:
+    is_grown = ARITHMETIC in mine
+    if is_grown and theirs.get(ARITHMETIC) not in tuple(ARITHMETICS):
+        raise ConfigurationError(
+            f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install the "
+            "same version of VeilBoost"
+        )
+    for name in (*(() if is_grown else ("xgboost",)), "veilboost", *({PLUGIN} & set(mine))):
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
                 f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "

@@ -61,6 +61,7 @@ def new_model(
         n_classes=objective.n_outputs,
     )["learner"]
     learner |= {"feature_types": list(feature_types), "objective": objective_section(objective)}
+    learner["gradient_booster"] = dict(sorted(learner["gradient_booster"].items()))  # as XGBoost writes it
     said = {"base_score": f"[{','.join(map(_scientific, scores))}]", "boost_from_average": "0" if is_given else "1"}
     learner["learner_model_param"] |= said
     return {"learner": learner, "version": list(VERSIONS[objective.arithmetic])}

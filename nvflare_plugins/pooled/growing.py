@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from nvflare_plugins.growth.rows import HeldRows, RowSet
 from nvflare_plugins.growth.site_sums import (
     WIDE_BITS,
     Floats,
-    GrowthSums,
     PairGrid,
     Parts,
     SiteSums,
@@ -35,10 +35,10 @@ from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, Grow
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.pooled.row_floors import check_leaves
 from nvflare_plugins.pooled.shards import (
-    LEAVES,
     AskedDraws,
     RoundWatch,
     ShardDraws,
+    ShardedTraining,
     ShardLeader,
     joined,
     tables_of,
@@ -238,15 +238,15 @@ def first_margins(
             estimate.take(sums.sum(kind, np.asarray(estimate.local(table.label, table.weight), dtype=np.float64)))
             continue
         exponents = [row_exponent(sums, quantity, grown.n_rows) for quantity in due]
-        own = estimate.local(table.label, table.weight, lambda quantity, rows: _on_grid(sums, grown, quantity, rows))
+
+        def on_grid(quantity: str, rows: NDArray[np.float64]) -> NDArray[np.int64]:
+            return rows_on_grid(quantity, rows, row_exponent(sums, quantity, grown.n_rows), grown.n_rows)
+
+        own = estimate.local(table.label, table.weight, on_grid)
         pooled = sums.add(kind, np.asarray(own, dtype=np.int64), len(due), wide=True)
         estimate.take(np.ldexp(pooled.astype(np.float64), exponents))
     base = estimate.base_score()
     return base, objective.margins_of(base)
-
-
-def _on_grid(sums: ProtectedSums, grown: Grown, quantity: str, rows: NDArray[np.float64]) -> NDArray[np.int64]:
-    return rows_on_grid(quantity, rows, row_exponent(sums, quantity, grown.n_rows), grown.n_rows)
 
 
 def margins_of_model(model: bytes, table: Table, n_outputs: int) -> NDArray[np.float32]:
@@ -258,46 +258,37 @@ def margins_of_model(model: bytes, table: Table, n_outputs: int) -> NDArray[np.f
     return np.concatenate([one.reshape(-1, n_outputs) for one in found]).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Beginning:
-    """What training begins with.
-
-    Attributes:
-        model: that it continues; None where it begins anew.
-        is_own: the model is of this job, and of no other.
-    """
-
-    model: bytes | None
-    is_own: bool
-
-
 def first_model(
-    grown: Grown, plan: GrowthPlan, begin: Beginning, sums: ProtectedSums, world: int
+    grown: Grown, plan: GrowthPlan, initial: bytes | None, sums: ProtectedSums, world: int, *, is_own: bool
 ) -> tuple[GrownModel, NDArray[np.float32] | bytes]:
     """Return the model that training adds to, and the margins of all rows, or the model that they follow from.
+
+    Args:
+        initial: the model that training continues; None where it begins anew.
+        is_own: that model is of this job, and of no other.
 
     Raises:
         ConfigurationError: the rounds so far were grown in another arithmetic.
     """
     table, parallel = grown.table, plan.parallel_trees
     columns = {"feature_names": table.feature_names, "feature_types": table.feature_types}
-    if begin.model is None:
+    start: NDArray[np.float32] | bytes
+    if initial is None:
         base, margins = first_margins(grown, plan.objective, table, sums, world)
         is_given = grown.parameters.objective.base_score_source is BaseScoreSource.GIVEN
         document = new_model(plan.objective, base, is_given=is_given, num_parallel_tree=parallel, **columns)
-        start: NDArray[np.float32] | bytes = margins
-    else:
-        start = begin.model
-        document = json.loads(begin.model) if begin.is_own else {}
-        said = document.get("learner", {}).get("attributes", {}).get(ARITHMETIC_ATTRIBUTE)
-        if begin.is_own and said != grown.arithmetic:
+        start = margins
+    elif is_own:
+        start, document = initial, json.loads(initial)
+        said = document["learner"].get("attributes", {}).get(ARITHMETIC_ATTRIBUTE)
+        if said != grown.arithmetic:
             by = "XGBoost" if said is None else f"the sites in the arithmetic {said}"
             raise ConfigurationError(
                 f"the rounds so far were grown by {by}, and the sites would go on in the arithmetic "
                 f"{grown.arithmetic}: set engine and arithmetic as they were, and install the XGBoost of then"
             )
-        if not begin.is_own:
-            document = continued_model(begin.model, plan.objective, parallel=parallel, **columns)
+    else:
+        start, document = initial, continued_model(initial, plan.objective, parallel=parallel, **columns)
     model = GrownModel(document)
     model.set_attr(**{ARITHMETIC_ATTRIBUTE: grown.arithmetic})
     return model, start
@@ -337,11 +328,7 @@ def row_set(plan: GrowthPlan, table: Table, start: NDArray[np.float32] | bytes, 
 #     metrics    moment, parts        of each metric                      reply: those of all sites
 
 
-PAIRS, WIDER, ROWS, QUANTILES, METRICS = "pairs", "wider", "rows", "quantiles", "metrics"
-SHARD = "nvflare_plugins.pooled.growing:GrownShard"
-
-
-class GrownTraining:
+class GrownTraining(ShardedTraining):
     """One training, from the model that it begins with.
 
     Attributes:
@@ -349,23 +336,25 @@ class GrownTraining:
         model: that training adds to.
         start: of ``first_model``.
         sums: what the site's own process asks of all sites.
-        draws: which rows take part in each round; None for all.
     """
+
+    SHARD = "nvflare_plugins.pooled.growing:GrownShard"
 
     def __init__(
         self,
         grown: Grown,
-        begin: Beginning,
         sums: ProtectedSums,
         channel: Channel,
         settings: LoopSettings,
         draws: Draws | None,
+        initial: bytes | None = None,
     ) -> None:
-        """Agree on the first estimate, once the scales are agreed."""
+        """Agree on the first estimate, once the scales are agreed. Args: initial: a model that is continued."""
         self._grown, self._channel, self._settings, self.draws = grown, channel, settings, draws
         self._scales = Scales.of(sums, grown)
         self.plan = grown.plan(self._scales)
-        self.model, self.start = first_model(grown, self.plan, begin, sums, channel.world)
+        is_own = settings.first_round > 0
+        self.model, self.start = first_model(grown, self.plan, initial, sums, channel.world, is_own=is_own)
         least, alpha = grown.rows_per_leaf or 0, float(self.plan.objective.leaf_quantile)
         self.sums = SiteSums(sums, self.plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
 
@@ -389,24 +378,20 @@ class GrownTraining:
         return _finished(found.model.to_bytes(), found.rounds, found.best_round, found.best_score)
 
     def at_shards(
-        self, lead_shards: Callable[[Answer], list[Any]], draws: ShardDraws | None, watch: RoundWatch
+        self,
+        lead_shards: Callable[[Answer], list[Any]],
+        task: dict[str, Any],
+        draws: ShardDraws | None,
+        watch: RoundWatch,
     ) -> TrainingResult:
-        """Train likewise over shards, wherever they are.
-
-        Args:
-            lead_shards: has all shards train, answers what they ask, and returns what ``grow_shard`` has returned at
-                each.
-
-        Raises:
-            VeilBoostError: what ended the training; what happened at a worker comes with its number.
-        """
+        """See ``ShardedTraining``; each shard returns what ``grow_shard`` does."""
         leader = _Leader(self._channel, self.sums, draws, watch)
         results = lead_shards(leader.answer)
-        self._channel.moment = TrainingStep(*_moment_of(results[0][4:]))
+        self._channel.moment = _moment_of(results[0][4:])
         return _finished(one_model(results), leader.rounds, *results[0][2:4])
 
     def shard_task(self, *, reads: bool) -> dict[str, Any]:
-        """Return what each shard must know of the training, as plain values. Args: reads: shards read rows."""
+        """See ``ShardedTraining``."""
         grown, parameters = self._grown, self._grown.parameters
         return {
             "params": {**parameters.agreed, "eval_metric": list(parameters.metrics)},
@@ -458,34 +443,33 @@ class _Leader(ShardLeader):
         self._sums = sums
 
     def _answer(self, word: str, asked: list[tuple[Any, ...]]) -> Any:
-        if word not in _ANSWERS or any(one[:2] != asked[0][:2] for one in asked):
+        if any(one[:2] != asked[0][:2] for one in asked):
             raise ProtocolError("the shards of this site are not in step")
-        self.channel.moment = TrainingStep(*_moment_of(asked[0]))
-        return _ANSWERS[word](self._sums, [one[2:] for one in asked])
+        self.channel.moment = _moment_of(asked[0])
+        sums, of_each = self._sums, list(zip(*asked, strict=True))[2:]
+        match word:
+            case "pairs":
+                values, grids, fits, parts = of_each
+                try:
+                    return sums.pairs(_added(values), PairGrid(*grids[0]), all(fits), _parts(parts))
+                except RescaleRequested:
+                    return None
+            case "wider":
+                return sums.widened(PairGrid(*of_each[0][0]), np.max(of_each[1], axis=0))
+            case "rows":
+                return sums.rows(_added(of_each[0]))
+            case "leaves":
+                return sums.check_leaves(_added(of_each[0]))
+            case "quantiles":
+                leaf, residuals, weight = joined([one[2:5] for one in asked])
+                return sums.leaf_quantiles(leaf, residuals, weight, of_each[3][0])
+            case "metrics":
+                return sums.metrics(_parts(of_each[0]))
+        return super()._answer(word, asked)
 
 
-def _moment_of(fields: Sequence[Any]) -> tuple[Any, int]:
-    return PHASE_BY_CODE[fields[0]], int(fields[1])
-
-
-def _add_pairs(
-    sums: GrowthSums, asked: list[tuple[Any, ...]]
-) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]] | None:
-    values, grids, fits, parts = zip(*asked, strict=True)
-    try:
-        return sums.pairs(_added(values), PairGrid(*grids[0]), all(fits), _parts(parts))
-    except RescaleRequested:
-        return None
-
-
-def _widen(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> tuple[int, int]:
-    largest: Floats = np.max([one[1] for one in asked], axis=0)
-    return sums.widened(PairGrid(*asked[0][0]), largest)
-
-
-def _quantiles(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> tuple[NDArray[np.int64], Floats]:
-    leaf, residuals, weight = joined([one[:3] for one in asked])
-    return sums.leaf_quantiles(leaf, residuals, weight, asked[0][3])
+def _moment_of(fields: Sequence[Any]) -> TrainingStep:
+    return TrainingStep(PHASE_BY_CODE[fields[0]], int(fields[1]))
 
 
 def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, Parts]]:
@@ -497,25 +481,8 @@ def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, 
     return of_all
 
 
-def _check_leaves(sums: GrowthSums, asked: list[tuple[Any, ...]]) -> None:
-    sums.check_leaves(_added([counts for (counts,) in asked]))
-
-
-_ANSWERS: dict[str, Callable[[GrowthSums, list[tuple[Any, ...]]], Any]] = {
-    PAIRS: _add_pairs,
-    WIDER: _widen,
-    ROWS: lambda sums, asked: sums.rows(_added([values for (values,) in asked])),
-    LEAVES: _check_leaves,
-    QUANTILES: _quantiles,
-    METRICS: lambda sums, asked: sums.metrics(_parts([parts for (parts,) in asked])),
-}
-
-
 def _added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return reduce(np.add, parts)
 
 
 # -- at a worker ------------------------------------------------------------------------------------------------------
@@ -591,30 +558,30 @@ class _AskedSums:
     def pairs(
         self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
-        added = self._ask(PAIRS, values, astuple(grid), fits, list(parts))
+        added = self._ask("pairs", values, astuple(grid), fits, list(parts))
         if added is None:
             raise RescaleRequested("another grid or scale is needed")
         return added[0], added[1]
 
     def widened(self, grid: PairGrid, largest: Floats) -> tuple[int, int]:
-        g, h = self._ask(WIDER, astuple(grid), largest)
+        g, h = self._ask("wider", astuple(grid), largest)
         return g, h
 
     def check_leaves(self, counts: NDArray[np.int64]) -> None:
-        self._ask(LEAVES, counts)
+        self._ask("leaves", counts)
 
     def rows(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        added: NDArray[np.int64] = self._ask(ROWS, values)
+        added: NDArray[np.int64] = self._ask("rows", values)
         return added
 
     def leaf_quantiles(
         self, leaf: NDArray[np.int32], residuals: Floats, weight: Floats | None, n_leaves: int
     ) -> tuple[NDArray[np.int64], Floats]:
-        n_valid, total = self._ask(QUANTILES, leaf, residuals, weight, n_leaves)
+        n_valid, total = self._ask("quantiles", leaf, residuals, weight, n_leaves)
         return n_valid, total
 
     def metrics(self, parts: Sequence[tuple[str, Parts]]) -> list[NDArray[np.float64]]:
-        added: list[NDArray[np.float64]] = self._ask(METRICS, list(parts))
+        added: list[NDArray[np.float64]] = self._ask("metrics", list(parts))
         return added
 
 

@@ -13,9 +13,10 @@ however many shards it has. Whoever grows the trees, a shard asks the process th
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,7 @@ from nvflare_plugins.workers.shards import (
 )
 from nvflare_plugins.workers.workers import Workers, note_rows
 from nvflare_plugins.xgb.parameters import TrainingParameters
-from nvflare_plugins.xgb.rounds import RoundRecord
+from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
 DRAW, LEAVES, ROUND, MODEL = "draw", "leaves", "round", "model"
 
@@ -207,6 +208,49 @@ class AskedDraws:
                 raise ProtocolError(f"a draw over {drawn.size} rows for a shard of {self._n_rows}")
             self._last = number, drawn
         return self._last[1]
+
+
+# -- trainings --------------------------------------------------------------------------------------------------------
+
+
+class ShardedTraining(ABC):
+    """One training of a site, over rows in this process or in shards.
+
+    Attributes:
+        SHARD: path of the class that works at a worker.
+        draws: which rows take part in each round; None for all.
+    """
+
+    SHARD: ClassVar[str]
+    draws: Draws | None
+
+    @abstractmethod
+    def shard_task(self, *, reads: bool) -> dict[str, Any]:
+        """Return what each shard must know of the training, as plain values. Args: reads: shards read rows."""
+
+    @abstractmethod
+    def at_shards(
+        self,
+        lead_shards: Callable[[Answer], list[Any]],
+        task: dict[str, Any],
+        draws: ShardDraws | None,
+        watch: RoundWatch,
+    ) -> TrainingResult:
+        """Train over shards, wherever they are.
+
+        Args:
+            lead_shards: has all shards train, answers what they ask, and returns what each has returned.
+            task: of ``shard_task``.
+
+        Raises:
+            VeilBoostError: what ended the training; what happened at a worker comes with its number.
+        """
+
+    def at_workers(self, workers: Workers, rows: ShardedRows, watch: RoundWatch) -> TrainingResult:
+        """Train over rows that are handed to workers. Raises: as ``at_shards``."""
+        task = self.shard_task(reads=rows.are_read)
+        drawn = rows.drawn(len(workers))
+        return self.at_shards(lambda answer: rows.lead(workers, self.SHARD, task, answer), task, drawn, watch)
 
 
 # -- rounds -----------------------------------------------------------------------------------------------------------

@@ -159,8 +159,7 @@ def _cuts_of_feature(low: NDArray[np.int64], high: NDArray[np.int64], n_present:
     if n_present == 0:
         return np.empty(0, dtype=np.float32)
     brackets = np.unique(np.stack([low, high], axis=1), axis=0).astype(np.uint32)
-    bounds = from_keys(brackets)
-    points = {shortest_between(a, b) for a, b in bounds}
+    points = {shortest_between(a, b) for a, b in from_keys(brackets)}
     return np.array(sorted(p for p in points if abs(p) < LARGEST_VALUE), dtype=np.float32)
 
 
@@ -216,12 +215,12 @@ def reference_table(cuts: Cuts, n_categories: Mapping[int, int]) -> NDArray[np.f
 
     Shapes: result: float32[n, n_features]; a categorical column (in ``n_categories``) lists its codes.
     """
-    columns = []
-    for feature, inner in enumerate(cuts.of_feature):
-        if feature in n_categories:
-            columns.append(np.arange(n_categories[feature], dtype=np.float32))
-        else:
-            columns.append(np.concatenate([[-LARGEST_VALUE], inner, [LARGEST_VALUE]]).astype(np.float32))
+    columns = [
+        np.arange(n_categories[feature], dtype=np.float32)
+        if feature in n_categories
+        else np.concatenate([[-LARGEST_VALUE], inner, [LARGEST_VALUE]]).astype(np.float32)
+        for feature, inner in enumerate(cuts.of_feature)
+    ]
     table = np.full((max(c.size for c in columns), len(columns)), np.nan, dtype=np.float32)
     for feature, column in enumerate(columns):
         table[: column.size, feature] = column

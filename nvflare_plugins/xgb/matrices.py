@@ -85,24 +85,19 @@ def as_weighed(table: Table) -> Table:
     return dataclasses.replace(table, features=nothing, passes=None, label=one, weight=np.zeros(1, dtype=np.float32))
 
 
-def _blocks(table: Table, most_values: int, cache_prefix: str | None = None) -> RowBlocks:
-    layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
-    return RowBlocks(lambda: table.blocks(most_values), table.label, table.weight, layout, cache_prefix)
-
-
 def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | None) -> xgb.DMatrix:
     """Bin rows by the cuts of another matrix; if they are read in passes, without ever holding them.
 
     Args:
         pages: an empty folder for the bins, if they are not to be held either.
     """
-    common: dict[str, Any] = {"ref": reference, "max_bin": max_bin}
+    common: dict[str, Any] = {"ref": reference, "max_bin": max_bin, "enable_categorical": True}
+    layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
     if table.passes is None or not table.n_rows:
-        return xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, **_layout(table), **common)
-    if pages is None:
-        return xgb.QuantileDMatrix(_blocks(table, BLOCK_VALUES), enable_categorical=True, **common)
-    rows = _blocks(table, _PAGE_VALUES, str(pages / "bins"))
-    return xgb.ExtMemQuantileDMatrix(rows, enable_categorical=True, **common)
+        return xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, **layout, **common)
+    most_values, prefix = (BLOCK_VALUES, None) if pages is None else (_PAGE_VALUES, str(pages / "bins"))
+    rows = RowBlocks(lambda: table.blocks(most_values), table.label, table.weight, layout, prefix)
+    return (xgb.QuantileDMatrix if pages is None else xgb.ExtMemQuantileDMatrix)(rows, **common)
 
 
 def reference_matrix(table: Table, cuts: Cuts, max_bin: int) -> xgb.QuantileDMatrix:
@@ -196,13 +191,13 @@ class _PrivateFiles:
     def __init__(self) -> None:
         self._lock, self._users, self._before = threading.Lock(), 0, 0
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         with self._lock:
             if self._users == 0:
                 self._before = os.umask(0o077)
             self._users += 1
 
-    def end(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -227,8 +222,7 @@ def page_files(run: Path) -> Iterator[Path]:
         )
     if not _removed(folder):
         raise ConfigurationError(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
-    _private_files.begin()
-    try:
+    with _private_files:
         make_folder(folder, is_new=True)
         with (folder / _LOCK).open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
@@ -237,8 +231,6 @@ def page_files(run: Path) -> Iterator[Path]:
             finally:
                 gc.collect()  # XGBoost removes a matrix's files with the matrix, and complains of files that are gone
                 shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        _private_files.end()
 
 
 def remove_left_behind(runs: Path) -> None:

@@ -394,6 +394,7 @@ def model_document(
             "feature_names": list(feature_names),
             "feature_types": [],
             "gradient_booster": {
+                "name": "gbtree",
                 "model": {
                     "cats": dict(NO_LISTS),
                     "gbtree_model_param": {"num_parallel_tree": str(batch_size), "num_trees": str(len(trees))},
@@ -401,7 +402,6 @@ def model_document(
                     "tree_info": list(class_of_tree or [0] * len(trees)),
                     "trees": list(trees),
                 },
-                "name": "gbtree",
             },
             "learner_model_param": {
                 "base_score": f"[{','.join([base_score[1:-1]] * n_classes)}]",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.checks import shown
+from nvflare_plugins.base.checks import expect, shown
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.table import log_count
 from nvflare_plugins.wire.envelope import BaseScoreSource
@@ -97,24 +97,22 @@ class ObjectiveFacts:
 
     def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return which labels the objective takes. Shapes: label: float32[n_rows]; result: bool[n_rows]."""
-        return _fits(self.label_rule, label, self.n_outputs)
-
-
-def _fits(rule: LabelRule, label: NDArray[np.float32], n_classes: int) -> NDArray[np.bool_]:
-    finite = np.isfinite(label)
-    if rule is LabelRule.UNIT:
-        return finite & (label >= 0) & (label <= 1)
-    if rule is LabelRule.BINARY:
-        return np.isin(label, (0, 1))
-    if rule is LabelRule.CLASSES:
-        return np.isin(label, np.arange(n_classes))
-    if rule is LabelRule.POSITIVE:
-        return finite & (label > 0)
-    if rule is LabelRule.NON_NEGATIVE:
-        return finite & (label >= 0)
-    if rule is LabelRule.ABOVE_MINUS_ONE:
-        return finite & (label > -1)
-    return finite
+        match self.label_rule:
+            case LabelRule.UNIT:
+                fits = (label >= 0) & (label <= 1)
+            case LabelRule.BINARY:
+                fits = np.isin(label, (0, 1))
+            case LabelRule.CLASSES:
+                fits = np.isin(label, np.arange(self.n_outputs))
+            case LabelRule.POSITIVE:
+                fits = label > 0
+            case LabelRule.NON_NEGATIVE:
+                fits = label >= 0
+            case LabelRule.ABOVE_MINUS_ONE:
+                fits = label > -1
+            case _:
+                fits = np.ones(label.shape, dtype=bool)
+        return np.isfinite(label) & fits
 
 
 _UNIT_INTERVAL = (0.0, 1.0)
@@ -198,11 +196,12 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
         raise ConfigurationError(f"objective {shown(name)} is not supported; supported are: {', '.join(OBJECTIVES)}.")
     known = _OBJECTIVES[name]
     _check_base_score(known, params)
-    gradient_factor, hessian_factor = _bound_factors(name, params)
+    factors = zip((known.gradient_bound, known.hessian_bound), _bound_factors(name, params), strict=True)
+    gradient_bound, hessian_bound = (None if bound is None else bound * factor for bound, factor in factors)
     return dataclasses.replace(
         known,
-        gradient_bound=None if known.gradient_bound is None else known.gradient_bound * gradient_factor,
-        hessian_bound=None if known.hessian_bound is None else known.hessian_bound * hessian_factor,
+        gradient_bound=gradient_bound,
+        hessian_bound=hessian_bound,
         base_score_source=_base_score_source(known, params),
         default_metric=known.default_metric.format(power=params.get("tweedie_variance_power", 1.5)),
         n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
@@ -241,8 +240,7 @@ def _check_base_score(known: ObjectiveFacts, params: dict[str, object]) -> None:
     # XGBoost holds it as float32: a value that rounds onto a limit would become an infinite margin.
     with np.errstate(over="ignore"):  # infinite is out of bounds
         within = all(low < np.float32(score) < high for score in scores)
-    if not within:
-        raise ConfigurationError(f"base_score: {known.name} needs a value above {low:g} and below {high:g}.")
+    expect(f"base_score: {known.name} needs a value above {low:g} and below {high:g}.", within)
 
 
 def gradients(params: Mapping[str, object], margins: NDArray[np.float64], label: NDArray[np.float64]) -> NDArray[Any]:
@@ -312,27 +310,19 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
         raise ConfigurationError(
             f"eval_metric {shown(metric)} is not supported with {facts.name}; supported are: {', '.join(fitting)}."
         )
-    needed = _OBJECTIVE_OF_METRIC.get(name)
-    if needed is not None and facts.name != needed:
-        raise ConfigurationError(
-            f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it."
-        )
-    if at and name not in _METRIC_ARGUMENTS:
-        raise ConfigurationError(f"eval_metric {shown(metric)}: {name} takes no argument after '@'.")
-    if name in _METRIC_ARGUMENTS:
-        _check_metric_argument(metric, name, at, argument)
+    needed = _OBJECTIVE_OF_METRIC.get(name, facts.name)
+    allowed_only = f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it."
+    expect(allowed_only, facts.name == needed)
+    low, high, required = _METRIC_ARGUMENTS.get(name, (0.0, 0.0, False))
+    is_complete = bool(at) or not required
+    expect(f"eval_metric {shown(name)} needs its argument: write {name}@1.5, for example.", is_complete)
+    if at:
+        is_read = name in _METRIC_ARGUMENTS
+        expect(f"eval_metric {shown(metric)}: {name} takes no argument after '@'.", is_read)
+        try:
+            value = float(argument)
+        except ValueError:
+            value = np.nan
+        is_inside = low <= value < high
+        expect(f"eval_metric {shown(metric)}: the number after '@' must be in [{low:g}, {high:g}).", is_inside)
     return metric
-
-
-def _check_metric_argument(metric: str, name: str, at: str, argument: str) -> None:
-    low, high, required = _METRIC_ARGUMENTS[name]
-    if not at:
-        if required:
-            raise ConfigurationError(f"eval_metric {shown(name)} needs its argument: write {name}@1.5, for example.")
-        return
-    try:
-        value = float(argument)
-    except ValueError:
-        value = np.nan
-    if not (low <= value < high):
-        raise ConfigurationError(f"eval_metric {shown(metric)}: the number after '@' must be in [{low:g}, {high:g}).")

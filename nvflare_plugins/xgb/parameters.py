@@ -48,10 +48,10 @@ def check_monotone_constraints(given: object, feature_names: Sequence[str]) -> s
         directions = list(given)
     else:
         raise ConfigurationError(f"{name}: give a mapping from column to direction, or one direction per column.")
-    if len(directions) != len(feature_names):
-        raise ConfigurationError(f"{name}: {len(directions)} directions for {len(feature_names)} columns.")
-    if any(isinstance(direction, bool) or direction not in (-1, 0, 1) for direction in directions):
-        raise ConfigurationError(f"{name}: every direction is -1, 0 or 1.")
+    n_given, n_columns = len(directions), len(feature_names)
+    expect(f"{name}: {n_given} directions for {n_columns} columns.", n_given == n_columns)
+    valid = all(not isinstance(direction, bool) and direction in (-1, 0, 1) for direction in directions)
+    expect(f"{name}: every direction is -1, 0 or 1.", valid)
     return "(" + ",".join(str(int(direction)) for direction in directions) + ")"
 
 
@@ -123,14 +123,13 @@ ALIASES: dict[str, str] = {
 
 
 def _real(low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> _Check:
+    interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+
     def check(name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigurationError(f"{name}: a finite number is needed.")
-        too_low = value <= low if open_low else value < low
-        too_high = value >= high if open_high else value > high
-        if too_low or too_high:
-            interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-            raise ConfigurationError(f"{name}={value:g} is outside {interval}.")
+        is_inside = low <= value <= high and not (open_low and value == low) and not (open_high and value == high)
+        expect(f"{name}={value:g} is outside {interval}.", is_inside)
         return float(value)
 
     return check
@@ -140,16 +139,14 @@ def _integer(low: int, high: int) -> _Check:
     def check(name: str, value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigurationError(f"{name}: a whole number is needed.")
-        if not low <= value <= high:
-            raise ConfigurationError(f"{name}={value} is outside [{low}, {high}].")
+        expect(f"{name}={value} is outside [{low}, {high}].", low <= value <= high)
         return value
 
     return check
 
 
 def _flag(name: str, value: object) -> bool:
-    if value not in (0, 1) or isinstance(value, float):
-        raise ConfigurationError(f"{name}: true or false is needed.")
+    expect(f"{name}: true or false is needed.", value in (0, 1) and not isinstance(value, float))
     return bool(value)
 
 
@@ -165,15 +162,12 @@ def _choice(*allowed: str, remedy: str = "") -> _Check:
 
 def _base_score(name: str, value: object) -> object:
     number = _real(-math.inf)
-    if isinstance(value, (list, tuple)):
-        return [number(name, item) for item in value]
-    return number(name, value)
+    return [number(name, item) for item in value] if isinstance(value, (list, tuple)) else number(name, value)
 
 
 def _quantile_alpha(name: str, value: object) -> float:
     if isinstance(value, (list, tuple)):
-        if len(value) != 1:
-            raise ConfigurationError(f"{name}: one quantile per job is supported; train one job for each quantile.")
+        expect(f"{name}: one quantile per job is supported; train one job for each quantile.", len(value) == 1)
         value = value[0]
     return _real(0.0, 1.0, open_low=True, open_high=True)(name, value)  # type: ignore[return-value]
 
@@ -341,24 +335,21 @@ def check_parameters(
     expect("params must be a dictionary of XGBoost parameters", isinstance(params, Mapping))
     check_plain("params", dict(params))
     given = _canonical_names(params)
-    requested_metrics = _requested_metrics(given.pop("eval_metric", None), metrics)
+    eval_metric = given.pop("eval_metric", None)
     constraints = {name: given.pop(name) for name in _CONSTRAINTS if name in given}
     checked = {name: _check_one(name, value) for name, value in given.items()}
-    if checked.get("validate_parameters") is False:
-        raise ConfigurationError("validate_parameters must stay on: unknown parameters are refused here.")
+    is_checked = checked.get("validate_parameters") is not False
+    expect("validate_parameters must stay on: unknown parameters are refused here.", is_checked)
     verbosity = int(checked.pop("verbosity", 1))  # type: ignore[call-overload]
     threads = int(checked.pop("nthread", 0))  # type: ignore[call-overload]
     for forced in ("validate_parameters", "disable_default_eval_metric", "process_type", "sampling_method"):
         checked.pop(forced, None)
-    checked.setdefault("objective", "reg:squarederror")
-    checked.setdefault("booster", "gbtree")
-    checked.setdefault("max_bin", 256)
-    checked.setdefault("seed", 0)
-    checked |= {"tree_method": "hist", "device": "cpu"}
+    defaults = {"objective": "reg:squarederror", "booster": "gbtree", "max_bin": 256, "seed": 0}
+    checked = {**defaults, **checked, "tree_method": "hist", "device": "cpu"}
     _check_combinations(checked, constraints)
     checked |= {name: _CONSTRAINTS[name](value, feature_names) for name, value in constraints.items()}
     facts = objective_facts(checked)
-    chosen = _check_metrics(requested_metrics, facts)
+    chosen = _check_metrics(eval_metric, metrics, facts)
     effective = effective_parameters({**checked, "eval_metric": list(chosen)}, len(feature_names))
     return TrainingParameters(checked, chosen, facts, effective, threads, verbosity)
 
@@ -367,14 +358,12 @@ def _canonical_names(params: Mapping[str, object]) -> dict[str, object]:
     """Replace aliases; None means "not given", as in XGBoost's own wrappers."""
     canonical: dict[str, object] = {}
     for name, value in params.items():
-        if not isinstance(name, str):
-            raise ConfigurationError("parameter names are text.")
-        if value is None:
-            continue
+        expect("parameter names are text.", isinstance(name, str))
         target = ALIASES.get(name, name)
-        if target in canonical:
-            raise ConfigurationError(f"parameter {shown(target)} is given twice (under two names); give it once.")
-        canonical[target] = value
+        if value is not None:
+            is_new = target not in canonical
+            expect(f"parameter {shown(target)} is given twice (under two names); give it once.", is_new)
+            canonical[target] = value
     return canonical
 
 
@@ -397,33 +386,28 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
     for name, remedy in (("num_class", "the number of label classes"), ("quantile_alpha", "the quantile to fit")):
         if objective in OBJECTIVE_PARAMETERS[name] and name not in params:
             raise ConfigurationError(f"{objective} needs {name}: {remedy}.")
-    if params["booster"] != "dart":
-        for name in _DART_ONLY:
-            if name in params:
-                raise ConfigurationError(f"{name} is read only by booster=dart; set it, or leave {name} out.")
-    if params.get("max_depth") == 0 and not params.get("max_leaves"):
-        raise ConfigurationError("max_depth=0 means no limit and then needs max_leaves above 0.")
+    is_dart = params["booster"] == "dart"
+    for name in _DART_ONLY:
+        is_read = is_dart or name not in params
+        expect(f"{name} is read only by booster=dart; set it, or leave {name} out.", is_read)
+    has_limit = params.get("max_depth") != 0 or bool(params.get("max_leaves"))
+    expect("max_depth=0 means no limit and then needs max_leaves above 0.", has_limit)
     if params.get("multi_strategy") == "multi_output_tree":
-        if objective not in OBJECTIVE_PARAMETERS["num_class"]:
-            raise ConfigurationError("multi_strategy=multi_output_tree needs a multi: objective.")
-        if params["booster"] == "dart" or constraints:
-            raise ConfigurationError("XGBoost has neither dart nor constraints with multi_output_tree.")
+        is_multi = objective in OBJECTIVE_PARAMETERS["num_class"]
+        expect("multi_strategy=multi_output_tree needs a multi: objective.", is_multi)
+        expect("XGBoost has neither dart nor constraints with multi_output_tree.", not is_dart and not constraints)
 
 
-def _requested_metrics(eval_metric: object, metrics: Sequence[str] | None) -> list[object] | None:
-    if eval_metric is not None and metrics is not None:
-        raise ConfigurationError("metrics are given twice: as eval_metric and as a field of the job; give them once.")
-    requested = eval_metric if metrics is None else metrics
+def _check_metrics(eval_metric: object, given: Sequence[str] | None, facts: ObjectiveFacts) -> tuple[str, ...]:
+    is_once = eval_metric is None or given is None
+    expect("metrics are given twice: as eval_metric and as a field of the job; give them once.", is_once)
+    requested = eval_metric if given is None else given
     if requested is None:
-        return None
-    return list(requested) if isinstance(requested, (list, tuple)) else [requested]
-
-
-def _check_metrics(requested: list[object] | None, facts: ObjectiveFacts) -> tuple[str, ...]:
-    metrics = [facts.default_metric] if requested is None else [check_metric(metric, facts) for metric in requested]
-    if len(set(metrics)) != len(metrics):
-        raise ConfigurationError("eval_metric: a metric is given twice.")
-    return tuple(metrics)
+        return (facts.default_metric,)
+    listed = requested if isinstance(requested, (list, tuple)) else [requested]
+    metrics = tuple(check_metric(metric, facts) for metric in listed)
+    expect("eval_metric: a metric is given twice.", len(set(metrics)) == len(metrics))
+    return metrics
 
 
 _UNUSED = re.compile(r"Parameters:\s*\{(?P<names>[^}]*)\}\s*are not used")
@@ -448,8 +432,7 @@ def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[
             reason = str(error).splitlines()[0]
             raise ConfigurationError(f"XGBoost {xgboost.__version__} refuses the parameters: {reason}") from None
     for warning in caught:
-        unused = _UNUSED.search(str(warning.message))
-        if unused:
+        if unused := _UNUSED.search(str(warning.message)):
             raise ConfigurationError(f"XGBoost does not use the parameters {unused['names'].strip()}; leave them out.")
     effective = _leaves(config)
     for name, value in params.items():

@@ -35,10 +35,9 @@ from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.growing import POOLED_ROWS, SHARD, Beginning, GrownTraining, grown_by, is_grown
+from nvflare_plugins.pooled.growing import POOLED_ROWS, GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
-from nvflare_plugins.pooled.mediated.shard import PATH as MEDIATED_SHARD
 from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.row_floors import RowDraws, counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
@@ -347,47 +346,32 @@ class TrainingAttempt(PooledAttempt):
         evaluated, draws, table = self._evaluated(), self._draws(), self._rows.table
         names, sets = tuple(name for _, name in evaluated), [one for one, _ in evaluated]
         grown = self._grown(self._parameters, agreement.cuts, self._n_rows, table, names)
-        begin = Beginning(initial, is_own=self._n_done > 0)
-        training = GrownTraining(grown, begin, agreement.sums, self._attempt.channel, settings, draws)
-        if self._workers is None:
-            kept = [("train", True), *((name, one is not None) for one, name in evaluated)]
-            folders = [self._bins_below(pages, name) if is_own else None for name, is_own in kept]
-            files = [None if folder is None else folder / "bins.page" for folder in folders]
-            return training.here(training.rows(sets, files), watch)
-        workers, rows = self._workers, ShardedRows(table, sets, draws)
-        task = training.shard_task(reads=rows.are_read)
-        return training.at_shards(
-            lambda answer: rows.lead(workers, SHARD, task, answer), rows.drawn(len(workers)), watch
-        )
+        training = GrownTraining(grown, agreement.sums, self._attempt.channel, settings, draws, initial)
+        if self._workers is not None:
+            return training.at_workers(self._workers, ShardedRows(table, sets, draws), watch)
+        kept = [("train", True), *((name, one is not None) for one, name in evaluated)]
+        folders = [self._bins_below(pages, name) if is_own else None for name, is_own in kept]
+        files = [None if folder is None else folder / "bins.page" for folder in folders]
+        return training.here(training.rows(sets, files), watch)
 
     def _by_xgboost(
         self, agreement: Agreement, settings: LoopSettings, initial: bytes | None, pages: Path | None, watch: RoundWatch
     ) -> TrainingResult:
         """Train with stock XGBoost beside a mediator."""
         evaluated, draws, table = self._evaluated(), self._draws(), self._trained_rows()
+        names, sets = tuple(name for _, name in evaluated), [one for one, _ in evaluated]
         max_bin, least = self._parameters.max_bin, self._counted_leaves(self._parameters)
         engine = MediatedEngine.of(self._attempt, agreement, table, max_bin)
-        training = engine.training(self._parameters, table, settings, draws, least, len(evaluated), initial)
-        if self._workers is None:
-            matrix = training_matrix(table, agreement.cuts, max_bin, self._bins_below(pages, "train"))
-            sets = [(matrix if one is None else self._scored(one, matrix, pages), name) for one, name in evaluated]
-            return training.here(matrix, table.weight, sets, watch)
-        _log.info("%s", shards_line(table.n_rows, len(self._workers)))
-        workers, rows = self._workers, ShardedRows(table, [one for one, _ in evaluated], draws)
-        names = tuple(name for _, name in evaluated)
-        task = training.shard_task(agreement.cuts, max_bin, names, reads=rows.are_read)
-        plain = task.to_plain()
-        return training.at_shards(
-            lambda answer: rows.lead(workers, MEDIATED_SHARD, plain, answer),
-            task,
-            table,
-            rows.drawn(len(workers)),
-            watch,
-        )
+        training = engine.training(self._parameters, table, settings, draws, least, names, initial)
+        if self._workers is not None:
+            _log.info("%s", shards_line(table.n_rows, len(self._workers)))
+            return training.at_workers(self._workers, ShardedRows(table, sets, draws), watch)
+        matrix = training_matrix(table, agreement.cuts, max_bin, self._bins_below(pages, "train"))
 
-    def _scored(self, table: Table, matrix: xgb.DMatrix, pages: Path | None) -> xgb.DMatrix:
-        below = self._bins_below(pages, "eval")
-        return evaluation_matrix(as_weighed(table), matrix, self._parameters.max_bin, below)
+        def scored(one: Table) -> xgb.DMatrix:
+            return evaluation_matrix(as_weighed(one), matrix, max_bin, self._bins_below(pages, "eval"))
+
+        return training.here(matrix, [matrix if one is None else scored(one) for one in sets], watch)
 
     def _bins_below(self, pages: Path | None, name: str) -> Path | None:
         """Return where the bins of a set are kept, if the site's policy does not want them held."""

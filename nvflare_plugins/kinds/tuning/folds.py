@@ -22,12 +22,12 @@ from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
-from nvflare_plugins.growth.training import Draws, GrowthPlan
+from nvflare_plugins.growth.training import GrowthPlan
 from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, plan_of
 from nvflare_plugins.pooled.mediated.engine import MediatedTraining
 from nvflare_plugins.pooled.mediated.shard import ShardTask, train_shard
 from nvflare_plugins.pooled.row_floors import RowDraws, decider
-from nvflare_plugins.pooled.shards import RoundWatch, ShardDraws, ShardedRows, digest_of, table_of
+from nvflare_plugins.pooled.shards import RoundWatch, ShardDraws, ShardedRows, ShardedTraining, digest_of, table_of
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -35,7 +35,6 @@ from nvflare_plugins.workers.shards import (
     BINS,
     READ,
     TELLS,
-    Answer,
     Ask,
     Conversation,
     comparing,
@@ -228,7 +227,7 @@ class FoldsHere:
     def train(self, fold: int, training: MediatedTraining) -> TrainingResult:
         """Train on all rows but those of a fold, with the other sites, and score these."""
         matrix, held_out = self._bins[fold]
-        return training.here(matrix, None, [(held_out, EVALUATED)], RoundWatch())
+        return training.here(matrix, [held_out], RoundWatch())
 
 
 # The rows of a tuning whose trees the sites grow: bins that are made once for all folds and trials.
@@ -243,7 +242,7 @@ class FoldRows:
         self._bins, self._folds = bin_rows(layout, table.blocks(), table.n_rows), folds
         self.labels = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
 
-    def grow(self, fold: int, training: GrownTraining) -> TrainingResult:
+    def train(self, fold: int, training: GrownTraining) -> TrainingResult:
         """Train on all rows but those of a fold, with the other sites, and score these."""
         start = cast("NDArray[np.float32]", training.start)  # no model is continued
         return training.here(self.without(fold, training.plan, start), RoundWatch())
@@ -318,17 +317,15 @@ class TuningShard(Conversation):
         super().__init__(work)
 
     def train(self, fold: int, task: dict[str, Any]) -> None:
-        """Begin a training on all folds but one; see ``ShardTask``, whose cuts are those of the bins."""
-        number, told, (matrix, held_out) = self._number, ShardTask.of_plain(task), self._bins[fold]
-        self._start(lambda ask: train_shard(ask, number, told, None, matrix, [held_out]))
-
-    def grow(self, fold: int, task: dict[str, Any]) -> None:
-        """Begin a training with grown trees on all folds but one; see ``GrownTraining.shard_task``."""
-        number, [rows] = self._number, self._rows
+        """Begin a training on all folds but one. Args: task: of ``ShardedTraining``, whose cuts are not looked at."""
+        number, own, bins = self._number, self._rows, self._bins  # the work must not know the conversation
 
         def work(ask: Ask) -> tuple[Any, ...]:
-            plan = plan_of(task, rows.labels)
-            return grow_shard(ask, number, task, plan, rows.without(fold, plan, task["start"]))
+            if not own:
+                matrix, held_out = bins[fold]
+                return train_shard(ask, number, ShardTask.of_plain(task), None, matrix, [held_out])
+            plan = plan_of(task, own[0].labels)
+            return grow_shard(ask, number, task, plan, own[0].without(fold, plan, task["start"]))
 
         self._start(work)
 
@@ -363,7 +360,7 @@ class FoldsOnWorkers:
         Raises:
             VeilBoostError: as ``GrownTraining.at_shards``.
         """
-        self._workers, self._table, self._max_bin = workers, table, max_bin
+        self._workers = workers
         runs, rows = runs_of(table.n_rows, len(workers)), ShardedRows(table, (), None)
         self._kept = [runs_of_chosen(folds != fold, runs) for fold in range(n_folds)]
         of_shards = rows.of_shards(len(workers))
@@ -376,26 +373,12 @@ class FoldsOnWorkers:
         with comparing(_nothing_else, lambda go_on: rows.digests(of_shards, go_on)) as answer:
             lead(workers, PATH, arguments, answer)
 
-    def train(self, fold: int, training: MediatedTraining) -> TrainingResult:
+    def train(self, fold: int, training: ShardedTraining) -> TrainingResult:
         """Train on all rows but those of a fold, with the other sites, and score these."""
-        task = training.shard_task(Cuts(()), self._max_bin, (EVALUATED,), reads=False)  # the bins are made
-        self._begin("train", fold, task.to_plain())
-        draws = self._drawn(training.draws, fold)
-        return training.at_shards(self._lead, task, self._table, draws, RoundWatch())
-
-    def grow(self, fold: int, training: GrownTraining) -> TrainingResult:
-        """Train likewise with trees that the sites grow."""
-        self._begin("grow", fold, training.shard_task(reads=False))
-        return training.at_shards(self._lead, self._drawn(training.draws, fold), RoundWatch())
-
-    def _begin(self, method: str, fold: int, task: dict[str, Any]) -> None:
-        collect([self._workers.call(number, method, fold, task) for number in range(len(self._workers))])
-
-    def _lead(self, answer: Answer) -> list[Any]:
-        return lead_on(self._workers, answer)
-
-    def _drawn(self, draws: Draws | None, fold: int) -> ShardDraws | None:
-        return None if draws is None else ShardDraws(draws, self._kept[fold])
+        workers, task = self._workers, training.shard_task(reads=False)
+        collect([workers.call(number, "train", fold, task) for number in range(len(workers))])
+        draws = None if training.draws is None else ShardDraws(training.draws, self._kept[fold])
+        return training.at_shards(lambda answer: lead_on(workers, answer), task, draws, RoundWatch())
 
 
 def _nothing_else(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le, Len
 from pydantic import AfterValidator, Field
@@ -250,8 +250,56 @@ Trials = Annotated[list[Parameters], Len(1, MOST_TRIALS), Words(f"a list of 1 to
 Search = Annotated[dict[Name, Any], Len(1), Words("an object that gives parameters a list of values or a range")]
 
 
+class Tuned(JobDocument):
+    """What every tuning's job says.
+
+    Attributes:
+        best_recipe: name of the recipe that trains the best parameters.
+    """
+
+    __slots__ = ()
+    best_recipe: ClassVar[str]
+    tracking: ClassVar[bool] = False
+    data_set: Name
+    label: Name
+    params: Parameters
+    trials: Trials | None
+    search: Search | None
+    n_trials: int | None
+    seed: int
+    folds: int
+    num_rounds: int
+    categories: Mapping[str, Any]
+    unknown_category_is_missing: bool
+    label_classes: Entries | None
+
+    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
+        """Return that recipe's arguments, but for its name. Args: features: of the party that has the label."""
+        raise NotImplementedError
+
+    def _lists(self) -> dict[str, Any]:
+        """Return those of the recipe's arguments that say what values mean."""
+        found: dict[str, Any] = {"categories": self.categories} if self.categories else {}
+        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
+        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
+
+    @property
+    def n_of_trials(self) -> int:
+        """Number of parameter sets."""
+        return len(self.trials) if self.trials is not None else int(self.n_trials or 0)
+
+    @property
+    def size(self) -> int:
+        """Trials times folds times rounds, which the sites' consent bounds."""
+        return self.n_of_trials * self.folds * self.num_rounds
+
+    def all_trials(self) -> tuple[Trial, ...]:
+        """Return the parameter sets in order, without those that all have in common."""
+        return checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed)
+
+
 @document
-class TuningJob(JobDocument):
+class TuningJob(Tuned):
     """Horizontal cross validation of declared parameter sets: same columns at every site, other rows."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -272,7 +320,7 @@ class TuningJob(JobDocument):
         "cut_bounds": "cut points are searched as `quantile`; leave it out",
     }
     REFUSED_IN: ClassVar[str] = "a tuning"
-    tracking: ClassVar[bool] = False
+    best_recipe: ClassVar[str] = "HorizontalXGBRecipe"
 
     data_set: Name
     """Name of the data set in every site's policy."""
@@ -323,16 +371,11 @@ class TuningJob(JobDocument):
 
     def __post_init__(self) -> None:
         expect("group must not be the label", self.group != self.label)
-        for trial in checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed):
+        for trial in self.all_trials():
             self.training_of(trial)
 
-    @property
-    def best_recipe(self) -> str:
-        """Return the name of the recipe that trains the best parameters."""
-        return "HorizontalXGBRecipe"
-
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
-        """Return that recipe's arguments, but for its name."""
+        """See ``Tuned``."""
         found = {
             "data_set": self.data_set,
             "label": self.label,
@@ -342,25 +385,8 @@ class TuningJob(JobDocument):
             "min_rows_per_cut": self.min_rows_per_cut,
         }
         found |= {"features": list(features)} if self.features is not None or self.group is not None else {}
-        found |= {"categories": self.categories} if self.categories else {}
-        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
         found |= {} if self.engine == Engine.AUTO.value else {"engine": self.engine}
-        found |= {} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic}
-        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
-
-    @property
-    def n_of_trials(self) -> int:
-        """Number of parameter sets."""
-        return len(self.trials) if self.trials is not None else int(self.n_trials or 0)
-
-    @property
-    def size(self) -> int:
-        """Trials times folds times rounds, which the sites' consent bounds."""
-        return self.n_of_trials * self.folds * self.num_rounds
-
-    def all_trials(self) -> tuple[Trial, ...]:
-        """Return the parameter sets in order, without those that all have in common."""
-        return checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed)
+        return found | self._lists() | ({} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic})
 
     def training_of(self, trial: Trial, features: list[str] | None = None) -> HorizontalJob:
         """Return the training of all rows with these parameters, under the conditions of this job; it is never run."""
@@ -388,28 +414,6 @@ def check_tuning_early(job: TuningJob, sites: object, n_sites: int) -> None:
 
 
 # What every tuning asks of a site first, and how its errors say where they came.
-
-
-class Tuned(Protocol):
-    """What consent and result look at in a tuning's job."""
-
-    @property
-    def data_set(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def params(self) -> dict[str, Any]: ...
-    @property
-    def folds(self) -> int: ...
-    @property
-    def num_rounds(self) -> int: ...
-    @property
-    def n_of_trials(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def best_recipe(self) -> str: ...
-    def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]: ...
 
 
 def check_consent(policy: SitePolicy, job: Tuned) -> None:

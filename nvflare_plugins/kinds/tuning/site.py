@@ -49,7 +49,7 @@ from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, build_page
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.growing import Beginning, GrownTraining, grown_by, is_grown
+from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.row_floors import check_sampling, row_fraction, row_weights
 from nvflare_plugins.site.memory.registry import Registry, describe_draw
@@ -215,7 +215,8 @@ class TuningAttempt(PooledAttempt):
             parameters = self._trials[t]
             self._agree_scales(agreement.sums, parameters, [fold.kept, fold.held_out])
             draws, least = self._draws(parameters, fold), self._counted_leaves(parameters)
-            return bins.train(f, engine.training(parameters, fold.kept, self._settings(t, f), draws, least, 1))
+            settings, names = self._settings(t, f), (EVALUATED,)
+            return bins.train(f, engine.training(parameters, fold.kept, settings, draws, least, names))
 
         return train
 
@@ -227,9 +228,8 @@ class TuningAttempt(PooledAttempt):
         def train(t: int, f: int, fold: _Fold) -> TrainingResult:
             self._agree_scales(sums, self._trials[t], [fold.kept, fold.held_out])
             grown = self._grown(self._trials[t], cuts, n_rows, fold.kept, (EVALUATED,))
-            begin, draws = Beginning(None, is_own=False), self._draws(self._trials[t], fold)
-            settings, channel = self._settings(t, f), self._attempt.channel
-            return rows.grow(f, GrownTraining(grown, begin, sums, channel, settings, draws))
+            settings, draws = self._settings(t, f), self._draws(self._trials[t], fold)
+            return rows.train(f, GrownTraining(grown, sums, self._attempt.channel, settings, draws))
 
         return train
 

@@ -10,7 +10,6 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.checks import expect, one_of
 from nvflare_plugins.base.declared import (
     STRICT,
@@ -25,7 +24,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
-from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, MOST_TRIALS, Search, Trial, Trials, checked_trials
+from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, MOST_TRIALS, Search, Trial, Trials, Tuned
 from nvflare_plugins.kinds.vertical.job import (
     AlignmentId,
     NamesOfSites,
@@ -56,7 +55,7 @@ _PRIVATE = "private methods pay for every trial from the budget"
 
 
 @document
-class VerticalTuningJob(JobDocument):
+class VerticalTuningJob(Tuned):
     """Cross validation of declared parameter sets: the same rows at every party, other columns, the label at one."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -71,7 +70,7 @@ class VerticalTuningJob(JobDocument):
         "fraction_bits": "scores of rounded gradients are those of another model; leave it out",
     }
     REFUSED_IN: ClassVar[str] = "a vertical tuning"
-    tracking: ClassVar[bool] = False
+    best_recipe: ClassVar[str] = "VerticalXGBRecipe"
 
     active: Name
     """Site that has the label; all other sites of the job are passive parties."""
@@ -128,20 +127,6 @@ class VerticalTuningJob(JobDocument):
         for trial in self.all_trials():
             self.training_of(trial)
 
-    @property
-    def n_of_trials(self) -> int:
-        """Number of parameter sets."""
-        return len(self.trials) if self.trials is not None else int(self.n_trials or 0)
-
-    @property
-    def size(self) -> int:
-        """Trials times folds times rounds, which the sites' consent bounds."""
-        return self.n_of_trials * self.folds * self.num_rounds
-
-    def all_trials(self) -> tuple[Trial, ...]:
-        """Return the parameter sets in order, without those that all have in common."""
-        return checked_trials(self.params, self.trials, self.search, self.n_trials, self.seed)
-
     def training_of(self, trial: Trial, *, is_scored: bool = True) -> VerticalJob:
         """Return the training that a parameter set stands for.
 
@@ -168,13 +153,8 @@ class VerticalTuningJob(JobDocument):
             deadline_s=self.deadline_s,
         )
 
-    @property
-    def best_recipe(self) -> str:
-        """Return the name of the recipe that trains the best parameters."""
-        return "VerticalXGBRecipe"
-
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
-        """Return that recipe's arguments, but for its name. Args: features: of the active party."""
+        """See ``Tuned``."""
         by_site = {**self.features, **({} if self.group is None else {self.active: list(features)})}
         found = {
             "active": self.active,
@@ -187,10 +167,7 @@ class VerticalTuningJob(JobDocument):
             "key_bits": self.key_bits,
         }
         found |= {"features": by_site} if by_site else {}
-        found |= {"categories": self.categories} if self.categories else {}
-        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
-        found |= {} if self.label_classes is None else {"label_classes": self.label_classes}
-        return found | ({} if self.alignment is None else {"alignment": self.alignment})
+        return found | self._lists() | ({} if self.alignment is None else {"alignment": self.alignment})
 
 
 def check_vertical_tuning_early(job: VerticalTuningJob, sites: Sequence[str] | None, n_sites: int) -> None:

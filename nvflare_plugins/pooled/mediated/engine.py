@@ -9,8 +9,8 @@ of the grid, which change an integer of the grid only where a sum lies next to t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import xgboost as xgb
@@ -22,10 +22,9 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.training import Draws, LoopSettings
 from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.mediated import shard
-from nvflare_plugins.pooled.mediated.grammar import TrainingShape
 from nvflare_plugins.pooled.mediated.training import TrainingHandler, TrainingTask, train, training_shape
 from nvflare_plugins.pooled.row_floors import SampledWeights, check_leaves, leaf_counts
-from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardLeader
+from nvflare_plugins.pooled.shards import LEAVES, RoundWatch, ShardDraws, ShardedTraining, ShardLeader
 from nvflare_plugins.pooled.value_bounds import label_sum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import BaseScoreSource, Phase, TrainingStep
@@ -48,6 +47,8 @@ class MediatedEngine:
 
     attempt: SiteAttempt
     sums: ProtectedSums
+    cuts: Cuts
+    max_bin: int
     n_bins: int
     root_bins: slice | None
 
@@ -57,7 +58,7 @@ class MediatedEngine:
         starts = bin_starts(reference_matrix(table, agreement.cuts, max_bin), table)
         root = agreement.root_feature
         root_bins = None if root is None else slice(*map(int, starts[root : root + 2]))
-        return cls(attempt, agreement.sums, int(starts[-1]), root_bins)
+        return cls(attempt, agreement.sums, agreement.cuts, max_bin, int(starts[-1]), root_bins)
 
     def training(
         self,
@@ -66,7 +67,7 @@ class MediatedEngine:
         settings: LoopSettings,
         draws: Draws | None,
         rows_per_leaf: int | None,
-        n_sets: int,
+        names: tuple[str, ...],
         initial: bytes | None = None,
     ) -> MediatedTraining:
         """Return one training, once the scales are agreed.
@@ -74,71 +75,55 @@ class MediatedEngine:
         Args:
             table: labels and weights of the rows that are trained on.
             rows_per_leaf: least rows in a leaf, where they are counted; None where they need not be.
-            n_sets: number of evaluation sets.
+            names: of the evaluation sets.
             initial: the model that training continues.
         """
         weighted, n_features = table.weight is not None, len(table.feature_names)
         world, is_continued = self.attempt.channel.world, initial is not None
-        shape = training_shape(parameters, world, n_features, self.n_bins, weighted, n_sets, is_continued)
+        shape = training_shape(parameters, world, n_features, self.n_bins, weighted, len(names), is_continued)
         # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
         is_mean = shape.base_score is BaseScoreSource.MEAN
         is_logistic = parameters.objective.gradient_bound is not None and is_mean
         label, log = label_sum(table) if is_mean else None, self.attempt.evidence
-        return MediatedTraining(
-            self.attempt.channel,
-            self.sums,
-            TrainingHandler(self.sums, shape, self.root_bins, log, starts_at_rate=is_logistic, label_sum=label),
-            {**parameters.for_booster(), "subsample": 1.0},
-            shape,
-            settings,
-            draws,
-            rows_per_leaf,
-            shard.quantile_of(parameters),
-            initial,
-        )
+        handler = TrainingHandler(self.sums, shape, self.root_bins, log, starts_at_rate=is_logistic, label_sum=label)
+        task = TrainingTask({**parameters.for_booster(), "subsample": 1.0}, shape, settings, initial)
+        return MediatedTraining(self, handler, task, table, names, draws, rows_per_leaf, shard.quantile_of(parameters))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class MediatedTraining:
+@dataclass(frozen=True, repr=False)
+class MediatedTraining(ShardedTraining):
     """One training at one site.
 
     Attributes:
-        params: for the Booster.
-        draws: which rows take part in each round; None for all.
+        table: of the site, for labels, weights, names and types of its columns.
+        names: of the evaluation sets.
         rows_per_leaf: least rows in a leaf, where they are counted; None where they need not be.
         alpha: the quantile that the leaves are; None for leaves that are sums.
-        initial: the model that training continues.
     """
 
-    channel: Channel
-    sums: ProtectedSums
+    SHARD: ClassVar[str] = shard.PATH
+
+    engine: MediatedEngine
     handler: TrainingHandler
-    params: dict[str, object]
-    shape: TrainingShape
-    settings: LoopSettings
+    task: TrainingTask
+    table: Table
+    names: tuple[str, ...]
     draws: Draws | None
     rows_per_leaf: int | None
     alpha: float | None
-    initial: bytes | None
 
     @property
-    def estimates(self) -> bool:
-        """Whether XGBoost begins with an estimate from all rows."""
-        return self.shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
+    def channel(self) -> Channel:
+        """The site's way to the others."""
+        return self.engine.attempt.channel
 
     def check_leaves(self, counts: NDArray[np.int64]) -> None:
         """Add the rows in each leaf of the last round over all sites. Raises: PolicyRefusal: one holds too few."""
-        check_leaves(self.sums, counts, self.rows_per_leaf or 0)
+        check_leaves(self.engine.sums, counts, self.rows_per_leaf or 0)
 
-    def here(
-        self,
-        matrix: xgb.DMatrix,
-        weight: NDArray[np.float32] | None,
-        evaluated: Sequence[tuple[xgb.DMatrix, str]],
-        watch: RoundWatch,
-    ) -> TrainingResult:
-        """Train with the other sites, over rows in this process. Shapes: weight: float32[n_rows]; None for 1 each."""
-        rows = SampledWeights(matrix, weight, self.draws, estimates_base_score=self.estimates)
+    def here(self, matrix: xgb.DMatrix, evaluated: Sequence[xgb.DMatrix], watch: RoundWatch) -> TrainingResult:
+        """Train with the other sites, over rows in this process."""
+        rows = SampledWeights(matrix, self.table.weight, self.draws, estimates_base_score=self.task.estimates)
         self.handler.on_base_score = rows.base_score_known
 
         def after(record: RoundRecord, booster: xgb.Booster) -> None:
@@ -148,58 +133,44 @@ class MediatedTraining:
             """Count the rows of each new leaf over all sites, where hessians do not bound them."""
             self.check_leaves(leaf_counts(booster, matrix, rows.taking_part(number)))
 
-        task = TrainingTask(self.params, self.shape, self.settings, self.initial)
         on_tree = None if self.rows_per_leaf is None else check
-        return train(task, self.channel, self.handler, rows, evaluated, after, on_tree)
+        sets = list(zip(evaluated, self.names, strict=True))
+        return train(self.task, self.channel, self.handler, rows, sets, after, on_tree)
 
-    def shard_task(self, cuts: Cuts, max_bin: int, names: tuple[str, ...], *, reads: bool) -> shard.ShardTask:
-        """Return what all shards train alike. Args: names: of the evaluation sets; reads: shards read rows."""
+    def shard_task(self, *, reads: bool) -> dict[str, Any]:
+        """See ``ShardedTraining``; ``ShardTask`` reads it."""
         return shard.ShardTask(
             self.channel.rank,
             self.channel.world,
-            {**self.params, "nthread": 1},
-            self.shape,
-            cuts,
-            max_bin,
-            names,
-            self.settings,
-            self.initial,
-            self.draws is not None,
-            self.estimates,
-            self.rows_per_leaf is not None,
-            self.alpha,
+            replace(self.task, params={**self.task.params, "nthread": 1}),
+            self.engine.cuts,
+            self.engine.max_bin,
+            self.names,
+            is_sampled=self.draws is not None,
+            counts_leaves=self.rows_per_leaf is not None,
+            alpha=self.alpha,
             reads=reads,
-        )
+        ).to_plain()
 
     def at_shards(
         self,
         lead_shards: Callable[[Answer], list[Any]],
-        task: shard.ShardTask,
-        table: Table,
+        task: dict[str, Any],
         draws: ShardDraws | None,
         watch: RoundWatch,
     ) -> TrainingResult:
-        """Train likewise over shards, wherever they are.
-
-        Args:
-            lead_shards: has all shards train, answers what they ask, and returns what ``train_shard`` has returned at
-                each.
-            table: of the site, for names and types of its columns.
-            draws: which rows take part in each round; None for all.
-
-        Raises:
-            VeilBoostError: what ended the training; what happened at a worker comes with its number.
-        """
-        trees = None if task.alpha is None else shard.TreesAhead(task, table)
+        """See ``ShardedTraining``; each shard returns what ``train_shard`` does."""
+        told, settings = shard.ShardTask.of_plain(task), self.task.settings
+        trees = None if self.alpha is None else shard.TreesAhead(told, self.table)
         leader = _Leader(self, trees, draws, watch)
         try:
             results = lead_shards(leader.answer)
         finally:
             if trees is not None:
                 trees.end()
-        last = self.settings.moments_before + self.settings.first_round + self.settings.num_rounds
+        last = settings.moments_before + settings.first_round + settings.num_rounds
         self.channel.moment = TrainingStep(Phase.FINISH, last)
-        booster = xgb.Booster(task.params, model_file=bytearray(one_model(results)))
+        booster = xgb.Booster(dict(told.training.params), model_file=bytearray(one_model(results)))
         return TrainingResult(booster, leader.rounds, *results[0][2:])
 
 
@@ -211,7 +182,7 @@ class _Leader(ShardLeader):
     ) -> None:
         super().__init__(training.channel, training.handler, draws, watch)
         self._training, self._trees = training, trees
-        self._messages = shard.SiteMessages(training.shape.base_score, training.alpha)
+        self._messages = shard.SiteMessages(training.task.shape.base_score, training.alpha)
 
     def _answer(self, word: str, asked: list[tuple[Any, ...]]) -> Any:
         if word == shard.MESSAGE:

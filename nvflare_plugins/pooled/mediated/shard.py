@@ -72,10 +72,8 @@ class ShardTask:
 
     Attributes:
         rank, world: of the site among the sites.
-        params: for the Booster.
         names: of the evaluation sets.
         is_sampled: rounds train on rows that the site has drawn.
-        estimates: XGBoost begins with an estimate from all rows.
         counts_leaves: rows are counted in the leaves of each tree.
         alpha: the quantile that the leaves are; None for leaves that are sums.
         tells_trees: each tree is handed over.
@@ -84,32 +82,31 @@ class ShardTask:
 
     rank: int
     world: int
-    params: dict[str, object]
-    shape: TrainingShape
+    training: TrainingTask
     cuts: Cuts
     max_bin: int
     names: tuple[str, ...]
-    settings: LoopSettings
-    initial_model: bytes | None
     is_sampled: bool
-    estimates: bool
     counts_leaves: bool
-    alpha: float | None = None
+    alpha: float | None
     tells_trees: bool = False
     reads: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """Return plain values, for a worker."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        shape = {**asdict(self.shape), "base_score": self.shape.base_score.value}
-        return {**plain, "shape": shape, "cuts": list(self.cuts.of_feature), "settings": asdict(self.settings)}
+        params, shape, settings, initial = (getattr(self.training, name) for name in TrainingTask.__slots__)
+        source = {"base_score": shape.base_score.value}
+        training = params, {**asdict(shape), **source}, asdict(settings), initial
+        return {**plain, "training": training, "cuts": list(self.cuts.of_feature)}
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> ShardTask:
         """Read what ``to_plain`` wrote."""
-        shape = {**plain["shape"], "base_score": BaseScoreSource(plain["shape"]["base_score"])}
-        rest = {"cuts": Cuts(tuple(plain["cuts"])), "settings": LoopSettings(**plain["settings"])}
-        return cls(**{**plain, **rest, "shape": TrainingShape(**shape)})
+        params, shape, settings, initial = plain["training"]
+        of_shape = TrainingShape(**{**shape, "base_score": BaseScoreSource(shape["base_score"])})
+        training = TrainingTask(params, of_shape, LoopSettings(**settings), initial)
+        return cls(**{**plain, "training": training, "cuts": Cuts(tuple(plain["cuts"]))})
 
 
 def plain_message(message: Message) -> tuple[Any, ...]:
@@ -182,8 +179,8 @@ def train_shard(
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
     """
     draws = AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
-    rows = SampledWeights(matrix, weight, draws, estimates_base_score=task.estimates)
-    initial = task.initial_model
+    rows = SampledWeights(matrix, weight, draws, estimates_base_score=task.training.estimates)
+    initial = task.training.initial_model
     start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
     given = ShardRows(task, matrix, eval_sets, start if task.alpha is not None else None)
 
@@ -199,9 +196,8 @@ def train_shard(
         tell_round(ask, number, record, lambda: bytes(booster.save_raw("json")))
 
     answers = _AskedAnswers(ask, rows, given, task)
-    of_xgboost = TrainingTask(task.params, task.shape, task.settings, initial)
     place, named = ShardPlace(task.rank, task.world), list(zip(eval_sets, task.names, strict=True))
-    result = train(of_xgboost, place, answers, rows, named, after_round, after_tree)
+    result = train(task.training, place, answers, rows, named, after_round, after_tree)
     return *said_of_model(number, result.model), result.best_round, result.best_score
 
 
@@ -264,7 +260,7 @@ class ShardRows:
         if self._task.alpha is not None:
             self._margins = booster.predict(self._matrix, output_margin=True)
         self._n_metrics = 0
-        if any(metric in CURVE_METRICS for metric in self._task.shape.eval_metrics):
+        if any(metric in CURVE_METRICS for metric in self._task.training.shape.eval_metrics):
             self._of_sets = [booster.predict(one, output_margin=True) for one in self._evaluated]
 
     def of_message(self, message: Message, tree: bytes | None) -> tuple[Any, ...] | None:
@@ -280,12 +276,12 @@ class ShardRows:
         """
         given: tuple[Any, ...] | None = None
         if message.kind is Kind.METRIC and message.metric in CURVE_METRICS:
-            number = self._n_metrics // len(self._task.shape.eval_metrics)
+            number = self._n_metrics // len(self._task.training.shape.eval_metrics)
             matrix = self._evaluated[number]
             given = self._scores(self._of_sets[number]), matrix.get_label(), _weight_of(matrix)
         elif tree is not None:
             given = self._leaves(json.loads(tree), tree)
-        elif is_of_all_rows(message, self._task.shape.base_score):
+        elif is_of_all_rows(message, self._task.training.shape.base_score):
             given = self._matrix.get_label(), _weight_of(self._matrix)
         self._n_metrics += message.kind is Kind.METRIC
         return given
@@ -299,8 +295,8 @@ class ShardRows:
         """Return scores as XGBoost's metrics see them: of classes their probabilities, whatever the model predicts."""
         if not margins.shape[0]:
             return margins
-        objective = {"multi:softmax": "multi:softprob"}.get(str(self._task.params["objective"]))
-        params = {**self._task.params, **({"objective": objective} if objective else {})}
+        objective = {"multi:softmax": "multi:softprob"}.get(str(self._task.training.params["objective"]))
+        params = {**self._task.training.params, **({"objective": objective} if objective else {})}
         matrix = xgb.DMatrix(np.zeros((margins.shape[0], 1), np.float32), base_margin=margins)
         kept: dict[str, Any] = {name: params[name] for name in ("objective", "num_class", "nthread") if name in params}
         return xgb.Booster(kept, [matrix]).predict(matrix)
@@ -389,9 +385,12 @@ class TreesAhead:
         """Begin a training like that of the shards. Args: table: of the site, of which no row is taken."""
         alone = dataclasses.replace(
             task,
-            shape=dataclasses.replace(task.shape, eval_metrics=(), n_eval_sets=0),
+            training=dataclasses.replace(
+                task.training,
+                shape=dataclasses.replace(task.training.shape, eval_metrics=(), n_eval_sets=0),
+                settings=dataclasses.replace(task.training.settings, early_stopping_rounds=None),
+            ),
             names=(),
-            settings=dataclasses.replace(task.settings, early_stopping_rounds=None),
             is_sampled=False,
             counts_leaves=False,
             tells_trees=True,

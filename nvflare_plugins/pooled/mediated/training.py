@@ -220,6 +220,11 @@ class TrainingTask:
     settings: LoopSettings
     initial_model: bytes | None
 
+    @property
+    def estimates(self) -> bool:
+        """Whether XGBoost begins with an estimate from all rows."""
+        return self.shape.base_score not in (BaseScoreSource.GIVEN, BaseScoreSource.CONTINUED)
+
 
 def train(
     task: TrainingTask,

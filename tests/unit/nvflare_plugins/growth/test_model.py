@@ -198,7 +198,7 @@ def test_a_wheel_that_predicts_otherwise_is_named(change: Any, monkeypatch: pyte
 
 
 def test_a_wheel_that_does_not_load_models_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth_model, "model_bytes", lambda document: b"{}")
+    monkeypatch.setattr(growth_model.model_json, "model_bytes", lambda document: b"{}")
     with pytest.raises(ConfigurationError, match=f"this site's xgboost {xgb.__version__}"):
         check_predictor("3.2")
 
