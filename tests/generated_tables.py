@@ -91,11 +91,12 @@ def metrics(party: str) -> str:
 def generated(name: str) -> str:
     """Return what stands in the region of a name."""
     from nvflare_plugins.evidence.threat_model import markdown_table
+    from nvflare_plugins.site.profiles import Family, profiles_of
     from nvflare_plugins.wire.envelope import Kind
 
     source, _, which = name.partition("/")
     if source == "threats":
-        return markdown_table(tuple(which.split(","))) + "\n"
+        return markdown_table(profiles_of(Family(which))) + "\n"
     if source == "modules":
         return modules(which)
     if source == "metrics":

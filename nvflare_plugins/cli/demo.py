@@ -26,12 +26,13 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import table_lines
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, THREAT_MODELS
+from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import Curve, RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy_values import MIN_EFFECTIVE_ROWS
+from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 

@@ -26,7 +26,8 @@ from nvflare_plugins.cli.options import (
     own_policy,
 )
 from nvflare_plugins.data.declaration import ANSWERS, ENCODINGS, IdForm
-from nvflare_plugins.site.policy_values import PROFILES, Consents
+from nvflare_plugins.site.policy_values import Consents
+from nvflare_plugins.site.profiles import PROFILES
 
 # Written out, because importing what they come from takes long.
 FLARE_EXTRAS = ("monitoring", "mlflow", "flare", "none")

@@ -8,18 +8,16 @@ import click
 
 from nvflare_plugins.cli.options import PATH, Options, SeveralValues, argument, command, option
 from nvflare_plugins.cli.sites import budget
+from nvflare_plugins.site.profiles import Family, profiles_of
 
-# Written out, because importing what they come from takes long.
-HORIZONTAL_PROFILES = ("plain", "masks", "bfv", "ckks")
-VERTICAL_PROFILES = ("paillier", "elgamal")  # that can be planned
-CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")
+CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")  # importing what they come from takes long
 
 
 @command(
     "run the main job on one machine beside centralized XGBoost",
     option("--data", metavar="FILE", type=PATH, help="CSV or Parquet file; default: scikit-learn's breast cancer set"),
     option("--label", metavar="COLUMN", help="label column of the file"),
-    option("--profile", type=click.Choice(HORIZONTAL_PROFILES), default="masks"),
+    option("--profile", type=click.Choice(profiles_of(Family.HORIZONTAL)), default="masks"),
     option("--rounds", type=int, default=10),
     option("--runs", metavar="DIR", type=PATH, default=Path("runs"), help="folder for the demo's runs (default: runs)"),
 )
@@ -62,7 +60,7 @@ _SHAPE_OPTIONS = (
     option("--missing", is_flag=True, help="every feature has missing values somewhere"),
     option(
         "--profile",
-        type=click.Choice(["all", *HORIZONTAL_PROFILES, *VERTICAL_PROFILES]),
+        type=click.Choice(["all", *profiles_of(Family.HORIZONTAL), *profiles_of(Family.VERTICAL)]),
         default="all",
         help="horizontal training: one, or all beside each other; vertical: paillier (or the job's) or elgamal",
     ),

@@ -19,13 +19,14 @@ from dp_components.ledger import LedgerHistory
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.dossier.parts import OWN_PARTS
 from nvflare_plugins.evidence.reader import Log
-from nvflare_plugins.evidence.threat_model import BAGGING, VERTICAL, is_horizontal
+from nvflare_plugins.evidence.threat_model import is_horizontal
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
 from nvflare_plugins.scoring.comparison import scores_of
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import load_again
 from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb.model_json import trees_model
 
 # How well scores tell two groups apart, with intervals: area under the ROC curve, and hits at few false alarms.
@@ -454,7 +455,7 @@ def attack_run(
         VeilBoostError: model or rows cannot be read, or not as in the run.
     """
     facts = next((one for one in record.data if one.use == TRAINING), None)
-    if record.profile in VERTICAL or any((folder / name).is_file() for name in OWN_PARTS):
+    if record.profile in profiles_of(Family.VERTICAL) or any((folder / name).is_file() for name in OWN_PARTS):
         return AttackReport(_OF_A_PART)
     if record.model is None or not (folder / record.model).is_file():
         return AttackReport("the job has left no model at this site that scores rows")
@@ -472,7 +473,7 @@ def attack_run(
         return AttackReport(f"the model was trained on data set {held_out}: name another one (--held-out NAME)")
     training = load_again(policy.data_set(facts.name), facts, record)
     others = load_again(policy.data_set(held_out), facts, record)
-    params = record.params if is_horizontal(record.profile) or record.profile in BAGGING else {}
+    params = record.params if is_horizontal(record.profile) or record.profile in profiles_of(Family.BAGGING) else {}
     model = FinishedModel((folder / record.model).read_bytes(), record.model)
     report = run_attacks(model, params, (facts.name, training), (held_out, others), allowed)
     return _with_changes(report, facts, training.n_rows)

@@ -17,7 +17,7 @@ from he_processors.sum_tags import N_TAGS
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import PAID_IN, SERVER, Content, Protection, SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import Log, Message
-from nvflare_plugins.evidence.threat_model import PLUGIN_CODECS, TAGGED, THREAT_MODELS, Statement, ThreatModel
+from nvflare_plugins.evidence.threat_model import PLUGIN_CODECS
 from nvflare_plugins.site.certificates import (
     UNREADABLE,
     check_role,
@@ -26,6 +26,7 @@ from nvflare_plugins.site.certificates import (
     public_key_bytes,
     verify_signature,
 )
+from nvflare_plugins.site.profiles import TAGGED, THREAT_MODELS, Statement, ThreatModel
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -85,7 +86,7 @@ def threat_model(profile: str, protection: Mapping[str, object] | None = None) -
         return THREAT_MODELS.get(profile)
     stated = {name: (protection or {}).get(_CLAIM + name) for name in (*_TEXTS, "notes")}
     notes = stated.pop("notes")
-    texts = {
+    texts: dict[str, Any] = {
         name: printable(text, _MOST_CHARS) if isinstance(text, str) and text else _UNSAID
         for name, text in stated.items()
     }

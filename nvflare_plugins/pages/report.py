@@ -27,7 +27,7 @@ from nvflare_plugins.base.formatting import human_bytes, number
 from nvflare_plugins.evidence.audit import plugin_protection, release_of, threat_model
 from nvflare_plugins.evidence.format import CLEAR_CODECS, Content, Protection
 from nvflare_plugins.evidence.reader import Log, read_log
-from nvflare_plugins.evidence.threat_model import ThreatModel, is_horizontal, notes_for, protection_text
+from nvflare_plugins.evidence.threat_model import is_horizontal, notes_for, protection_text
 from nvflare_plugins.pages.charts import (
     Axis,
     Bar,
@@ -44,6 +44,7 @@ from nvflare_plugins.pages.model_charts import ClassFigures, ScoreCounts, class_
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import BestRound, ReportSection, RoundRow, RunRecord, TrafficRow, is_number
 from nvflare_plugins.site.policy_values import Consents, is_private
+from nvflare_plugins.site.profiles import ThreatModel
 from nvflare_plugins.wire.envelope import CURVE_METRICS, Kind
 from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model

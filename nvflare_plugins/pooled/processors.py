@@ -19,9 +19,9 @@ from he_processors.key_agreement import derive_key
 from he_processors.masks import MessageLabel, PairwiseMasks
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.evidence.audit import plugin_facts
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS, Statement
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, WORD_BITS
 from nvflare_plugins.site.policy import SitePolicy, load_plugin
+from nvflare_plugins.site.profiles import THREAT_MODELS, Statement
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.wire.profiles import (

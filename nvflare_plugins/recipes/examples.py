@@ -22,6 +22,7 @@ from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, brea
 from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
+from nvflare_plugins.site.profiles import PROFILES
 from nvflare_plugins.site.runtimes import Runtime, runtime_of, site_name
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, workspaces
 
@@ -164,11 +165,10 @@ def policy(folder: Path) -> dict[str, Any]:
         LOANS: of(f"{LOANS}.parquet"),
         LOAN_COLUMNS: of(f"{LOAN_COLUMNS}.parquet", id="loan"),
     }
-    profiles = ["plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local"]
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")
     return {
         "data_sets": data_sets,
-        "allowed_profiles": profiles,
+        "allowed_profiles": list(PROFILES),
         # The last is for the active party of FederBoost alone, whose labels nothing protects.
         "consents": {**dict.fromkeys((*consents, "exact_use_of_budgeted_data"), True), "tuning": 10_000},
         "inputs": str(folder / "{site}"),

@@ -37,18 +37,16 @@ from nvflare_plugins.data.declaration import (
 from nvflare_plugins.data.part_files import is_pattern, known_files
 from nvflare_plugins.site.policy_values import (
     ARITHMETIC,
-    DEFAULT_PROFILES,
     FOLDERS,
     MIN_EFFECTIVE_ROWS,
     POLICY_FILE,
-    PROFILES,
-    REMOVED_PROFILES,
     Consents,
     Floors,
     JobTerms,
     PluginPin,
     is_private,
 )
+from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.profiles import plugin_of
 
 # Reads ``veilboost.json``: what it leaves to be worked out, before its values are checked.

@@ -18,10 +18,6 @@ from nvflare_plugins.base.declared import STRICT, Document, Flag, Words, documen
 
 POLICY_FILE = Path("local") / "veilboost.json"
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
-PROFILES = ("plain", "masks", "bfv", "ckks", "paillier", "elgamal", "dp_distributed", "dp_trusted", "dp_local")
-REMOVED_PROFILES = {"okamoto_uchiyama": "elgamal"}
-"""Profiles that earlier versions had, and what does their work."""
-DEFAULT_PROFILES = ("masks", "bfv", "paillier", "dp_distributed")
 _PRIVATE = "dp_"
 MOST_TUNING = 10_000_000
 MIN_EFFECTIVE_ROWS = 100

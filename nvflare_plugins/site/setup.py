@@ -25,7 +25,8 @@ from nvflare_plugins.data.part_files import known_files
 from nvflare_plugins.site import flare_boundary
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, template
-from nvflare_plugins.site.policy_values import DEFAULT_PROFILES, POLICY_FILE, PROFILES, Consents
+from nvflare_plugins.site.policy_values import POLICY_FILE, Consents
+from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
 
 # Merging what a site needs to run VeilBoost jobs into its FLARE workspace: ``veilboost site-setup DIR``.

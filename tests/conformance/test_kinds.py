@@ -13,11 +13,11 @@ import pytest
 import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare.kinds import KINDS, read_job
 from nvflare_plugins.pages.report import build_summary
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, PART_ATTRIBUTE
 from tests.conformance.kind_cases import CASES, DATA
 from tests.support.flare_job import Finished, run_flare_job

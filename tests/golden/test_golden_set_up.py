@@ -27,7 +27,7 @@ from nvflare_plugins.site.flare_boundary import (
     is_removed,
 )
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_values import REMOVED_PROFILES
+from nvflare_plugins.site.profiles import REMOVED_PROFILES
 from nvflare_plugins.site.setup import set_up
 from tests.golden.write_history import policy_values
 

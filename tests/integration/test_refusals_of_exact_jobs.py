@@ -21,6 +21,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, ROWS_TEXT, DataRefusal, Decider, TooFewRows, reason_of
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.pooled import preparation
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.site import data_refusals
 from nvflare_plugins.site.data_refusals import Question, RefusalCount, reading_rows
@@ -290,7 +291,7 @@ def test_a_leaf_that_is_one_rows_label_needs_every_sites_consent(tmp_path: Path,
     assert not [site for site, _ in frames if site != "site-1"], "a site without the consent sends nothing"
 
 
-@pytest.mark.parametrize("profile", ["plain", "masks", "bfv", "ckks"])
+@pytest.mark.parametrize("profile", BUILT_IN)
 @pytest.mark.parametrize("objective", ADAPTIVE)
 def test_the_consent_is_asked_before_any_row_is_read(
     tmp_path: Path, profile: str, objective: dict, monkeypatch: pytest.MonkeyPatch

@@ -23,11 +23,12 @@ from he_processors.bfv import BfvProcessor
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.attempt import session as session_module
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support.federation import Federation, succeed
 
-PROFILES = ["masks", "bfv", "ckks"]
+PROFILES = [name for name in BUILT_IN if name != "plain"]
 SMALL = 2.0**58  # a difference of uniform words is that small with probability 1/32
 
 JOBS = {

@@ -12,6 +12,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.pooled.processors import BUILT_IN
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import BOUNDS, LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, table
 
@@ -159,8 +160,7 @@ def test_growing_gradients_find_new_scales(tmp_path):
     params = {"objective": "reg:squarederror", "learning_rate": 30.0}
     fields = {"finest_exponent": -10, "evaluate_training": True, "cuts": "uniform", "cut_bounds": BOUNDS}
     models = [
-        federate(tmp_path / profile, frame, job(params, 8, profile=profile, **fields)).model()
-        for profile in ("plain", "masks", "bfv", "ckks")
+        federate(tmp_path / profile, frame, job(params, 8, profile=profile, **fields)).model() for profile in BUILT_IN
     ]
     assert len(set(models)) == 1
     prediction = xgb.Booster(model_file=bytearray(models[0])).predict(xgb.DMatrix(frame.drop(columns="y")))

@@ -19,6 +19,7 @@ from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.plan import final_messages, message_bytes, round_messages, setup_messages, workload_of_job
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import MaskedSums
 from tests.support import federation
@@ -73,9 +74,7 @@ class Run:
         return verify([self.exports])
 
 
-@pytest.mark.parametrize(
-    ("profile", "word_bits"), [("plain", 64), ("masks", 64), ("plain", 32), ("masks", 32), ("bfv", 64), ("ckks", 64)]
-)
+@pytest.mark.parametrize(("profile", "word_bits"), [("plain", 32), ("masks", 32), *((name, 64) for name in BUILT_IN)])
 def test_a_real_run_verifies_and_sends_what_was_planned(tmp_path, monkeypatch, job, profile, word_bits):
     job = HorizontalJob.from_dict({**job.to_dict(), "profile": profile, "word_bits": word_bits})
     run = Run(tmp_path, job, monkeypatch)

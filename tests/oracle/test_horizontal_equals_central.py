@@ -15,6 +15,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import BUILT_IN
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -197,8 +198,7 @@ def test_masks_equal_plain(tmp_path, make, name):
 def test_profiles_equal_plain_on_one_grid(tmp_path, objective):
     frame = breast() if objective == "logistic" else regression(breast())
     params = prepared(LOGISTIC if objective == "logistic" else {"objective": "reg:squarederror"}, frame)
-    names = ("plain", "masks", "bfv", "ckks")
-    models = {federate(tmp_path / name, frame, params, name, finest_exponent=-20).model() for name in names}
+    models = {federate(tmp_path / name, frame, params, name, finest_exponent=-20).model() for name in BUILT_IN}
     assert len(models) == 1
 
 
@@ -263,7 +263,7 @@ def test_bfv_equals_central_exactly_when_the_base_score_is_given(tmp_path, make)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
+@pytest.mark.parametrize("profile", [name for name in BUILT_IN if name != "plain"])
 @pytest.mark.parametrize("name", ["credit2", "missing"])
 def test_large_sets_equal_central(tmp_path, name, profile):
     if name == "credit2":

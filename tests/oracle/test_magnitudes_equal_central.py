@@ -15,13 +15,13 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import BUILT_IN
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 NAMES = [f"x{i}" for i in range(6)]
 BOUNDS = {name: [-3.0, 3.0] for name in NAMES}
 TREE = {"max_depth": 4, "max_bin": 32}
 ROUNDS = 4
-PROFILES = ["plain", "masks", "bfv", "ckks"]
 SCALES = [1e-6, 1e-3, 1.0, 1e3, 1e6, 1e9]
 
 
@@ -77,7 +77,7 @@ def check(folder: Path, frame: pd.DataFrame, params: dict, profile: str, weight:
         assert metrics["train-rmse"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", BUILT_IN)
 def test_an_income_column_as_label(tmp_path, profile):
     check(tmp_path, incomes(600), {"objective": "reg:squarederror", "eval_metric": ["mae", "rmse"]}, profile)
 
@@ -122,7 +122,7 @@ def test_weights_too_unlike_for_exact_leaves_are_refused_at_all_sites_alike(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", BUILT_IN)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("objective", ["reg:squarederror", "count:poisson", "reg:gamma", "reg:tweedie"])
 def test_labels_over_fifteen_orders_of_magnitude(tmp_path, objective, scale, profile):
@@ -131,7 +131,7 @@ def test_labels_over_fifteen_orders_of_magnitude(tmp_path, objective, scale, pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", BUILT_IN)
 @pytest.mark.parametrize(("low", "high"), [(1e-6, 2e-6), (1e-3, 1e3), (1e-6, 1e6), (1e6, 2e6)])
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
 def test_weights_of_any_size(tmp_path, objective, low, high, profile):

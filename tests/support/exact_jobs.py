@@ -11,6 +11,7 @@ import pandas as pd
 
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation
@@ -59,7 +60,7 @@ def texts(outcomes: dict) -> dict[str, str]:
 
 def place_of(folder: Path, site: str = "site-1", **changes: object) -> SiteContext:
     document: dict[str, Any] = {
-        "allowed_profiles": ["plain", "masks", "bfv", "ckks", "paillier", "dp_local"],
+        "allowed_profiles": [*BUILT_IN, "paillier", "dp_local"],
         "unsigned_sessions": True,
         "registry": "registry",
         "ledgers": "ledgers",

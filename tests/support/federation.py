@@ -20,6 +20,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
@@ -332,7 +333,7 @@ class Federation(Parties):
 
     first_policy: ClassVar[dict[str, Any]] = {
         **Parties.first_policy,
-        "allowed_profiles": ["plain", "masks", "bfv", "ckks"],
+        "allowed_profiles": [*BUILT_IN],
         "consents": {
             "plain_profile": True,
             "exact_cuts": True,

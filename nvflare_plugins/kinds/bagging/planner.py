@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.base.formatting import human_bytes
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.bagging.model import message_bytes
+from nvflare_plugins.site.profiles import THREAT_MODELS
 
 
 def plan(request: PlanRequest, job: BaggingJob) -> Plan:

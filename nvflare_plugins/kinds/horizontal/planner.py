@@ -9,7 +9,6 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Network, Plan, PlanRequest, process_memory_bytes
 from nvflare_plugins.base.formatting import human_bytes, human_seconds, table_lines
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.training import check_histograms
 from nvflare_plugins.pooled.plan import (
@@ -24,6 +23,7 @@ from nvflare_plugins.pooled.plan import (
     workload_of_job,
 )
 from nvflare_plugins.pooled.processors import BUILT_IN
+from nvflare_plugins.site.profiles import THREAT_MODELS
 
 
 def plan(request: PlanRequest, job: HorizontalJob | None) -> Plan:

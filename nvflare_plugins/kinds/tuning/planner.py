@@ -7,7 +7,6 @@ import dataclasses
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Network, Plan, PlanRequest, process_memory_bytes
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
 from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.pooled.plan import (
@@ -22,6 +21,7 @@ from nvflare_plugins.pooled.plan import (
     workload_of_job,
 )
 from nvflare_plugins.pooled.row_floors import N_COUNTS
+from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.parameters import check_parameters
 

@@ -30,7 +30,7 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.data.declaration import Delta, Epsilon
-from nvflare_plugins.site.policy_values import REMOVED_PROFILES
+from nvflare_plugins.site.profiles import REMOVED_PROFILES
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
 # What a vertical job says. Where the data lie and what is allowed, each site's own policy says.

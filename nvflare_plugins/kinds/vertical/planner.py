@@ -40,6 +40,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, che
 from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
 from nvflare_plugins.kinds.vertical.schemes import ElGamalTerms, HistogramMaker, elgamal_owner
+from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # What the preset noised adds to the sums of each passive party, from the job and public numbers alone.
@@ -212,7 +213,7 @@ _ASSUMED = (
 # machine with the same cryptography that a job uses, on a small table.
 
 
-PLANNED = (VerticalProfile.PAILLIER.value, VerticalProfile.ELGAMAL.value)
+PLANNED = profiles_of(Family.VERTICAL)
 _SAMPLE_ROWS = 4_096
 _SAMPLE_FEATURES = 8
 _SAMPLE_BINS = 64

@@ -12,7 +12,6 @@ import pytest
 
 from nvflare_plugins.cli import sites, training
 from nvflare_plugins.cli.main import COMMANDS, main, parse
-from nvflare_plugins.evidence.threat_model import HORIZONTAL
 from nvflare_plugins.site.flare_boundary import EXTRAS
 from nvflare_plugins.xgb.cuts import CutMode
 
@@ -114,7 +113,6 @@ def test_every_command_prints_json(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_choices_that_are_written_out_are_those_there_are() -> None:
-    assert training.HORIZONTAL_PROFILES == HORIZONTAL
     assert tuple(mode.value for mode in CutMode) == training.CUT_MODES
     assert tuple(EXTRAS) == sites.FLARE_EXTRAS
 

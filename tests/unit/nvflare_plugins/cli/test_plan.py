@@ -15,7 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Network
 from nvflare_plugins.attempt.session import open_session
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.evidence.threat_model import HORIZONTAL, leakage_class
+from nvflare_plugins.evidence.threat_model import leakage_class
 from nvflare_plugins.flare.kinds import KINDS, JobKind, read_job
 from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.horizontal.planner import assumptions, figures, render
@@ -39,6 +39,7 @@ from nvflare_plugins.pooled.plan import (
     setup_messages,
     workload_of_job,
 )
+from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
@@ -256,7 +257,7 @@ def test_what_a_session_brings_a_site_grows_with_the_sites(world):
     assert received["site-1"] < 600 * world + 1000, "more than in proportion to the sites"
 
 
-@pytest.mark.parametrize("profile", HORIZONTAL)
+@pytest.mark.parametrize("profile", BUILT_IN)
 def test_more_of_anything_never_costs_less(profile):
     rates = (Network(), TreeRate(1e-3, 1e-8), ProtectionRate(1e-8, 1e-9), 0)
     base = Workload(10_000, 10, 32, 4, 3, 5)
@@ -287,7 +288,7 @@ def test_leakage_class_names_who_opens_a_contribution():
     assert leakage_class("masks", 2) == "the other site (W = 2)"
 
 
-@pytest.mark.parametrize("profile", HORIZONTAL)
+@pytest.mark.parametrize("profile", BUILT_IN)
 def test_rates_are_measured(profile):
     rate = measure_protection(profile, 3)
     assert 0 < rate.site_s < 1e-3 and 0 <= rate.server_s < 1e-3

@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.evidence.format import Protection
-from nvflare_plugins.evidence.threat_model import (
-    ALIGNMENT,
-    BAGGING,
-    CODEC_PROTECTION,
-    HORIZONTAL,
-    INFERENCE,
-    PRIVATE,
+from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, markdown_table, notes_for, protection_text
+from nvflare_plugins.pooled.processors import BUILT_IN
+from nvflare_plugins.site.profiles import (
+    DEFAULT_PROFILES,
+    PROFILES,
+    REMOVED_PROFILES,
     THREAT_MODELS,
-    VERTICAL,
+    Family,
     Statement,
-    markdown_table,
-    notes_for,
-    protection_text,
+    profiles_of,
 )
-from nvflare_plugins.site.policy_values import PROFILES, REMOVED_PROFILES
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
 
@@ -31,9 +27,10 @@ SECURITY = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
-    assert set(PROFILES) == {*HORIZONTAL, *VERTICAL, *PRIVATE}
-    assert set(THREAT_MODELS) == {*PROFILES, *REMOVED_PROFILES, *ALIGNMENT, *INFERENCE, *BAGGING}
-    assert set(HORIZONTAL) == {profile.value for profile in Profile}
+    chosen = [name for family in ("HORIZONTAL", "VERTICAL", "PRIVATE") for name in profiles_of(Family[family])]
+    assert list(PROFILES) == chosen and set(DEFAULT_PROFILES) < set(PROFILES)
+    assert set(profiles_of(Family.HORIZONTAL)) == {profile.value for profile in Profile} == set(BUILT_IN)
+    assert REMOVED_PROFILES == {"okamoto_uchiyama": "elgamal"} and "okamoto_uchiyama" in THREAT_MODELS
     own = {"plain": {"PLAIN", "PLAIN_32"}, "masks": {"MASKED_32"}, "bfv": {"BFV"}, "ckks": {"CKKS"}}
     for profile, model in THREAT_MODELS.items():
         assert model.profile == profile
@@ -49,7 +46,8 @@ def test_gradients_need_the_scheme_that_the_profile_names():
     assert needed["okamoto_uchiyama"] == Protection.OKAMOTO_UCHIYAMA.name
     assert needed["elgamal"] == Protection.ELGAMAL.name
     assert needed["plain"] == Protection.CLEAR.name
-    assert all(needed[profile] is None for profile in ("masks", "bfv", "ckks", *PRIVATE, *ALIGNMENT, *INFERENCE))
+    of_others = [name for name, one in THREAT_MODELS.items() if one.family is not Family.VERTICAL and name != "plain"]
+    assert len(of_others) > 8 and all(needed[profile] is None for profile in of_others)
 
 
 @pytest.mark.parametrize("profile", sorted(set(PROFILES) - {"plain"}))
@@ -61,7 +59,7 @@ def test_every_codec_is_explained():
     assert set(CODEC_PROTECTION) == {codec.name for codec in Codec}
 
 
-@pytest.mark.parametrize("profile", PRIVATE)
+@pytest.mark.parametrize("profile", profiles_of(Family.PRIVATE))
 def test_noise_is_named_beside_the_masks_and_a_trusted_server_as_one_that_reads(profile: str) -> None:
     """The table said of private jobs what it says of masks alone, and of a trusted server that it sees no sum."""
     text = protection_text(profile, "NODE_STATS", "MASKED", True)
@@ -74,7 +72,10 @@ def test_noise_is_named_beside_the_masks_and_a_trusted_server_as_one_that_reads(
     assert protection_text(profile, "?", "OTHER", True) == "UNKNOWN"
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT + INFERENCE])
+FAMILIES = [profiles_of(family) for family in Family]
+
+
+@pytest.mark.parametrize("profiles", [*FAMILIES, profiles_of(Family.ALIGNMENT) + profiles_of(Family.INFERENCE)])
 def test_markdown_holds_every_cell_once(profiles):
     """A cell, or its start, that an earlier column says is named by that column."""
     lines = [line.strip("| ").split(" | ") for line in markdown_table(profiles).splitlines()]
@@ -89,7 +90,7 @@ def test_markdown_holds_every_cell_once(profiles):
         assert len(set(own)) == len(own)
 
 
-@pytest.mark.parametrize("profiles", [HORIZONTAL, VERTICAL, PRIVATE, ALIGNMENT, INFERENCE, BAGGING])
+@pytest.mark.parametrize("profiles", FAMILIES)
 def test_pages_on_security_hold_the_same_tables(profiles):
     assert markdown_table(profiles) in SECURITY
 

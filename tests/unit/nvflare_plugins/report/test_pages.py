@@ -23,7 +23,6 @@ from nvflare_plugins.dossier.attacks import Attacked, AttackReport, Bound, Estim
 from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.evidence.threat_model import Statement
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.pages.model_charts import RowFigures, ScoreCounts, beeswarm, class_figures, waterfall
@@ -42,6 +41,7 @@ from nvflare_plugins.pages.run_record import (
     Spending,
     TrafficRow,
 )
+from nvflare_plugins.site.profiles import Statement
 from tests.support.evidence_attempts import Attempt
 
 HOSTILE = (

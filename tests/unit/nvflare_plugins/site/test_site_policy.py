@@ -14,7 +14,8 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.site.policy import SitePolicy, template
-from nvflare_plugins.site.policy_values import ARITHMETIC, PROFILES, Consents, Floors, JobTerms, noting_consents
+from nvflare_plugins.site.policy_values import ARITHMETIC, Consents, Floors, JobTerms, noting_consents
+from nvflare_plugins.site.profiles import PROFILES
 
 SITES = ("site-1", "site-2", "site-3")
 JOB = JobTerms(profile="masks", data_set="credit")

@@ -12,7 +12,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main, parse
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR, GUARD, TRACKING_RECEIVER, Role, gaps, granted
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_values import DEFAULT_PROFILES
+from nvflare_plugins.site.profiles import DEFAULT_PROFILES
 from nvflare_plugins.site.setup import SetupOptions, set_up, warnings_of, workspaces
 
 AT_SERVER = [CONTROLLER, TRACKING_RECEIVER]
