@@ -83,6 +83,15 @@ class Axis:
     width: int = WIDTH
 
 
+Mark = dict[str, Any]
+"""What the macro ``drawing`` puts where it says: a line, text, circle, path or rect (templates/figures.svg)."""
+
+
+def text_mark(x: float, y: float, text: str, anchor: str, style: str) -> Mark:
+    """Return a text of a drawing. Args: anchor: start, middle or end; style: its class."""
+    return {"kind": "text", "x": x, "y": y, "text": text, "anchor": anchor, "class": style}
+
+
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return round numbers from ``low`` to ``high``, both included in the span; at least two."""
     if not high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
@@ -186,7 +195,7 @@ def _bars(
     drawn = [
         {
             "hint": bar.hint or f"{bar.label}: {bar.text}",
-            "label": bar.label if len(bar.label) <= most else bar.label[: most - 1] + "\u2026",
+            "label": shortened(bar.label, most),
             "text": bar.text,
             "top": 4 + i * row + (row - 16) // 2,
             "base": 4 + i * row + 2 * row // 3,
@@ -198,18 +207,36 @@ def _bars(
     return figure("bars", width=WIDTH, height=height, name=name, axis=axis, label_at=label_at, bars=drawn)
 
 
-def points_chart(points: Sequence[Point], x: str, y_label: str, *, is_log: bool = False, height: int = 260) -> str:
-    """Draw points with their spreads. Args: is_log: the x axis is logarithmic; all x are above 0 then."""
+def points_chart(
+    points: Sequence[Point],
+    x: str,
+    y_label: str,
+    *,
+    is_log: bool = False,
+    names: Sequence[str] = (),
+    width: int = WIDTH,
+) -> str:
+    """Draw points with their spreads.
+
+    Args:
+        is_log: the x axis is logarithmic; all x are above 0 then.
+        names: of the places 0, 1, ... on the x axis, where these are no numbers.
+    """
     place = math.log10 if is_log else float
     xs = [place(point.x) for point in points]
     ys = [y for point in points for y in (point.y - point.spread, point.y + point.spread)]
     y_ticks, room = ticks(min(ys), max(ys)), 0.04 * (max(xs) - min(xs)) or 0.5
-    scale = _Scale(min(xs) - room, max(xs) + room, y_ticks[0], y_ticks[-1], height)
+    scale = _Scale(min(xs) - room, max(xs) + room, y_ticks[0], y_ticks[-1], 260, width)
     values = (
-        _decades(points) if is_log else [value for value in ticks(min(xs), max(xs), 9) if min(xs) <= value <= max(xs)]
+        _decades(points)
+        if is_log
+        else [one for one in ticks(min(xs), max(xs), width // 84) if min(xs) <= one <= max(xs)]
     )
     frame = _frame(scale, [], y_ticks, x, y_label)
     frame["columns"] = [(scale.x(place(value)), number(value)) for value in values]
+    if names:
+        most = max(int((width - _LEFT) / len(names) / 7), 4)
+        frame["columns"] = [(scale.x(at), shortened(name, most)) for at, name in enumerate(names)]
     drawn = []
     for point, at in zip(points, map(scale.x, xs), strict=True):
         ends = (at, scale.y(point.y - point.spread), at, scale.y(point.y + point.spread))
@@ -287,6 +314,11 @@ def in_light_colours(markup: str) -> str:
     style = environment().get_template("style.css").render()
     light = dict(re.findall(r"--([\w-]+):(#\w+)", style.partition("@media")[0]))
     return re.sub(r"var\(--([\w-]+)\)", lambda name: light.get(name[1], name[0]), markup)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text that fits: its beginning, if it is longer than ``most`` characters."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
 
 
 def legend(entries: Sequence[tuple[str, int]]) -> str:

@@ -16,7 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.pages.charts import HALF, WIDTH, Axis, Line, Point, line_chart, shares_chart, ticks
+from nvflare_plugins.pages.charts import (
+    HALF,
+    WIDTH,
+    Axis,
+    Line,
+    Mark,
+    Point,
+    line_chart,
+    shares_chart,
+    shortened,
+    text_mark,
+    ticks,
+)
 from nvflare_plugins.pages.render import figure
 from nvflare_plugins.xgb.model_json import category_sets
 
@@ -149,7 +161,7 @@ def beeswarm(names: Sequence[str], contributions: Floats, values: Floats, catego
     lanes = _Lanes(float(shap[:, order].min()), float(shap[:, order].max()), len(order))
     for lane, feature in enumerate(order):
         middle = _LANE * (lane + 0.5)
-        lanes.text(_LEFT - 12, middle + 4, _short(names[feature]), "end", "label")
+        lanes.marks.append(text_mark(_LEFT - 12, middle + 4, shortened(names[feature], 24), "end", "label"))
         taken: dict[int, int] = {}
         for value, of_row, rank in zip(values[:, feature], shap[:, feature], _ranks(values[:, feature]), strict=True):
             x = lanes.x(float(of_row))
@@ -174,8 +186,8 @@ def waterfall(
     shown, rest = order[: _MOST_FEATURES - 1], order[_MOST_FEATURES - 1 :]
     steps = []
     for one in reversed(shown):
-        value = _short(_value(values[one], categories.get(names[one])), 12)
-        steps.append((f"{_short(names[one], 16)} = {value}", float(contributions[one])))
+        value = shortened(_value(values[one], categories.get(names[one])), 12)
+        steps.append((f"{shortened(names[one], 16)} = {value}", float(contributions[one])))
     if rest:
         steps.insert(0, (f"{len(rest)} other features", float(contributions[rest].sum())))
     sums = np.cumsum([bias, *(step for _, step in steps)])
@@ -194,9 +206,13 @@ def waterfall(
                 "hint": f"{label}: {step:+.4g}, from {number(float(before))} to {number(float(after))}",
             }
         )
-        lanes.text(_LEFT - 12, top + 19, label, "end", "label")
+        lanes.marks.append(text_mark(_LEFT - 12, top + 19, label, "end", "label"))
         is_last = right + 52 > WIDTH
-        lanes.text(left - 5 if is_last else right + 5, top + 19, f"{step:+.3g}", "end" if is_last else "start", "value")
+        lanes.marks.append(
+            text_mark(
+                left - 5 if is_last else right + 5, top + 19, f"{step:+.3g}", "end" if is_last else "start", "value"
+            )
+        )
     return lanes.drawn("SHAP values of one row")
 
 
@@ -206,18 +222,15 @@ class _Lanes:
     def __init__(self, low: float, high: float, n: int) -> None:
         values = ticks(low, high, 7)
         self._low, self._high, self._bottom = values[0], values[-1], _LANE * n + 4
-        self.marks: list[dict[str, Any]] = []
+        self.marks: list[Mark] = []
         for value in values:
             x = self.x(value)
             style = "axis" if value == 0 else "grid"
             self.marks.append({"kind": "line", "ends": (x, 0, x, self._bottom), "class": style})
-            self.text(x, self._bottom + 16, number(value), "middle", "tick")
+            self.marks.append(text_mark(x, self._bottom + 16, number(value), "middle", "tick"))
 
     def x(self, value: float) -> float:
         return _LEFT + (value - self._low) / (self._high - self._low) * (WIDTH - _LEFT - _RIGHT)
-
-    def text(self, x: float, y: float, text: str, anchor: str, style: str) -> None:
-        self.marks.append({"kind": "text", "x": x, "y": y, "text": text, "anchor": anchor, "class": style})
 
     def drawn(self, name: str) -> str:
         return figure("drawing", width=WIDTH, height=self._bottom + 24, name=name, marks=self.marks)
@@ -236,10 +249,6 @@ def _value(value: float, categories: Sequence[str] | None = None) -> str:
     return number(float(value)) if categories is None else categories[int(value)]
 
 
-def _short(text: str, most: int = 24) -> str:
-    return text if len(text) <= most else text[: most - 1] + "\u2026"
-
-
 # -- a tree -----------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +259,7 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
         names: of the features.
         categories: name -> its public list.
     """
-    marks: list[dict[str, Any]] = []
+    marks: list[Mark] = []
     left, right = tree["left_children"], tree["right_children"]
 
     def draw(node: int, low: float, high: float, depth: int) -> float:
@@ -262,7 +271,7 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
             for end, answer in zip(ends, ("yes", "no"), strict=True):
                 marks.insert(0, {"kind": "line", "ends": (middle, y, end, y + _LEVEL), "class": "axis"})
                 if depth < 2:
-                    marks.append(_label((middle + end) / 2, y + _LEVEL / 2, answer, "tick"))
+                    marks.append(text_mark((middle + end) / 2, y + _LEVEL / 2, answer, "middle", "tick halo"))
         text = number(tree["split_conditions"][node]) if is_leaf else _question(tree, node, names, categories)
         most = int((high - low) / 7.2)
         marks.append(
@@ -276,7 +285,7 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
                 "hint": f"leaf: {text}" if is_leaf else text,
             }
         )
-        marks.append(_label(middle, y + 4, _short(text, most), "label"))
+        marks.append(text_mark(middle, y + 4, shortened(text, most), "middle", "label"))
         return middle
 
     def depth_of(node: int, depth: int = 0) -> int:
@@ -286,10 +295,6 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
 
     draw(0, 0, WIDTH, 0)
     return figure("drawing", width=WIDTH, height=40 + _LEVEL * depth_of(0), name="the first tree", marks=marks)
-
-
-def _label(x: float, y: float, text: str, style: str) -> dict[str, Any]:
-    return {"kind": "text", "x": x, "y": y, "text": text, "anchor": "middle", "class": style}
 
 
 def _question(tree: Mapping[str, Any], node: int, names: Sequence[str], categories: Lists) -> str:

@@ -1,4 +1,6 @@
-"""The page of a tuning, ``tuning.html``: mean and spread over the folds for each trial, and by each parameter.
+"""The page of a tuning, ``tuning.html``: all trials side by side, what their parameters matter, and each of them.
+
+It is written after each trial and reloads itself until the last one.
 
 Privacy: everything on it is pooled metrics, which all sites have.
 """
@@ -6,15 +8,27 @@ Privacy: everything on it is pooled metrics, which all sites have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.pages.charts import Point, points_chart
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.charts import (
+    HALF,
+    WIDTH,
+    Bar,
+    Mark,
+    Point,
+    horizontal_bars,
+    points_chart,
+    shortened,
+    text_mark,
+)
+from nvflare_plugins.pages.render import figure, page
 
 PAGE = "tuning.html"
-_MOST_ROWS = 200
+_MOST_ROWS, _MOST_AXES = 200, 7
 _BEST, _OTHER = 3, 1
 _LOG_SPAN = 20.0  # from the smallest to the largest value: beyond it the axis is logarithmic
 
@@ -39,9 +53,12 @@ class TunedTrial:
     @property
     def text(self) -> str:
         """The parameters, for people."""
-        return ", ".join(
-            f"{name} {value if isinstance(value, str) else number(value)}" for name, value in self.parameters
-        )
+        return ", ".join(f"{name} {_text(value)}" for name, value in self.parameters)
+
+    @property
+    def hint(self) -> str:
+        """What a pointer at the trial shows."""
+        return f"trial {self.number}: {number(self.mean)}, spread {number(self.spread)} ({self.text})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,8 @@ class TuningFacts:
     Attributes:
         trials: the best first; those whose score is no number last.
         script: the text of train_best.py.
+        n_trials: how many there will be.
+        now: when the page was written, in UTC, for people.
     """
 
     job_id: str
@@ -62,41 +81,132 @@ class TuningFacts:
     n_folds: int
     trials: tuple[TunedTrial, ...]
     script: str
+    n_trials: int
+    now: str
 
 
 def build_page(facts: TuningFacts) -> str:
     """Return ``tuning.html``."""
-    points = [_point(facts, one, one.number) for one in _drawn(facts)]
+    drawn = [one for one in facts.trials if math.isfinite(one.mean)]
+    axes = [axis for axis in (_axis_of(name, drawn) for name in _names(drawn)) if axis is not None]
+    importance = sorted(((_importance(axis, drawn), axis) for axis in axes), key=lambda one: -one[0])
+    points = [_point(one, one.number, is_best=one is facts.trials[0]) for one in drawn]
     return page(
         "tuning.html",
         facts=facts,
+        is_running=len(facts.trials) < facts.n_trials,
         by_trial=points_chart(points, "trial", facts.metric) if points else "",
-        by_parameter=list(_by_parameter(facts)),
-        names=list(dict.fromkeys(name for one in facts.trials for name, _ in one.parameters)),
+        parallel=_parallel(facts, drawn, [axis for _, axis in importance[:_MOST_AXES]]) if axes else "",
+        importance=horizontal_bars([Bar(axis.name, value, f"{100 * value:.0f} %") for value, axis in importance]),
+        by_parameter=[(axis.name, _by_parameter(facts, drawn, axis)) for _, axis in importance],
+        names=_names(facts.trials),
         most_rows=_MOST_ROWS,
     )
 
 
-def _drawn(facts: TuningFacts) -> list[TunedTrial]:
-    return [one for one in facts.trials if math.isfinite(one.mean)]
+def _names(trials: Iterable[TunedTrial]) -> list[str]:
+    return list(dict.fromkeys(name for one in trials for name, _ in one.parameters))
 
 
-def _point(facts: TuningFacts, one: TunedTrial, x: float) -> Point:
-    name = f"trial {one.number}: {number(one.mean)}, spread {number(one.spread)} ({one.text})"
-    spread = 0.0 if math.isnan(one.spread) else one.spread
-    return Point(name, x, one.mean, spread, _BEST if one is facts.trials[0] else _OTHER)
+@dataclass(frozen=True, slots=True)
+class _ParameterAxis:
+    """Where values of a parameter lie: numbers from low to high, texts one after the other.
+
+    Attributes:
+        texts: the values, where some are texts; empty for numbers.
+    """
+
+    name: str
+    low: float
+    high: float
+    is_log: bool = False
+    texts: tuple[str, ...] = ()
+
+    def of(self, one: TunedTrial) -> float | None:
+        """Return the trial's value as a number, a text's as its place; None where it gives none."""
+        value = dict(one.parameters).get(self.name)
+        if value is None:
+            return None
+        return float(self.texts.index(_text(value))) if self.texts else float(value)
+
+    def share(self, value: float) -> float:
+        """Return where a number lies between the lowest, 0, and the highest, 1."""
+        scaled = [math.log(x) if self.is_log else x for x in (self.low, value, self.high)]
+        return (scaled[1] - scaled[0]) / (scaled[2] - scaled[0])
 
 
-def _by_parameter(facts: TuningFacts) -> Iterator[tuple[str, str]]:
-    shown = _drawn(facts)
-    for name in dict.fromkeys(name for one in shown for name, _ in one.parameters):
-        pairs = [(one, dict(one.parameters).get(name)) for one in shown]
-        numbers = [(one, float(value)) for one, value in pairs if value is not None and not isinstance(value, str)]
-        values = {value for _, value in numbers}
-        if len(numbers) < len([value for _, value in pairs if value is not None]) or len(values) < 2:
-            continue
-        is_log = min(values) > 0 and max(values) / min(values) >= _LOG_SPAN
-        yield (
-            name,
-            points_chart([_point(facts, one, value) for one, value in numbers], name, facts.metric, is_log=is_log),
-        )
+def _axis_of(name: str, trials: Sequence[TunedTrial]) -> _ParameterAxis | None:
+    """Return the axis of a parameter; None for one that does not change."""
+    values = {value for one in trials for key, value in one.parameters if key == name}
+    if len(values) < 2:
+        return None
+    if any(isinstance(value, str) for value in values):
+        return _ParameterAxis(name, 0.0, len(values) - 1.0, texts=tuple(sorted(map(_text, values))))
+    low, high = min(map(float, values)), max(map(float, values))
+    return _ParameterAxis(name, low, high, low > 0 and high / low >= _LOG_SPAN)
+
+
+def _text(value: str | float) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def _importance(axis: _ParameterAxis, trials: Sequence[TunedTrial]) -> float:
+    """Return the share of the scores' variance that goes with a parameter alone, less what chance would give.
+
+    This is epsilon squared (Kelley, 1935) over its values, numbers in at most four groups of as many trials.
+    """
+    pairs = [(axis.of(one), one.mean) for one in trials]
+    places, scores = (np.array(one, dtype=float) for one in zip(*pairs, strict=True))  # None becomes NaN
+    edges = np.unique(np.nanquantile(places, (0.25, 0.5, 0.75))) if not axis.texts else np.arange(len(axis.texts))
+    groups = np.where(np.isnan(places), -1, np.searchsorted(edges, places))
+    found, sizes = np.unique(groups, return_counts=True)
+    total, n = float(((scores - scores.mean()) ** 2).sum()), len(scores)
+    if len(found) < 2 or n <= len(found) or total == 0:
+        return 0.0
+    between = sum(
+        size * (scores[groups == group].mean() - scores.mean()) ** 2 for group, size in zip(found, sizes, strict=True)
+    )
+    return max(0.0, float((between - (len(found) - 1) * (total - between) / (n - len(found))) / total))
+
+
+def _point(one: TunedTrial, x: float, *, is_best: bool) -> Point:
+    return Point(one.hint, x, one.mean, 0.0 if math.isnan(one.spread) else one.spread, _BEST if is_best else _OTHER)
+
+
+def _by_parameter(facts: TuningFacts, trials: Sequence[TunedTrial], axis: _ParameterAxis) -> str:
+    given = [(one, axis.of(one)) for one in trials]
+    points = [_point(one, x, is_best=one is facts.trials[0]) for one, x in given if x is not None]
+    return points_chart(points, axis.name, facts.metric, is_log=axis.is_log, names=axis.texts, width=HALF)
+
+
+def _parallel(facts: TuningFacts, trials: Sequence[TunedTrial], axes: Sequence[_ParameterAxis]) -> str:
+    """Draw a line for each trial through its parameters to its score, the best one last and green."""
+    marks: list[Mark] = []
+    top, bottom, step = 44, 290, (WIDTH - 130) / len(axes)
+    scores, most = [one.mean for one in trials], max(int(step / 7.5), 6)
+    score = _ParameterAxis(facts.metric, min(scores), max(scores) if max(scores) > min(scores) else min(scores) + 1)
+
+    def height(axis: _ParameterAxis, value: float) -> float:
+        return bottom - axis.share(value) * (bottom - top)
+
+    for place, axis in enumerate((*axes, score)):
+        x = 50 + step * place
+        marks.append({"kind": "line", "ends": (x, top, x, bottom), "class": "axis"})
+        marks.append(text_mark(x, top - 22, shortened(axis.name, most), "middle", "label"))
+        ends = [(float(n), text) for n, text in enumerate(axis.texts)] or [
+            (v, number(v)) for v in (axis.low, axis.high)
+        ]
+        for value, text in ends:
+            marks.append(text_mark(x + 5, height(axis, value) + 4, shortened(text, most), "start", "tick halo"))
+    lines = []
+    for rank, one in enumerate(trials):  # the best first
+        values = [(50 + step * place, axis, axis.of(one)) for place, axis in enumerate(axes)]
+        path = [(x, height(axis, value)) for x, axis, value in values if value is not None]
+        path.append((50 + step * len(axes), height(score, one.mean)))
+        share = 100 * (1 - rank / max(len(trials) - 1, 1))
+        is_best = one is facts.trials[0]
+        stroke = "var(--c3)" if is_best else f"color-mix(in srgb, var(--c1) {share:.0f}%, var(--c6))"
+        style = "line" if is_best else "faint"
+        lines.append({"kind": "path", "class": style, "stroke": stroke, "path": path, "hint": one.hint})
+    name = "trials in parallel coordinates"
+    return figure("drawing", width=WIDTH, height=310, name=name, marks=[*reversed(lines), *marks])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pprint
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from nvflare_plugins.base.files import inert_csv
+from nvflare_plugins.base.files import inert_csv, write_atomically
 from nvflare_plugins.base.formatting import number
 from nvflare_plugins.kinds.tuning.job import Trial, Tuned
 from nvflare_plugins.pages.run_record import ReportSection
-from nvflare_plugins.pages.tuning_page import TunedTrial, TuningFacts
+from nvflare_plugins.pages.tuning_page import PAGE, TunedTrial, TuningFacts, build_page
 from nvflare_plugins.wire.envelope import is_larger_better
 
 # What a tuning found: scores of every trial on every fold, as JSON, as CSV, and as a script that trains the best.
@@ -180,8 +183,10 @@ def _python(value: Any) -> str:
 _MOST_ROWS = 50
 
 
-def facts_of(result: TuningResult, job: Tuned, job_id: str, n_sites: int, features: Sequence[str]) -> TuningFacts:
-    """Return what the page shows."""
+def facts_of(
+    result: TuningResult, job: Tuned, job_id: str, n_sites: int, features: Sequence[str], n_trials: int
+) -> TuningFacts:
+    """Return what the page shows. Args: n_trials: how many there will be."""
     trials = tuple(
         TunedTrial(
             one.number,
@@ -203,7 +208,27 @@ def facts_of(result: TuningResult, job: Tuned, job_id: str, n_sites: int, featur
         job.folds,
         trials,
         result.script(job, job_id, features),
+        n_trials,
+        f"{datetime.now(UTC):%H:%M:%S}",
     )
+
+
+def show_so_far(folder: Path, facts: TuningFacts) -> None:
+    """Write the page while the tuning runs; where that cannot be, the tuning goes on without it."""
+    with contextlib.suppress(OSError):
+        write_atomically(folder / PAGE, build_page(facts).encode())
+
+
+def write_results(folder: Path, result: TuningResult, job: Tuned, facts: TuningFacts) -> None:
+    """Write scores, table, script and page into the run's folder."""
+    contents = {
+        FILE_NAME: json.dumps(result.document(job, facts.job_id), indent=1),
+        TABLE: result.table(),
+        SCRIPT: facts.script,
+        PAGE: build_page(facts),
+    }
+    for name, content in contents.items():
+        write_atomically(folder / name, content.encode())
 
 
 def section_of(facts: TuningFacts) -> ReportSection:

@@ -5,7 +5,6 @@ What the differences of these models show, and what the caps are for, stands in 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, Wanted
 from nvflare_plugins.attempt.worker_progress import watched
-from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import grown_document
@@ -35,18 +33,17 @@ from nvflare_plugins.kinds.tuning.folds import (
 )
 from nvflare_plugins.kinds.tuning.job import Trial, TuningJob, check_consent, in_trial
 from nvflare_plugins.kinds.tuning.result import (
-    FILE_NAME,
-    SCRIPT,
-    TABLE,
     FoldScore,
     TrialResult,
     TuningResult,
     facts_of,
     line_of,
     section_of,
+    show_so_far,
+    write_results,
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
-from nvflare_plugins.pages.tuning_page import PAGE, build_page
+from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
@@ -201,8 +198,9 @@ class TuningAttempt(PooledAttempt):
                     self._attempt.evidence.round(t * job.folds + f)
                     self._attempt.heads.mark()
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
-            best = TuningResult(metric, tuple(done)).best
-            self._attempt.progress.say(line_of(done[-1], len(trials), metric, best))
+            so_far = TuningResult(metric, tuple(done))
+            self._attempt.progress.say(line_of(done[-1], len(trials), metric, so_far.best))
+            show_so_far(self._attempt.folder.path, self._facts(so_far))
         return TuningResult(metric, tuple(done))
 
     def _by_xgboost(self, agreement: Agreement) -> _TrainFold:
@@ -249,17 +247,17 @@ class TuningAttempt(PooledAttempt):
         draws = self._draws_of(parameters, self._rows.table, self._context.sites)
         return None if draws is None else FoldDraws(draws, fold.chosen)
 
+    def _facts(self, result: TuningResult) -> TuningFacts:
+        names, n_trials = self._rows.table.feature_names, len(self._prepared.trials)
+        return facts_of(result, self._job, self._context.job_id, self._world, names, n_trials)
+
     # -- after training -----------------------------------------------------------------------------------------------
 
     def _finish(self, cuts: Cuts, result: TuningResult) -> JobResult:
         attempt, job, table = self._attempt, self._job, self._rows.table
         hmac = attempt.conclude(result.agreed(), "scores")
-        job_id, folder = attempt.context.job_id, attempt.folder.path
-        facts = facts_of(result, job, job_id, self._world, table.feature_names)
-        write_atomically(folder / FILE_NAME, json.dumps(result.document(job, job_id), indent=1).encode())
-        write_atomically(folder / TABLE, result.table().encode())
-        write_atomically(folder / SCRIPT, facts.script.encode())
-        write_atomically(folder / PAGE, build_page(facts).encode())
+        folder, facts = attempt.folder.path, self._facts(result)
+        write_results(folder, result, job, facts)
         attempt.all_have_written()
         self._reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
         best = result.best

@@ -29,19 +29,17 @@ from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS, fold_of_names, names_of
 from nvflare_plugins.kinds.tuning.job import Trial, check_consent, in_trial
 from nvflare_plugins.kinds.tuning.result import (
-    FILE_NAME,
-    SCRIPT,
-    TABLE,
     FoldScore,
     TrialResult,
     TuningResult,
     facts_of,
     line_of,
     section_of,
+    show_so_far,
+    write_results,
 )
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
@@ -53,7 +51,7 @@ from nvflare_plugins.kinds.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow
-from nvflare_plugins.pages.tuning_page import PAGE, build_page
+from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
@@ -183,17 +181,21 @@ class _Run:
                     _score_of(part, rows) if self._is_active else FoldScore(0.0, part.n_rounds, part.n_rounds)
                 )
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
-            self._say(done, metric)
+            self._say(TuningResult(metric, tuple(done)), data)
         return TuningResult(metric, tuple(done)), rounds
 
-    def _say(self, done: list[TrialResult], metric: str) -> None:
-        n_trials, say = len(self._prepared.trials), self._attempt.progress.say
+    def _say(self, so_far: TuningResult, data: PartyData) -> None:
+        last, n_trials, say = so_far.trials[-1], len(self._prepared.trials), self._attempt.progress.say
         if self._is_active:
-            say(line_of(done[-1], n_trials, metric, TuningResult(metric, tuple(done)).best))
+            say(line_of(last, n_trials, so_far.metric, so_far.best))
+            show_so_far(self._attempt.folder.path, self._facts(so_far, data))
         else:
-            say(
-                f"trial {done[-1].number} of {n_trials}: answered for {self._job.folds} folds, {done[-1].seconds:.1f} s"
-            )
+            say(f"trial {last.number} of {n_trials}: answered for {self._job.folds} folds, {last.seconds:.1f} s")
+
+    def _facts(self, result: TuningResult, data: PartyData) -> TuningFacts:
+        attempt, names = self._attempt, data.train.table.feature_names
+        n_trials = len(self._prepared.trials)
+        return facts_of(result, self._job, attempt.context.job_id, attempt.channel.world, names, n_trials)
 
     def _train(
         self, data: PartyData, trial: int, weights: NDArray[np.float32], reservations: Reservations
@@ -228,12 +230,8 @@ class _Run:
         sections: tuple[ReportSection, ...] = (_notes(job.active), *of_workers)
         message = "the scores are at the active party"
         if self._is_active:
-            job_id, folder = attempt.context.job_id, attempt.folder.path
-            facts = facts_of(result, job, job_id, attempt.channel.world, table.feature_names)
-            write_atomically(folder / FILE_NAME, json.dumps(result.document(job, job_id), indent=1).encode())
-            write_atomically(folder / TABLE, result.table().encode())
-            write_atomically(folder / SCRIPT, facts.script.encode())
-            write_atomically(folder / PAGE, build_page(facts).encode())
+            folder, facts = attempt.folder.path, self._facts(result, data)
+            write_results(folder, result, job, facts)
             sections = (section_of(facts), *sections)
             best = result.best
             message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"

@@ -234,13 +234,17 @@ def shifts_of(text: str) -> list[profile_page.Shift]:
     return [profile_page.Shift(f"{text} {n}", index, ((text, 0.5, 0.25),)) for n, index in enumerate((0.3, 0.2, 0.01))]
 
 
-def tuned(text: str) -> tuning_page.TuningFacts:
+def tuned(text: str, n_trials: int = 4) -> tuning_page.TuningFacts:
     trials = tuple(
-        tuning_page.TunedTrial(n, (("eta", 0.01 * 10**n), (text, float(n)), ("b", text)), 0.5, 0.1, (0.4, 0.6), 7)
+        tuning_page.TunedTrial(
+            n, (("eta", 0.01 * 10**n), (text, float(n)), ("b", f"{text} {n}")), 0.5 - n / 10, 0.1, (0.4, 0.6), 7
+        )
         for n in range(3)
     )
     failed = tuning_page.TunedTrial(3, ((text, 5.0),), float("nan"), float("nan"), (float("nan"),), 1)
-    return tuning_page.TuningFacts(text, text, text, text, True, 3, 2, (*trials, failed), f"first {text}\nsecond")
+    return tuning_page.TuningFacts(
+        text, text, text, text, True, 3, 2, (*trials, failed), f"first {text}\nsecond", n_trials, text
+    )
 
 
 def compared(text: str) -> local_page.Comparison:
@@ -293,6 +297,7 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         lambda text, folder: profile_page.build_local_page(text, profile_of(text), 10, shifts_of(text)),
     ),
     "tuning": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text))),
+    "tuning that runs": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text, 7))),
     "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
     "no attacks": ("attacks.html", lambda text, folder: attacks.build_page(AttackReport(text), text, text)),
     "dossier": ("dossier.html", cover_of),

@@ -17,11 +17,13 @@ from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
+from nvflare_plugins.kinds.tuning import site as tuning_site
 from nvflare_plugins.kinds.tuning.folds import TOO_FEW_IN_A_FOLD, fold_of_rows
 from nvflare_plugins.kinds.tuning.job import TuningJob
-from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult
+from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult, show_so_far
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pages.tuning_page import TuningFacts
 from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE
@@ -162,9 +164,17 @@ def test_what_xgboost_released_before_is_the_same_release_still(
     assert ["engine" in one for one in fields] == [False] * 3 + [True] * 3
 
 
-def test_results_record_and_evidence(tmp_path: Path) -> None:
+def test_results_record_and_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def show(folder: Path, facts: TuningFacts) -> None:
+        show_so_far(folder, facts)
+        seen.append((len(facts.trials), 'http-equiv="refresh"' in (folder / "tuning.html").read_text()))
+
+    monkeypatch.setattr(tuning_site, "show_so_far", show)
     parties = sites(tmp_path)
     succeed(parties.run(run_tuning_site, job(trials=TRIALS)))
+    assert sorted(seen) == [(1, True)] * 3 + [(2, False)] * 3, "the page is there after each trial"
     found = result_of(parties)
     lines = parties.said["site-2"]
     assert len(lines) == 2 and lines[1].startswith("trial 2 of 2: logloss ") and "best so far" in lines[1]
