@@ -56,8 +56,8 @@ def run(options: Options) -> int:
         given = {"names": options.names, "format": options.format}
         policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
         sets = [_data_set_of(options.where, {key: value for key, value in given.items() if value})]
-    results = [(one, survey(one, _use_of(job, options.label, policy.site))) for one in sets]
-    surveys = [(one, found, [*found.findings, *_floors(found, job, policy)]) for one, found in results]
+    results = [(one, survey(one, use_of(job, options.label, policy.site))) for one in sets]
+    surveys = [(one, found, [*found.findings, *floors(found, job, policy)]) for one, found in results]
     if options.json:
         print(json.dumps([_document(*one) for one in surveys], indent=2))
     else:
@@ -91,7 +91,7 @@ def _is_private(job: Any) -> bool:
     return is_private(str(getattr(job, "profile", "")))
 
 
-def _use_of(job: Any, label: str | None, site: str) -> Use:
+def use_of(job: Any, label: str | None, site: str) -> Use:
     """Return what a job, or a label alone, asks of the data set."""
     if job is None:
         return Use(label=label)
@@ -130,7 +130,7 @@ def _accepts(job: Any) -> Callable[[NDArray[np.float32]], NDArray[np.bool_]] | N
     return objective_facts(params).accepts
 
 
-def _floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
+def floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
     """Yield what is the matter with the number of rows."""
     least = policy.min_effective_rows
     if 0 < found.n_rows < least and not _is_private(job):
@@ -157,13 +157,14 @@ def _lines(one: DataSet, found: Survey, findings: list[Finding], *, is_private: 
     for title, group in (("Problems", problems), ("Notes", notes)):
         if group:
             yield f"\n{title} (rows are counted from 1, without the header):"
-            yield from (f"  - {_sentence(finding)}" for finding in group)
+            yield from (f"  - {sentence(finding)}" for finding in group)
     if is_private and problems:
         yield "\nA private job is refused for no value: it repairs, or leaves out, each row by itself, without a word."
     yield from _draft(one, found.draft)
 
 
-def _sentence(finding: Finding) -> str:
+def sentence(finding: Finding) -> str:
+    """Return a finding in words, with its count and its first row."""
     where = []
     if finding.count is not None:
         where.append(str(finding.count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.api import FedJob
-from nvflare.recipe import PocEnv, Run, SimEnv
+from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
 from he_processors.errors import ConfigurationError
@@ -24,6 +25,7 @@ from nvflare_plugins.flare.executor import LONGEST_NAME, JobExecutor, is_job_nam
 from nvflare_plugins.flare.kinds import kind_of, kind_of_job
 from nvflare_plugins.kinds.vertical.job import Preset
 from nvflare_plugins.recipes.poc_env import VeilPocEnv
+from nvflare_plugins.recipes.run import Run, SitesRefused, reasons_of
 from nvflare_plugins.site.flare_boundary import check_references, check_set_up
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
@@ -86,6 +88,7 @@ class JobRecipe(Recipe):
         """Run the job as FLARE does; where sites would not be set up, it is refused before anything starts.
 
         Raises:
+            SitesRefused: the simulator's sites did not train; it has the reasons of all that said one.
             ConfigurationError: ``veilboost site-setup`` has not been run on the simulator's folder; or the environment
                 is FLARE's PocEnv, which provisions and starts without a set-up in between.
         """
@@ -103,8 +106,28 @@ class JobRecipe(Recipe):
                     "first"
                 )
             check_set_up(folder, str(folder))
+            env = self._with_names(env)
         ignore_settings_here()
-        return super().run(env, *args, **kwargs)
+        try:
+            job_id = super().run(env, *args, **kwargs).job_id
+        except RuntimeError as error:
+            reasons = reasons_of(Path(env.workspace_root) / self.name) if isinstance(env, SimEnv) else {}
+            if reasons:
+                raise SitesRefused(reasons) from error
+            raise
+        return Run(env, job_id, self.name, self.job)
+
+    def _with_names(self, env: SimEnv) -> SimEnv:
+        """Return an environment whose sites have the job's names: FLARE would call them site-1, site-2, ..."""
+        if self.sites is None or env.clients:
+            return env
+        if env.num_clients != len(self.sites):
+            raise ConfigurationError(
+                f"the job names {len(self.sites)} sites and SimEnv has num_clients={env.num_clients}: give it as many"
+            )
+        env = copy.copy(env)
+        env.clients = list(self.sites)
+        return env
 
 
 def _check_name(name: object) -> None:
