@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 # One thread a process, before anything loads OpenMP: the files of tests that run side by side are the parallelism, and
 # threads that wait for a core spin on it.
@@ -25,3 +28,12 @@ settings.register_profile("repeatable", derandomize=True, **_SLOW_MACHINES)
 settings.register_profile("thorough", derandomize=True, **_SLOW_MACHINES)  # and as many as tests.support.examples says
 settings.register_profile("explore", **_SLOW_MACHINES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# An installation maps this folder to its name; here it is the checkout's, whatever is installed.
+_VEILBOOST = Path(__file__).parents[1] / "nvflare_plugins" / "veilboost"
+_SPEC = importlib.util.spec_from_file_location(
+    "veilboost", _VEILBOOST / "__init__.py", submodule_search_locations=[str(_VEILBOOST)]
+)
+assert _SPEC is not None and _SPEC.loader is not None
+sys.modules["veilboost"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(sys.modules["veilboost"])

@@ -88,6 +88,32 @@ def test_every_folder_with_modules_is_a_package() -> None:
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
+def test_import_veilboost_has_one_name_and_is_quick() -> None:
+    import veilboost
+
+    assert Path(veilboost.__file__).parent == ROOT / "nvflare_plugins" / "veilboost"
+    assert {name for name in veilboost.__all__ if getattr(veilboost, name) is None} == set()
+    with pytest.raises(ImportError, match="one name"):
+        importlib.import_module("nvflare_plugins.veilboost")
+    code = (
+        "import importlib.util as u, sys\n"
+        f"spec = u.spec_from_file_location('veilboost', {str(veilboost.__file__)!r})\n"
+        "spec.loader.exec_module(u.module_from_spec(spec))\n"
+        "print([name for name in ('numpy', 'nvflare', 'nvflare_plugins', 'pandas', 'xgboost') if name in sys.modules])"
+    )
+    assert run(sys.executable, "-I", "-c", code, cwd=ROOT).strip() == "[]"
+
+
+def test_a_wheel_has_the_package_under_its_name_alone(tmp_path: Path) -> None:
+    code = (
+        "from setuptools import Distribution\ndist = Distribution()\ndist.parse_config_files()\n"
+        "print(dist.packages, dist.package_dir['veilboost'])"
+    )
+    said = run(sys.executable, "-c", code, cwd=ROOT)
+    assert "'veilboost'" in said and "nvflare_plugins.veilboost" not in said
+    assert said.strip().endswith("nvflare_plugins/veilboost") and "'nvflare_plugins.api'" in said
+
+
 def test_every_template_of_a_page_is_shipped() -> None:
     report = ROOT / "nvflare_plugins" / "pages"
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["nvflare_plugins.pages"]

@@ -1,0 +1,1 @@
+"""What stands behind ``import veilboost``: a federation of the caller's own tables in FLARE's simulator."""

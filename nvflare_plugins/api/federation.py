@@ -1,0 +1,483 @@
+"""A federation of the caller's own tables: every site a process of FLARE's simulator, with a policy and a reader."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from nvflare.recipe import SimEnv
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
+from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
+from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
+from nvflare_plugins.api.terms import SiteTable, Terms, common_terms, hinted, task
+from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
+from nvflare_plugins.base.formatting import counted
+from nvflare_plugins.cli.check import floors, use_of
+from nvflare_plugins.cli.main import parse
+from nvflare_plugins.cli.plan.command import plan_text
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.pages.render import page
+from nvflare_plugins.recipes import recipe as recipes
+from nvflare_plugins.recipes.recipe import JobRecipe, write_folder
+from nvflare_plugins.recipes.run import Run, SitesRefused
+from nvflare_plugins.site.policy import SitePolicy, policy_of_simulated
+from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
+from nvflare_plugins.site.setup import SetupOptions, check_place, set_up
+from nvflare_plugins.survey.survey import survey
+
+ROWS, HELD_OUT = "rows", "held_out"
+_FILE_KEYS = ("separator", "encoding", "rename", "format", "names")
+_UNUSABLE = ("no_file", "unreadable", "not_text", "empty", "header", "no_such_column", "encoding", "separator")
+"""Findings for which a private job is refused all the same."""
+
+
+class Simulator(SimEnv):
+    """FLARE's simulator with sites of these names, ended with the process that waits for it."""
+
+    def __init__(self, sites: Sequence[str], workspace_root: Path, *, progress: bool) -> None:
+        super().__init__(clients=list(sites), workspace_root=str(workspace_root))
+        self._progress = progress
+
+    def deploy(self, job: Any) -> str:
+        """Run a job to its end. Raises: RuntimeError: it failed; KeyboardInterrupt: nothing of it runs any more."""
+        workspace = Path(self.workspace_root) / job.name
+        sites = list(self.clients or ())
+        line = Progress(lambda: progress_line(workspace, sites))
+        with tempfile.TemporaryDirectory(prefix="veilboost-") as folder:
+            job.export_job(folder)
+            module = "nvflare.private.fed.app.simulator.simulator"
+            command = ["-m", module, str(Path(folder) / job.name), "-w", str(workspace)]
+            command += ["-c", ",".join(sites), "-t", str(len(sites))]
+            log = workspace.with_name("simulator.log")
+            try:
+                code = run_watched(command, log, line.show if self._progress else lambda: None)
+            finally:
+                line.end()
+        self.last_run_failed = code != 0
+        if self.last_run_failed:
+            raise RuntimeError(f"the simulation ended with exit code {code}; its log: {log}")
+        return str(job.name)
+
+
+class Check:
+    """What was found in the tables of all sites before a training; true if nothing stops it.
+
+    Attributes:
+        problems, notes: site -> sentences, with counts and names of columns, never a value of a row.
+        features, categories, label_classes, params: what a job would say.
+    """
+
+    def __init__(self, tables: Mapping[str, SiteTable], terms: Terms, problems: Mapping[str, list[str]]) -> None:
+        self.rows = {site: table.found.n_rows for site, table in tables.items()}
+        self.problems = {site: list(some) for site, some in problems.items() if some}
+        self.notes = {
+            site: [hinted(one) for one in table.found.findings if not one.is_problem] for site, table in tables.items()
+        }
+        self.features, self.categories, self.left_out = terms.features, terms.categories, terms.left_out
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __repr__(self) -> str:
+        lines = [f"{site}: {counted(n, 'row')}" for site, n in self.rows.items()]
+        for title, group in (("problem", self.problems), ("note", self.notes)):
+            lines += [f"{title} at {site}: {text}" for site, some in group.items() for text in some]
+        lines.append(f"features: {', '.join(self.features)}")
+        lines += [f"left out (ids, dates, free text): {', '.join(self.left_out)}"] if self.left_out else []
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return page("check.html", check=self)
+
+    def raise_problems(self) -> None:
+        """Raise all problems of all sites at once. Raises: SitesRefused."""
+        if self.problems:
+            raise SitesRefused(self.problems, "nothing was trained")
+
+
+class Federation:
+    """Sites on this machine, each a process of its own with its own table, reader and policy. Made by ``simulate``.
+
+    Privacy: all is the caller's own and stays in ``folder``, data frames for their owner alone. What a site would
+    refuse in production it refuses here, with its reasons shown.
+
+    Attributes:
+        sites: their names. folder: data, policies, what sites remember, and a workspace for each job.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, Source],
+        label: str,
+        *,
+        evaluation: Mapping[str, Source] | None = None,
+        holdout: float = 0.0,
+        consents: Sequence[str] = (),
+        budget: tuple[float, float] | None = None,
+        policy: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        self.sites = checked_names(list(sites))
+        if not isinstance(label, str) or not label:
+            raise ConfigurationError("label must be the name of a column")
+        if not 0 <= holdout < 1 or (holdout and evaluation is not None):
+            raise ConfigurationError("holdout must be a share from 0 to below 1, and stands in the place of evaluation")
+        if evaluation is not None and set(evaluation) != set(sites):
+            raise ConfigurationError("evaluation must have a table for each of the sites, and for no other")
+        self.label, self.budget, self.consents, self._policy = label, budget, tuple(consents), dict(policy or {})
+        place = Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S-%f}" if folder is None else Path(folder)
+        self.folder = place.expanduser().absolute()
+        check_place(self.folder)
+        make_folder(self.folder)
+        data = self.folder / "data"
+        self._readers = {ROWS: {site: reader_of(site, one, data, ROWS) for site, one in sites.items()}}
+        if evaluation is not None:
+            self._readers[HELD_OUT] = {s: reader_of(s, evaluation[s], data, HELD_OUT) for s in self.sites}
+        if holdout:
+            self._hold_out(holdout)
+
+    def __repr__(self) -> str:
+        return f"<Federation of {', '.join(self.sites)}; label {self.label!r}; {self.folder}>"
+
+    # -- before a training --------------------------------------------------------------------------------------------
+
+    def check(self, method: Method | None = None) -> Check:
+        """Look at all tables of all sites, as ``veilboost check`` does, and at what they have in common."""
+        return self._terms(method or Horizontal())[0]
+
+    def recipe(
+        self, method: Method | None = None, *, rounds: int = 10, profile: str | None = None, name: str = "train"
+    ) -> JobRecipe:
+        """Return the job that ``train`` runs; ``execute`` and ``export`` take it to a POC or to production.
+
+        Raises:
+            SitesRefused: tables that no reader makes equal, or that cannot be read.
+            ConfigurationError: what no site would accept.
+        """
+        method = method or Horizontal()
+        check, fields = self._terms(method)
+        check.raise_problems()
+        rest = {"num_rounds": rounds} | ({} if profile is None else {"profile": profile})
+        if isinstance(method, Private):
+            if rounds != 10 or profile is not None:
+                raise ConfigurationError("private trees have no rounds and profile: set components={'n_trees': ...}")
+            rest = {}
+        made: JobRecipe = _RECIPES[method.KIND](name, **{**fields, **rest}, **self._named(method))
+        return made
+
+    def plan(self, method: Method | None = None, *, rounds: int = 10, profile: str | None = None) -> str:
+        """Return what a training takes, shows and spends before it runs, as ``veilboost plan`` does."""
+        made = self.recipe(method, rounds=rounds, profile=profile)
+        tables = self._tables(ROWS)
+        given = ["--sites", str(len(self.sites))]
+        if not isinstance(method, Private):
+            given += ["--rows", str(max(table.found.n_rows for table in tables.values()))]
+        if isinstance(made.job.to_dict().get("features"), list) and not isinstance(method, Private):
+            given[-1] = str(sum(table.found.n_rows for table in tables.values()))
+            given += ["--features", str(len(made.job.features))]
+        if isinstance(method, Vertical):
+            own = made.job.features
+            others = [str(len(own[site])) for site in sorted(own) if site != made.job.active]
+            given += ["--features", str(len(own[made.job.active])), "--foreign-features", *others]
+        with tempfile.TemporaryDirectory() as folder:
+            return plan_text(parse(["plan", str(write_folder(made, Path(folder))), *given]))
+
+    # -- trainings ----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        method: Method | None = None,
+        *,
+        rounds: int = 10,
+        profile: str | None = None,
+        name: str = "train",
+        progress: bool = True,
+    ) -> Run:
+        """Train in FLARE's simulator: all sites are checked first, then each is a process under its own policy.
+
+        Args:
+            method: ``Horizontal(...)``, the default, ``vertical(...)`` or ``private(...)``.
+            rounds: boosting rounds.
+            profile: masks, bfv, ckks or plain; of vertical trainings paillier, elgamal or plain.
+            name: of the job.
+            progress: show one line that says how far each site is.
+
+        Raises:
+            SitesRefused: with the reasons of all sites, before or in the training.
+            ConfigurationError: what no site would accept.
+            KeyboardInterrupt: interrupted; no process of the job is left.
+        """
+        method = method or Horizontal()
+        made = self.recipe(method, rounds=rounds, profile=profile, name=name)
+        return self._run(made, method, progress=progress)
+
+    def tune(
+        self,
+        method: Horizontal | None = None,
+        *,
+        search: Mapping[str, Any] | None = None,
+        trials: Sequence[Mapping[str, Any]] | None = None,
+        n_trials: int | None = None,
+        folds: int = 5,
+        rounds: int = 50,
+        early_stopping_rounds: int | None = None,
+        profile: str = "masks",
+        name: str = "tune",
+        progress: bool = True,
+    ) -> Run:
+        """Try parameter sets by cross validation: ``run.table("tuning.csv")`` and ``run.best`` have the outcome.
+
+        The simulated sites give the consent that this needs (``tuning``); in production each site's policy has to.
+
+        Args:
+            method: what all trials have in common.
+            search: for each parameter a list of values, or a range such as {"low": 0.01, "high": 0.3, "log": True}.
+            trials: the parameter sets by themselves, in the place of ``search``.
+            n_trials: how many sets ``search`` draws.
+        """
+        check, fields = self._terms(method or Horizontal())
+        check.raise_problems()
+        made = recipes.TuningRecipe(
+            name,
+            **{key: value for key, value in fields.items() if key not in ("eval_data_set", "evaluate_training")},
+            search=search,
+            trials=trials,
+            n_trials=n_trials,
+            folds=folds,
+            num_rounds=rounds,
+            early_stopping_rounds=early_stopping_rounds,
+            profile=profile,
+            min_clients=len(self.sites),
+        )
+        return self._run(made, Horizontal(), f"tuning={made.job.size}", progress=progress)
+
+    def profile(self, *, profile: str = "masks", name: str = "profile", progress: bool = True) -> Run:
+        """Look at what single columns tell of the label: ``run.table("profile.json")``, ``run.report``.
+
+        The simulated sites give the consent that this needs (``feature_profile``); in production each site has to.
+        """
+        check, fields = self._terms(Horizontal())
+        check.raise_problems()
+        known = ("data_set", "label", "features", "categories", "unknown_category_is_missing", "label_classes")
+        chosen = {key: fields[key] for key in known if key in fields}
+        made = recipes.ProfileRecipe(name, **chosen, profile=profile, min_clients=len(self.sites))
+        return self._run(made, Horizontal(), "feature_profile", progress=progress)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _named(self, method: Method) -> dict[str, Any]:
+        return {"sites": self.sites} if isinstance(method, Vertical) else {"min_clients": len(self.sites)}
+
+    def _spec(self, name: str, site: str, method: Method) -> DataSet:
+        reader = self._readers[name][site]
+        entry = self._entry(name, site, method) | {"path": reader.path}
+        document = {"data_sets": {name: {**entry, "path": str(reader.path)}}}
+        return SitePolicy.from_dict(document, workspace=self.folder, site=site).data_set(name)
+
+    def _entry(self, name: str, site: str, method: Method) -> dict[str, Any]:
+        """Return a data set as the site's policy states it."""
+        reader = self._readers[name][site]
+        entry = {"path": str(reader.path), **reader.options}
+        if getattr(method, "id", None) is not None:
+            entry["id"] = method.id  # type: ignore[attr-defined]
+        budget = self.budget or (method.budget if isinstance(method, Private) else None)
+        if budget is not None and name == ROWS:
+            entry["privacy"] = {"epsilon": float(budget[0]), "delta": float(budget[1])}
+        return entry
+
+    def _tables(self, name: str, method: Method | None = None) -> dict[str, SiteTable]:
+        method = method or Horizontal()
+        return {site: SiteTable.of(self._spec(name, site, method), self.label) for site in self.sites}
+
+    def _hold_out(self, share: float) -> None:
+        """Deal every site's rows out to a training set and an evaluation set, as texts where its file has texts."""
+        problems: dict[str, list[str]] = {}
+        tables = self._tables(ROWS)
+        for site, table in tables.items():
+            problems[site] = [hinted(one) for one in table.raw.findings if one.is_problem]
+        if any(problems.values()):
+            raise SitesRefused({site: some for site, some in problems.items() if some}, "no rows were held out")
+        self._readers[HELD_OUT] = {}
+        for site, table in tables.items():
+            columns = [table.raw.columns[place] for place in range(len(table.names))]
+            rows = pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=_arrow_type)
+            order = np.random.default_rng(0).permutation(len(rows))
+            n_held = round(share * len(rows))
+            options = {k: v for k, v in self._readers[ROWS][site].options.items() if k not in _FILE_KEYS}
+            for name, part in ((HELD_OUT, order[:n_held]), (ROWS, order[n_held:])):
+                place = make_folder(self.folder / "data" / site) / f"{name}.parquet"
+                write_private_table(place, rows.iloc[np.sort(part)])
+                self._readers[name][site] = Reader(place, {**options, "format": "parquet"})
+
+    def _terms(self, method: Method) -> tuple[Check, dict[str, Any]]:
+        """Return what was found, and the fields of the job that follow from the tables."""
+        tables = self._tables(ROWS, method)
+        problems = {site: table.problems for site, table in tables.items()}
+        if isinstance(method, Private):
+            return self._private_terms(method, tables)
+        with_label = [site for site, table in tables.items() if self.label in table.names]
+        settings = dict(method.settings)
+        row_id = settings.pop("id", None)
+        special = [self.label, *(one for one in (settings.get("weight"), row_id) if one)]
+        if isinstance(method, Vertical):
+            terms, fields = self._vertical_terms(tables, with_label, special, problems)
+            fields |= {} if row_id is None else {"alignment": "first"}
+        else:
+            for site in self.sites:
+                if site not in with_label and tables[site].names:
+                    problems[site].append(
+                        f"there is no column {self.label!r}, the label. Remedy: vb.read(path, rename={{'NAME HERE': "
+                        f"{self.label!r}}})"
+                    )
+            terms = common_terms(tables, special, cast("Sequence[str] | None", settings.get("features")))
+            fields = {"features": list(terms.features), "categories": dict(terms.categories)}
+            for site, some in terms.problems.items():
+                problems[site] = [*problems[site], *some]
+        check = Check(tables, terms, problems)
+        if not check:
+            return check, {}
+        params, classes, metric = task({site: tables[site] for site in with_label}, self.label)
+        if "objective" in method.params:
+            params = {}
+        fields |= {"data_set": ROWS, "label": self.label, "params": {**params, **method.params}}
+        if params and "eval_metric" not in method.params:
+            fields["params"]["eval_metric"] = metric
+        fields |= {"label_classes": classes} if classes is not None and params else {}
+        fields |= {"unknown_category_is_missing": True} if fields["categories"] else {}
+        fields |= {"eval_data_set": HELD_OUT} if HELD_OUT in self._readers else {"evaluate_training": True}
+        return check, {**fields, **settings}
+
+    def _vertical_terms(
+        self,
+        tables: Mapping[str, SiteTable],
+        with_label: Sequence[str],
+        special: Sequence[str],
+        problems: dict[str, list[str]],
+    ) -> tuple[Terms, dict[str, Any]]:
+        if len(with_label) != 1:
+            raise ConfigurationError(
+                f"the column {self.label!r} must be at one site alone, whose label it is; it is at "
+                f"{', '.join(with_label) or 'none'}"
+            )
+        for site, table in tables.items():
+            lacking = [name for name in special[1:] if name not in table.names and (name != special[-1] or site)]
+            problems[site] += [f"there is no column {name!r}, which names the rows" for name in lacking[-1:]]
+        drafts = {site: table.found.draft for site, table in tables.items()}
+        features = {s: [name for name in draft.features if name not in special] for s, draft in drafts.items()}
+        terms = Terms(tuple(f"{site}.{name}" for site, names in features.items() for name in names))
+        drafted = {s: {n: [*v] for n, v in draft.categories.items() if n in features[s]} for s, draft in drafts.items()}
+        lists = {site: some for site, some in drafted.items() if some}
+        return terms, {"active": with_label[0], "features": features, "categories": lists}
+
+    def _private_terms(self, method: Private, tables: Mapping[str, SiteTable]) -> tuple[Check, dict[str, Any]]:
+        """Return what the caller says is public; of the tables only whether they can be read at all."""
+        problems = {
+            site: [hinted(one) for one in table.found.findings if one.is_problem and one.kind in _UNUSABLE]
+            for site, table in tables.items()
+        }
+        settings = {key: value for key, value in method.settings.items() if key not in ("budget", "bounds")}
+        names = [*method.bounds, *method.categories]
+        fields: dict[str, Any] = {
+            **settings,
+            "data_set": ROWS,
+            "label": self.label,
+            "epsilon": float(method.budget[0]),
+            "delta": float(method.budget[1]),
+            "feature_bounds": dict(method.bounds),
+            "features": names or None,
+        }
+        return Check(tables, Terms(tuple(names), {}), problems), fields
+
+    def _run(self, made: JobRecipe, method: Method, *consents: str, progress: bool) -> Run:
+        made_name = str(made.name)
+        number = len(list((self.folder / "runs").glob("*"))) + 1
+        root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)
+        self._write_policies(root / made_name, method, consents)
+        self._check_job(made, method)
+        return made.run(Simulator(self.sites, root, progress=progress))
+
+    def _write_policies(self, workspace: Path, method: Method, consents: Sequence[str]) -> None:
+        """Write every site's policy, for its process alone."""
+        memory = self.folder / "memory" / "{site}"
+        kept = {name: str(memory / name) for name in ("registry", "ledgers")}
+        set_up(workspace, SetupOptions(consents=(*self.consents, *consents), policy={**kept, **self._policy}))
+        common = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
+        for site in self.sites:
+            sets = {name: self._entry(name, site, method) for name in self._readers}
+            document = {**common, "data_sets": {**common.get("data_sets", {}), **sets}}
+            SitePolicy.from_dict(document, workspace=workspace / site, site=site)
+            write_atomically(policy_of_simulated(workspace, site), json.dumps(document, indent=2).encode(), 0o600)
+
+    def _check_job(self, made: JobRecipe, method: Method) -> None:
+        """Look at every site's rows as the job will read them. Raises: SitesRefused: all reasons of all sites."""
+        if is_private(str(getattr(made.job, "profile", ""))):
+            return  # such a job refuses no row, and nothing may be told of one
+        reasons: dict[str, list[str]] = {}
+        for site in self.sites:
+            policy = SitePolicy.from_dict(self._policy, workspace=self.folder, site=site)
+            for name in self._readers:
+                found = survey(self._spec(name, site, method), use_of(made.job, None, site))
+                problems = [one for one in (*found.findings, *floors(found, made.job, policy)) if one.is_problem]
+                reasons.setdefault(site, []).extend(map(hinted, problems))
+        if any(reasons.values()):
+            raise SitesRefused({site: some for site, some in reasons.items() if some}, "nothing was trained")
+
+
+_RECIPES: dict[str, Any] = {
+    "horizontal": recipes.HorizontalXGBRecipe,
+    "vertical": recipes.VerticalXGBRecipe,
+    "private_trees": recipes.PrivateTreesRecipe,
+}
+
+
+def _arrow_type(kind: pa.DataType) -> Any:
+    import pandas as pd
+
+    return pd.ArrowDtype(kind)
+
+
+def simulate(
+    sites: Mapping[str, Source],
+    label: str,
+    *,
+    evaluation: Mapping[str, Source] | None = None,
+    holdout: float = 0.0,
+    consents: Sequence[str] = (),
+    budget: tuple[float, float] | None = None,
+    policy: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+) -> Federation:
+    """Make a federation of the caller's own tables; nothing runs before a training.
+
+    Args:
+        sites: name of a site -> a data frame, the path of a CSV or Parquet file, or ``read(path, ...)``.
+        label: column that is predicted.
+        evaluation: the same for rows to evaluate on after each round.
+        holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
+        consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
+        budget: epsilon and delta that each site's table may spend on all private trainings together; None gives each
+            private training what it asks for, once.
+        policy: further keys of all sites' policies, such as {"min_effective_rows": 50}.
+        folder: for data, policies and runs; None takes a new one below ``runs``.
+
+    Raises:
+        ConfigurationError: names that FLARE refuses, a site named twice, no such file, or no table.
+    """
+    return Federation(
+        sites,
+        label,
+        evaluation=evaluation,
+        holdout=holdout,
+        consents=consents,
+        budget=budget,
+        policy=policy,
+        folder=folder,
+    )

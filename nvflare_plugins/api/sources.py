@@ -1,0 +1,165 @@
+"""Tables of simulated sites: files with a reader for each, and data frames, which are written for their site alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.checks import shown
+from nvflare_plugins.base.files import make_folder, write_private_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SITE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}")
+_TAKEN = ("server", "local", "startup", "simulate_job", "admin", "relay")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A file and how a site reads it. ``options`` are keys of the policy's data set (``DataSet``)."""
+
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read(
+    path: str | Path,
+    *,
+    separator: str = ",",
+    encoding: str = "utf-8",
+    decimal: str = ".",
+    thousands: str = "",
+    missing: list[str] | None = None,
+    dates: dict[str, str] | None = None,
+    columns: dict[str, str | dict[str, float | None]] | None = None,
+    rename: dict[str, str] | None = None,
+    drop_unlabelled: bool = False,
+    format: str | None = None,
+    **others: Any,
+) -> Reader:
+    """Say how one site's file is read; nothing is opened before the federation is checked.
+
+    Args:
+        path: CSV or Parquet, also with .gz.
+        separator: between the columns of a CSV file, such as ";" or a tab.
+        encoding: of a CSV file; Python's names such as cp1252 are understood.
+        decimal: between whole part and fraction of numbers that are text: "." or ",".
+        thousands: between groups of three digits of such numbers.
+        missing: texts that mean "missing" besides the usual ones.
+        dates: column -> pattern, such as DD.MM.YYYY; dates become days since 1970-01-01.
+        columns: column -> measurement, id, categories, yes/no, limits, or an object from text to number.
+        rename: name in the file -> name that all sites share.
+        drop_unlabelled: leave rows without a label out.
+        format: csv or parquet, where the suffix does not say it.
+        others: further keys of a policy's data set (jobs/REFERENCE.md), such as ``names`` or ``memory``.
+    """
+    given = {"separator": separator, "encoding": _encoding(encoding), "decimal": decimal, "thousands": thousands}
+    optional = {"missing": missing, "dates": dates, "columns": columns, "rename": rename, "format": format}
+    defaults = {"separator": ",", "encoding": "utf-8", "decimal": ".", "thousands": ""}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value != defaults[name]}
+    options |= {name: value for name, value in optional.items() if value is not None}
+    return Reader(Path(path), {**options, **({"drop_unlabelled": True} if drop_unlabelled else {}), **others})
+
+
+Source: TypeAlias = "pd.DataFrame | str | Path | Reader"
+
+
+def _encoding(name: str) -> str:
+    """Return the policy's name of an encoding that Python knows by several."""
+    import codecs
+
+    from nvflare_plugins.data.declaration import ENCODINGS
+
+    def canonical(one: str) -> str:
+        try:
+            return codecs.lookup(one).name
+        except LookupError:
+            return one
+
+    return next((one for one in ENCODINGS if canonical(one) == canonical(name)), name)
+
+
+def checked_names(names: list[object]) -> list[str]:
+    """Return the names of sites, in their order.
+
+    Raises:
+        ConfigurationError: one that FLARE would not take, or that could be two sites' at once.
+    """
+    if not names:
+        raise ConfigurationError("a federation needs sites: give a dictionary from a site's name to its table")
+    for name in names:
+        if not isinstance(name, str) or not _SITE.fullmatch(name) or name.lower() in _TAKEN:
+            raise ConfigurationError(
+                f"{shown(name)} is no name for a simulated site. Remedy: at most 63 letters, digits and _ - of ASCII, "
+                f"and none of {', '.join(_TAKEN)}"
+            )
+    folded = [str(name).lower() for name in names]
+    for name, one in zip(names, folded, strict=True):
+        if folded.count(one) > 1:
+            raise ConfigurationError(f"the site {name!r} is there twice (upper case does not tell sites apart)")
+    return [str(name) for name in names]
+
+
+def reader_of(site: str, source: object, folder: Path, name: str) -> Reader:
+    """Return how a site's table is read; a data frame is written below a folder first, for its owner alone.
+
+    Raises:
+        ConfigurationError: there is no such file, or it is no table.
+    """
+    if isinstance(source, (str, Path)):
+        source = read(source)
+    if isinstance(source, Reader):
+        path = source.path.expanduser().absolute()
+        if not path.exists():
+            raise ConfigurationError(f"{site}: there is no file {path}: mend its path")
+        return Reader(path, {"format": "csv", **_known_format(path), **source.options})
+    frame = _frame(site, source)
+    make_folder(folder / site)
+    try:
+        return Reader(write_private_table(folder / site / f"{name}.parquet", frame), {"format": "parquet"})
+    except Exception as error:  # pyarrow's and pandas' own, whose texts quote values
+        raise ConfigurationError(
+            f"{site}: its data frame cannot be written as a table ({type(error).__name__}). Remedy: columns of one "
+            "type each: numbers, texts, dates or truth values"
+        ) from None
+
+
+def _known_format(path: Path) -> dict[str, str]:
+    from nvflare_plugins.data.declaration import format_of
+
+    found = "parquet" if path.is_dir() else format_of(path)
+    return {} if found is None else {"format": found}
+
+
+def _frame(site: str, source: object) -> pd.DataFrame:
+    import pandas as pd
+
+    if isinstance(source, pd.DataFrame):
+        frame = source.copy(deep=False)
+    elif hasattr(source, "__arrow_c_stream__") and not isinstance(source, pd.Series):  # polars, Arrow
+        import pyarrow as pa
+
+        frame = pa.table(source).to_pandas()
+    else:
+        raise ConfigurationError(
+            f"{site}: {type(source).__name__} is no table. Remedy: a data frame, a path, or vb.read(path, ...)"
+        )
+    frame.columns = [str(name) for name in frame.columns]
+    if frame.columns.has_duplicates:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise ConfigurationError(f"{site}: column {shown(twice)} is there twice: name its columns apart")
+    for name in frame.columns:
+        if frame[name].dtype == object:
+            values = frame[name].dropna()
+            if any(isinstance(value, (list, dict, set, tuple, bytes)) for value in values):
+                raise ConfigurationError(f"{site}: column {name!r} holds lists or other objects: give numbers or texts")
+            if not all(isinstance(value, str) for value in values):
+                frame[name] = frame[name].map(str, na_action="ignore")
+        elif isinstance(frame[name].dtype, pd.CategoricalDtype):
+            frame[name] = frame[name].astype(object).map(str, na_action="ignore")
+    return frame

@@ -1,0 +1,225 @@
+"""A federation of one's own tables: what is found before anything runs, and what each simulated site is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import veilboost as vb
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.api.federation import HELD_OUT, ROWS
+from nvflare_plugins.cli.plan.command import read_job
+from nvflare_plugins.recipes import HorizontalXGBRecipe
+from nvflare_plugins.recipes.recipe import write_folder
+from nvflare_plugins.site.policy import SitePolicy
+
+SITES = ("berlin", "ulm", "kiel")
+
+
+def table(seed: int, n: int = 120) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "größe [cm]": rng.normal(170, 9, n).round(1),
+            "ward": rng.choice(["Köln", "Süd"], n),
+            "died": rng.choice(["no", "yes"], n),
+        }
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    table(1).to_csv(tmp_path / "ulm.csv", index=False)
+    table(2).to_csv(tmp_path / "kiel.txt", index=False, sep="\t", decimal=",", encoding="cp1252")
+    kiel = vb.read(tmp_path / "kiel.txt", separator="\t", encoding="cp1252", decimal=",")
+    return {"berlin": table(0), "ulm": tmp_path / "ulm.csv", "kiel": kiel}
+
+
+def renamed(files: dict[str, Any]) -> dict[str, Any]:
+    """The same without marks in names, which no job takes."""
+    name = {"größe [cm]": "size"}
+    kiel = files["kiel"]
+    kiel = vb.read(kiel.path, **kiel.options, rename=name)
+    return {"berlin": files["berlin"].rename(columns=name), "ulm": vb.read(files["ulm"], rename=name), "kiel": kiel}
+
+
+def federation(sites: dict[str, Any], tmp_path: Path, **more: Any) -> vb.Federation:
+    return vb.simulate(sites, "died", folder=tmp_path / "fed", **more)
+
+
+def refused(sites: dict[str, Any], tmp_path: Path, **more: Any) -> dict[str, list[str]]:
+    with pytest.raises(vb.SitesRefused) as error:
+        federation(sites, tmp_path).recipe(**more)
+    return error.value.reasons
+
+
+def test_tables_that_differ_in_form_alone_make_one_job(files: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(renamed(files), tmp_path)
+    check = fed.check()
+    assert check and check.rows == dict.fromkeys(SITES, 120)
+    assert check.features == ("size", "ward") and check.categories == {"ward": ["Köln", "Süd"]}
+    job = fed.recipe(vb.Horizontal(max_depth=3), rounds=7, profile="bfv").job
+    assert (job.num_rounds, job.profile, job.label_classes) == (7, "bfv", ["no", "yes"])
+    assert job.params == {"objective": "binary:logistic", "max_depth": 3, "eval_metric": "auc"}
+
+
+def test_the_job_is_that_of_the_recipe_and_says_nothing_of_this_machine(files: dict[str, Any], tmp_path: Path) -> None:
+    made = federation(renamed(files), tmp_path).recipe(vb.Horizontal(eval_metric="logloss"), name="credit")
+    folder = write_folder(made, tmp_path / "jobs")
+    assert HorizontalXGBRecipe("credit", **made.job.to_dict()).job == read_job(folder) == made.job
+    text = "".join(path.read_text() for path in folder.rglob("*.json"))
+    assert str(tmp_path) not in text and not any(site in text for site in SITES)
+
+
+def test_a_name_with_marks_is_refused_with_what_renames_it(files: dict[str, Any], tmp_path: Path) -> None:
+    reasons = refused(files, tmp_path)
+    assert set(reasons) == set(SITES)
+    assert all("rename={'größe [cm]': 'größe _cm_'}" in one[0] for one in reasons.values())
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../up", "a,b", "server", "Köln", "st.mary", "-x", "a" * 64, 3, "lo\ncal"])
+def test_a_name_that_flare_refuses_is_refused_at_once(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no name for a simulated site"):
+        federation({"berlin": table(0), name: table(1), "kiel": table(2)}, tmp_path)
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_site_cannot_be_there_twice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there twice"):
+        federation({"ulm": table(0), "Ulm": table(1), "kiel": table(2)}, tmp_path)
+
+
+def test_columns_that_no_reader_makes_equal_are_told_at_every_site(files: dict[str, Any], tmp_path: Path) -> None:
+    sites = renamed(files)
+    sites["berlin"] = sites["berlin"].drop(columns="ward")
+    sites["ulm"] = table(1).rename(columns={"größe [cm]": "Size"}).assign(ward=np.arange(120) % 7)
+    reasons = refused(sites, tmp_path)
+    assert set(reasons) == {"berlin", "ulm", "kiel"}
+    assert any("no column 'ward', which ulm, kiel has. Remedy" in one for one in reasons["berlin"])
+    assert any("no column 'size'" in one and "did you mean 'Size'? Remedy" in one for one in reasons["ulm"])
+    assert any("no column 'Size'" in one for one in reasons["kiel"])
+
+
+def test_a_column_of_numbers_here_and_texts_there_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
+    sites = renamed(files) | {"berlin": table(0).rename(columns={"größe [cm]": "size"}).assign(ward=np.arange(120) % 7)}
+    (reason,) = refused(sites, tmp_path)["berlin"]
+    assert "'ward' holds numbers here and texts at ulm, kiel" in reason and "Remedy" in reason
+
+
+def test_problems_of_all_sites_come_at_once_with_what_reads_the_file(files: dict[str, Any], tmp_path: Path) -> None:
+    sites = renamed(files)
+    sites["kiel"] = vb.read(files["kiel"].path, separator="\t", decimal=",")  # in another encoding
+    sites["ulm"] = vb.read(files["ulm"], separator=";")
+    sites["berlin"] = sites["berlin"].drop(columns="died")
+    reasons = refused(sites, tmp_path)
+    assert any("encoding='windows-1252'" in one for one in reasons["kiel"])
+    assert any("separator=','" in one for one in reasons["ulm"])
+    assert any("no column 'died', the label" in one for one in reasons["berlin"])
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (table(0).iloc[:0], "no rows"),
+        (table(0).assign(ward=[["a"]] * 120), "holds lists"),
+        (table(0).assign(ward=[{}] * 120), "holds lists"),
+        (pd.concat([table(0), table(0)[["ward"]]], axis=1), "there twice"),
+        ([1, 2], "is no table"),
+        ("nowhere.csv", "there is no file"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_its_site(broken: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=words) as error:
+        federation({"berlin": table(1), "ulm": table(2), "kiel": broken}, tmp_path).recipe()
+    assert "kiel" in str(error.value)
+
+
+def test_a_label_that_differs_or_says_nothing_is_refused(tmp_path: Path) -> None:
+    sites = {site: table(n).drop(columns="größe [cm]") for n, site in enumerate(SITES)}
+    mixed = sites | {"ulm": sites["ulm"].assign(died=np.arange(120) % 2)}
+    with pytest.raises(ConfigurationError, match="text at berlin, kiel and numbers at ulm"):
+        federation(mixed, tmp_path).recipe()
+    constant = {site: frame.assign(died=1) for site, frame in sites.items()}
+    with pytest.raises(ConfigurationError, match="single value"):
+        federation(constant, tmp_path).recipe()
+
+
+def test_classes_from_1_on_and_numbers_are_told_apart(tmp_path: Path) -> None:
+    sites = {site: table(n).drop(columns="größe [cm]").assign(age=np.arange(120)) for n, site in enumerate(SITES)}
+    grades = {site: frame.assign(died=np.arange(120) % 7 + 1) for site, frame in sites.items()}
+    job = federation(grades, tmp_path).recipe().job
+    assert job.label_classes == [*range(1, 8)] and job.params["num_class"] == 7
+    amounts = {site: frame.assign(died=np.arange(120) / 7) for site, frame in sites.items()}
+    assert federation(amounts, tmp_path).recipe().job.params["objective"] == "reg:squarederror"
+
+
+def test_a_column_of_one_value_at_one_site_is_still_a_feature(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    sites["ulm"]["size"] = 170.0
+    assert federation(sites, tmp_path).check().features == ("size", "ward")
+
+
+def test_each_site_has_its_own_policy_with_its_own_reader(files: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(renamed(files), tmp_path, budget=(2, 1e-5), policy={"min_effective_rows": 50})
+    workspace = tmp_path / "ws"
+    fed._write_policies(workspace, vb.Horizontal(), ())
+    of = {site: SitePolicy.load(workspace, site) for site in SITES}
+    assert [of[site].data_set(ROWS).separator for site in SITES] == [",", ",", "\t"]
+    assert of["kiel"].data_set(ROWS).encoding == "windows-1252"
+    assert of["berlin"].registry != of["ulm"].registry and of["ulm"].min_effective_rows == 50
+    private = [*(fed.folder / "data").rglob("*"), *workspace.glob("local/veilboost-*.json")]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in private}
+    assert modes == {0o600, 0o700} and len(private) == 2 + 3
+    (workspace / "startup").mkdir()
+    (workspace / "startup" / "fed_client.json").write_text("{}")
+    assert SitePolicy.load(workspace, "kiel").data_sets == {}  # a kit has one policy
+
+
+def test_held_out_rows_are_the_others_and_keep_their_texts(files: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(renamed(files), tmp_path, holdout=0.25)
+    parts = {name: pd.read_parquet(fed.folder / "data" / "kiel" / f"{name}.parquet") for name in (ROWS, HELD_OUT)}
+    assert [len(parts[ROWS]), len(parts[HELD_OUT])] == [90, 30]
+    assert parts[ROWS]["size"].str.contains(",").any()  # as the site wrote it: its policy says what that means
+    made = fed.recipe()
+    assert made.job.eval_data_set == HELD_OUT and not made.job.evaluate_training
+
+
+def test_rows_by_column_have_the_label_at_one_site(tmp_path: Path) -> None:
+    both = table(0).rename(columns={"größe [cm]": "size"}).assign(person=[f"P{n:03}" for n in range(120)])
+    sites = {"bank": both[["person", "ward", "died"]], "shop": both[["person", "size"]]}
+    made = federation(sites, tmp_path).recipe(vb.vertical(id="person", max_depth=2), rounds=3, profile="elgamal")
+    job = made.job
+    assert (job.active, job.alignment, job.features) == ("bank", "first", {"bank": ["ward"], "shop": ["size"]})
+    with pytest.raises(ConfigurationError, match="at one site alone"):
+        federation(dict.fromkeys(sites, both), tmp_path).recipe(vb.vertical(id="person"))
+
+
+def test_a_private_job_says_what_the_caller_says_and_nothing_of_the_tables(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    fed = federation(sites, tmp_path)
+    made = fed.recipe(vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
+    assert made.job.feature_bounds == {"size": [120, 220]} and not made.job.categories
+    assert (made.job.epsilon, made.job.delta) == (1.0, 1e-5)
+    assert "epsilon" in fed.plan(vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
+    with pytest.raises(ConfigurationError, match="feature_bounds"):
+        fed.recipe(vb.private(budget=(1, 1e-5)))
+
+
+def test_a_plan_knows_the_shape(files: dict[str, Any], tmp_path: Path) -> None:
+    text = federation(renamed(files), tmp_path).plan(rounds=5, profile="masks")
+    assert re.search(r"360 rows", text) or "360" in text
+
+
+def test_policies_are_as_json_says(files: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(renamed(files), tmp_path, consents=("plain_profile",))
+    fed._write_policies(tmp_path / "ws", vb.Horizontal(), ("tuning=40",))
+    document = json.loads((tmp_path / "ws" / "local" / "veilboost-ulm.json").read_text())
+    assert {name for name, given in document["consents"].items() if given} == {"plain_profile", "tuning"}
+    assert document["consents"]["tuning"] == 40
