@@ -18,15 +18,15 @@ from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
 from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
 from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
 from nvflare_plugins.api.terms import SiteTable, Terms, common_terms, hinted, task
+from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.cli.check import floors, use_of
-from nvflare_plugins.cli.main import parse
-from nvflare_plugins.cli.plan.command import plan_text
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.flare.kinds import kind_of_job
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.recipes import recipe as recipes
-from nvflare_plugins.recipes.recipe import JobRecipe, write_folder
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.recipes.run import Run, SitesRefused
 from nvflare_plugins.site.policy import SitePolicy, policy_of_simulated
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
@@ -176,19 +176,20 @@ class Federation:
     def plan(self, method: Method | None = None, *, rounds: int = 10, profile: str | None = None) -> str:
         """Return what a training takes, shows and spends before it runs, as ``veilboost plan`` does."""
         made = self.recipe(method, rounds=rounds, profile=profile)
-        tables = self._tables(ROWS)
-        given = ["--sites", str(len(self.sites))]
-        if not isinstance(method, Private):
-            given += ["--rows", str(max(table.found.n_rows for table in tables.values()))]
-        if isinstance(made.job.to_dict().get("features"), list) and not isinstance(method, Private):
-            given[-1] = str(sum(table.found.n_rows for table in tables.values()))
-            given += ["--features", str(len(made.job.features))]
+        n_rows = [table.found.n_rows for table in self._tables(ROWS).values()]
+        request = PlanRequest(rows=sum(n_rows), features=len(made.job.features), sites=len(self.sites))
         if isinstance(method, Vertical):
-            own = made.job.features
-            others = [str(len(own[site])) for site in sorted(own) if site != made.job.active]
-            given += ["--features", str(len(own[made.job.active])), "--foreign-features", *others]
-        with tempfile.TemporaryDirectory() as folder:
-            return plan_text(parse(["plan", str(write_folder(made, Path(folder))), *given]))
+            own = {site: len(names) for site, names in made.job.features.items()}
+            foreign = tuple(own[site] for site in sorted(own) if site != made.job.active)
+            request = PlanRequest(
+                rows=max(n_rows), features=own[made.job.active], foreign_features=foreign, sites=len(self.sites)
+            )
+        elif isinstance(method, Private):
+            request = PlanRequest(sites=len(self.sites))  # their number of rows is nobody's business
+        planner = kind_of_job(made.job).planner
+        if isinstance(planner, str):
+            raise ConfigurationError(f"there is no plan of such a job: {planner}")
+        return planner.plan(request, made.job).text
 
     # -- trainings ----------------------------------------------------------------------------------------------------
 

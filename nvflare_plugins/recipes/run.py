@@ -25,7 +25,6 @@ from nvflare.recipe.spec import ExecEnv
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX
-from nvflare_plugins.evidence.threat_model import THREAT_MODELS
 from nvflare_plugins.evidence.verification import Verification, verify
 from nvflare_plugins.flare.attempt import FAILED, SUMMARY_FILE
 from nvflare_plugins.pages import local_page, report
@@ -34,7 +33,8 @@ from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import FOLDERS
-from nvflare_plugins.xgb.rounds import is_larger_better
+from nvflare_plugins.site.profiles import THREAT_MODELS
+from nvflare_plugins.wire.envelope import is_larger_better
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ import veilboost as vb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.api.federation import HELD_OUT, ROWS
-from nvflare_plugins.cli.plan.command import read_job
+from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.recipes import HorizontalXGBRecipe
 from nvflare_plugins.recipes.recipe import write_folder
 from nvflare_plugins.site.policy import SitePolicy
