@@ -45,6 +45,7 @@ _TABLES = {
     "Cluster": "cluster.",
 }
 _LEFT_OUT = {"data_sets.NAME.format": "by the file's suffix"}
+_AFTER_JOBS = "\n## Keys of the site policy\n"
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -92,16 +93,20 @@ def reference_page() -> str:
     """Return jobs/REFERENCE.md with its tables of job fields and policy keys in place."""
     policy = policy_schema()
     parts = {name: (prefix, policy["$defs"].get(name, policy), policy) for name, prefix in _TABLES.items()}
+    text = REFERENCE.read_text(encoding="utf-8")
     for kind in KINDS.values():
         schema = schema_of(kind.job)
         parts[kind.name] = ("", schema, schema)
+        mark = f"<!-- {kind.name}, written by jobs/reference.py -->\n"
+        if mark not in text:  # a new kind stands after the others
+            text = text.replace(_AFTER_JOBS, f"\n### {kind.name}\n\n{mark}<!-- end -->\n{_AFTER_JOBS}")
     head = ("key", "left out", "must be", "what it decides")
-    return filled(REFERENCE, {name: _lines(head, table(*part)) for name, part in parts.items()})
+    return filled(REFERENCE, {name: _lines(head, table(*part)) for name, part in parts.items()}, text)
 
 
-def filled(page: Path, tables: dict[str, str]) -> str:
+def filled(page: Path, tables: dict[str, str], text: str | None = None) -> str:
     """Return the text of a page with each table between its marks; ValueError if one has no place."""
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8") if text is None else text
     for name, lines in tables.items():
         start = f"<!-- {name}, written by jobs/reference.py -->\n"
         before, found, rest = text.partition(start)

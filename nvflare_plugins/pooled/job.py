@@ -30,6 +30,7 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
+from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
 from nvflare_plugins.xgb.parameters import check_parameters, without_columns
@@ -46,12 +47,13 @@ class Engine(Enum):
 WORD_BITS, SHORT_WORD_BITS = 64, 32
 SCORE_BINS = 64  # most bins of the final model's probability, of jobs with pooled_metrics
 _LARGEST_EXPONENT = 192  # as the scales of sums
+PROFILES = profiles_of(Family.HORIZONTAL)
 _SHORT_PROFILES = (Profile.PLAIN.value, Profile.MASKS.value)
 
 
 def _known_profile(value: str) -> str:
     if plugin_of(value) is None:
-        one_of("profile", value, [*(one.value for one in Profile), "plugin.NAME"])
+        one_of("profile", value, [*PROFILES, "plugin.NAME"])
     return value
 
 
@@ -59,8 +61,8 @@ ProfileName = Annotated[
     str,
     STRICT,
     AfterValidator(_known_profile),
-    Field(json_schema_extra={"anyOf": [{"enum": [one.value for one in Profile]}, {"pattern": PLUGIN.pattern}]}),
-    Words(f"one of {', '.join(one.value for one in Profile)}, plugin.NAME"),
+    Field(json_schema_extra={"anyOf": [{"enum": list(PROFILES)}, {"pattern": PLUGIN.pattern}]}),
+    Words(f"one of {', '.join(PROFILES)}, plugin.NAME"),
 ]
 
 

@@ -30,7 +30,6 @@ from nvflare_plugins.wire.profiles import (
     CkksSums,
     MaskedSums,
     PlainSums,
-    Profile,
     ShortMaskedSums,
     ShortPlainSums,
     SumProcessor,
@@ -140,18 +139,18 @@ def _share_key(scheme: Any, context: SumContext) -> Any:
 
 
 def _built_in(
-    profile: Profile, open_it: Callable[[SumContext], SumProcessor], codec: Codec, capacity_bits: int
+    name: str, open_it: Callable[[SumContext], SumProcessor], codec: Codec, capacity_bits: int = WIDE_CAPACITY_BITS
 ) -> SumProfile:
-    return SumProfile(profile.value, open_it, THREAT_MODELS[profile.value], codec, capacity_bits)
+    return SumProfile(name, open_it, THREAT_MODELS[name], codec, capacity_bits)
 
 
 BUILT_IN = {
     profile.name: profile
     for profile in (
-        _built_in(Profile.PLAIN, lambda context: PlainSums(), Codec.PLAIN, WIDE_CAPACITY_BITS),
-        _built_in(Profile.MASKS, lambda context: MaskedSums(context.masks), Codec.MASKED, WIDE_CAPACITY_BITS),
-        _built_in(Profile.BFV, _open_bfv, Codec.BFV, 40),
-        _built_in(Profile.CKKS, _open_ckks, Codec.CKKS, 40),
+        _built_in("plain", lambda context: PlainSums(), Codec.PLAIN),
+        _built_in("masks", lambda context: MaskedSums(context.masks), Codec.MASKED),
+        _built_in("bfv", _open_bfv, Codec.BFV, 40),
+        _built_in("ckks", _open_ckks, Codec.CKKS, 40),
     )
 }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the lattice library takes long to import: only jobs that us
 
 
 class Profile(Enum):
-    """Protection of every private sum of a job, by what comes with VeilBoost; see also ``plugin_of``."""
+    """Protections of private sums that code speaks of by name; site/profiles.py has all."""
 
     PLAIN = "plain"
     MASKS = "masks"

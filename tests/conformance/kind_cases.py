@@ -1,4 +1,4 @@
-"""One small job of each kind, with data: what the conformance suite runs. A new kind adds its case here."""
+"""One small job of each kind, with data: what the conformance suite runs. A new kind adds its data and fields here."""
 
 from __future__ import annotations
 
@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvflare_plugins.recipes.recipe import (
-    AlignmentRecipe,
-    BaggingXGBRecipe,
-    DpBoostRecipe,
-    FederBoostVerticalRecipe,
-    HorizontalXGBRecipe,
-    JobRecipe,
-    PrivateTreesRecipe,
-    ProfileRecipe,
-    TuningRecipe,
-    VerticalInferenceRecipe,
-    VerticalTuningRecipe,
-    VerticalXGBRecipe,
-)
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.recipes import recipe as recipes
+from nvflare_plugins.recipes.recipe import JobRecipe
 from tests.golden.jobs import (
     BUDGET,
     MODELS,
@@ -46,14 +35,14 @@ class KindCase:
     """A job of one kind.
 
     Attributes:
-        recipe: class of its recipe.
+        recipe: (name of the FLARE job, fields of the job, ``sites``, ``min_clients``) -> its recipe.
         least: the fields that every job of this kind must have, one valid value for each.
         fields: those of the job that is run.
         give: makes the sites below a folder, with data and policies; the data set is called ``DATA``.
         results: files in which a site's part of the result may be; none of them may be there after an abort.
     """
 
-    recipe: type[JobRecipe]
+    recipe: Callable[..., JobRecipe]
     least: Mapping[str, Any]
     fields: Mapping[str, Any]
     give: Callable[[Path], Parties]
@@ -137,57 +126,64 @@ def _trained_columns(folder: Path) -> Parties:
     return parties
 
 
-def _case(recipe: type[JobRecipe], give: Callable[[Path], Parties], least: Mapping[str, Any], **rest: Any) -> KindCase:
+def recipe_of_kind(kind: str) -> Callable[..., JobRecipe]:
+    """Return the recipe of a kind's name, or for a kind without one that of any job."""
+
+    def of_job(name: str, *, sites: Any = None, min_clients: int | None = None, **fields: Any) -> JobRecipe:
+        return JobRecipe(name, KINDS[kind].job.from_dict(fields), sites, min_clients)
+
+    return next((one for one in vars(recipes).values() if getattr(one, "kind", None) == kind), of_job)
+
+
+def _case(kind: str, give: Callable[[Path], Parties], least: Mapping[str, Any], **rest: Any) -> KindCase:
     run = rest.pop("run", {})
-    return KindCase(recipe, least, {**least, **run}, give, **rest)
+    return KindCase(recipe_of_kind(kind), least, {**least, **run}, give, **rest)
 
 
 _LABELLED = {"data_set": DATA, "label": "y"}
 
 CASES: dict[str, KindCase] = {
-    "alignment": _case(AlignmentRecipe, _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",)),
-    "bagging": _case(BaggingXGBRecipe, _shared_trees, _LABELLED, run={"params": _SHALLOW, "num_rounds": 3}),
+    "alignment": _case("alignment", _shuffled_columns, {"data_sets": [DATA]}, results=("alignment.npz",)),
+    "bagging": _case("bagging", _shared_trees, _LABELLED, run={"params": _SHALLOW, "num_rounds": 3}),
     "dpboost": _case(
-        DpBoostRecipe,
+        "dpboost",
         _private_named_rows,
         {**_LABELLED, "epsilon": 4.0, **_bounded()},
         run={"n_trees": 2, "trees_per_ensemble": 2, "depth": 2, "n_candidates": 4},
     ),
     "federboost_vertical": _case(
-        FederBoostVerticalRecipe,
+        "federboost_vertical",
         _described_columns,
         {**_LABELLED, "active": "site-1"},
         run={"params": {"objective": "binary:logistic", "max_depth": 2}, "num_rounds": 2, "epsilon": 4.0},
         results=("vertical_model.json", "private_table.json"),
     ),
-    "horizontal": _case(
-        HorizontalXGBRecipe, _rows, _LABELLED, run={"params": _SHALLOW, "num_rounds": 2, "tracking": False}
-    ),
+    "horizontal": _case("horizontal", _rows, _LABELLED, run={"params": _SHALLOW, "num_rounds": 2, "tracking": False}),
     "private_trees": _case(
-        PrivateTreesRecipe,
+        "private_trees",
         _private_rows,
         {**_LABELLED, "epsilon": 1.0, "delta": 1e-6, **_bounded()},
         run={"components": {"n_trees": 2}},
     ),
     "profile": _case(
-        ProfileRecipe, _counted_rows, _LABELLED, run={"max_bin": 16}, results=("profile.json", "profile.html")
+        "profile", _counted_rows, _LABELLED, run={"max_bin": 16}, results=("profile.json", "profile.html")
     ),
     "tuning": _case(
-        TuningRecipe,
+        "tuning",
         _many_rows,
         {**_LABELLED, "trials": [{"max_depth": 2}]},
         run={"params": {"objective": "binary:logistic", "max_bin": 16}, "folds": 2, "num_rounds": 2},
         results=("tuning.json", "tuning.csv", "tuning.html", "train_best.py"),
     ),
     "vertical": _case(
-        VerticalXGBRecipe,
+        "vertical",
         _columns,
         {**_LABELLED, "active": "site-1"},
         run={"params": _SHALLOW, "num_rounds": 2, "profile": "plain", "preset": "exact"},
         results=("vertical_model.json", "private_table.json"),
     ),
     "vertical_tuning": _case(
-        VerticalTuningRecipe,
+        "vertical_tuning",
         _many_columns,
         {**_LABELLED, "active": "site-1", "trials": [{"max_depth": 2}]},
         run={
@@ -199,7 +195,7 @@ CASES: dict[str, KindCase] = {
         results=("tuning.json", "tuning.csv", "tuning.html", "train_best.py"),
     ),
     "vertical_inference": _case(
-        VerticalInferenceRecipe,
+        "vertical_inference",
         _trained_columns,
         {"model": "golden", "data_set": DATA},
         run={"file_format": "csv", "batch_rows": 10},

@@ -29,7 +29,7 @@ SECURITY = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 def test_every_profile_has_an_entry_and_allows_its_own_protection():
     chosen = [name for family in ("HORIZONTAL", "VERTICAL", "PRIVATE") for name in profiles_of(Family[family])]
     assert list(PROFILES) == chosen and set(DEFAULT_PROFILES) < set(PROFILES)
-    assert set(profiles_of(Family.HORIZONTAL)) == {profile.value for profile in Profile} == set(BUILT_IN)
+    assert set(profiles_of(Family.HORIZONTAL)) == set(BUILT_IN) >= {profile.value for profile in Profile}
     assert REMOVED_PROFILES == {"okamoto_uchiyama": "elgamal"} and "okamoto_uchiyama" in THREAT_MODELS
     own = {"plain": {"PLAIN", "PLAIN_32"}, "masks": {"MASKED_32"}, "bfv": {"BFV"}, "ckks": {"CKKS"}}
     for profile, model in THREAT_MODELS.items():
