@@ -127,26 +127,7 @@ def grow(
 
 def fields(tree: Tree) -> dict[str, Any]:
     """Return a tree in the fields of XGBoost's document: float32 as numbers."""
-    sizes = [len(right) for right in tree.categories.values()]
-    is_categorical = np.isin(np.arange(tree.n_nodes), list(tree.categories))
-    arrays = {
-        "left_children": tree.left,
-        "right_children": tree.right,
-        "parents": tree.parent,
-        "split_indices": tree.feature,
-        "split_conditions": tree.conditions,
-        "default_left": tree.default_left.astype(int),
-        "base_weights": tree.base_weights,
-        "loss_changes": tree.loss_changes,
-        "sum_hessian": tree.sum_hessian,
-        "split_type": is_categorical.astype(int),
-    }
-    return {name: values.tolist() for name, values in arrays.items()} | {
-        "categories": [category for right in tree.categories.values() for category in right],
-        "categories_nodes": list(tree.categories),
-        "categories_segments": [sum(sizes[:i]) for i in range(len(sizes))],
-        "categories_sizes": sizes,
-    }
+    return {name: np.asarray(values).tolist() for name, values in tree.fields().items()}
 
 
 def as_float32(document: dict[str, Any]) -> dict[str, Any]:
