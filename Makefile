@@ -30,7 +30,7 @@ PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 .PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-dp docs clean
 
 demo: $(STAMP)
-	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)")
+	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)") $(if $(NAMES),--names "$(NAMES)")
 
 # Types beside format, style and arrows between packages: about half a minute.
 lint: $(STAMP)

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.main import COMMANDS, parse
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.cli.options import Options, as_data_set, check_output
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
 from nvflare_plugins.flare.kinds import read_job
@@ -43,6 +44,8 @@ def run(options: Options) -> int:
     """Look, and say what was found."""
     job = None if options.job is None else read_job(options.job)
     if options.where.is_dir():
+        if options.names or options.format:
+            raise ConfigurationError("--names and --format belong to a file: a data set's stand in the site's policy")
         if options.site is None:
             raise ConfigurationError("a workspace needs the name of the site: --site NAME")
         policy = SitePolicy.load(own_workspace(options.where, options.site), options.site)
@@ -53,10 +56,14 @@ def run(options: Options) -> int:
     else:
         if options.site or options.data_set:
             raise ConfigurationError("--site and --data-set belong to a workspace, and this is no folder")
-        given = {"names": options.names, "format": options.format}
         policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
-        sets = [_data_set_of(options.where, {key: value for key, value in given.items() if value})]
+        name = Path(options.where.name.lower().removesuffix(".gz")).stem
+        sets = [as_data_set(options, options.where, DataSet(name, options.where.absolute(), "csv"), name)]
     results = [(one, survey(one, use_of(job, options.label, policy.site))) for one in sets]
+    if options.draft is not None:
+        check_output("--draft", options.draft, ".json")
+        drafts = [_document(one, found, [])["draft"] | {"name": one.name} for one, found in results]
+        write_atomically(options.draft, json.dumps(drafts, indent=1, ensure_ascii=False).encode(), 0o600)
     surveys = [(one, found, [*found.findings, *floors(found, job, policy)]) for one, found in results]
     if options.json:
         print(json.dumps([_document(*one) for one in surveys], indent=2))
@@ -64,19 +71,6 @@ def run(options: Options) -> int:
         for one, found, findings in surveys:
             print("\n".join(_lines(one, found, findings, is_private=job is not None and _is_private(job))))
     return int(any(finding.is_problem for _, _, findings in surveys for finding in findings))
-
-
-def _data_set_of(path: Path, given: Mapping[str, Any]) -> DataSet:
-    """Return a file as a data set with every option as it is where a policy leaves it out, but for those given."""
-    inner = Path(path.name.lower().removesuffix(".gz"))
-    try:
-        with path.open("rb") as stream:
-            is_parquet = stream.read(4) == b"PAR1"
-    except OSError:
-        is_parquet = inner.suffix in (".parquet", ".pq")
-    return DataSet(
-        **{"name": inner.stem, "path": path.absolute(), "format": "parquet" if is_parquet else "csv", **given}
-    )
 
 
 # -- what a job asks for ----------------------------------------------------------------------------------------------
@@ -180,25 +174,35 @@ def _draft(one: DataSet, draft: Draft) -> Iterator[str]:
             options["format"] = one.format
         yield f"\nFor the policy, as data_sets.{printable(one.name)}:"
         yield f"  {_json({'path': str(one.path), **options})}"
-        if (line := _site_setup(one, options)) is not None:
+        if (line := site_setup(one.name, options, one.path)) is not None:
             yield f"or: veilboost site-setup DIR {line}"
         else:
             yield "(no line of a shell says that: put it into the policy's file)"
     if draft.dates:
         yield f"\nDates are left out of features: {_python(list(draft.dates))}. Rows to score lie after all days that a"
         yield "model has seen, and a day may tell who was there. To train on them all the same, add them to features."
-    if not draft.features:
+    yield from recipe_lines(draft.features, draft.categories, draft.label_classes, draft.feature_bounds)
+
+
+def recipe_lines(
+    features: Sequence[str],
+    categories: Mapping[str, Sequence[str]],
+    label_classes: Sequence[str] | None,
+    bounds: Mapping[str, tuple[float, float]],
+) -> Iterator[str]:
+    """Yield what a recipe would say."""
+    if not features:
         return
-    yield "\nFor a recipe. Lists are taken from this file and become public with the job: complete them from what is"
+    yield "\nFor a recipe. Lists are taken from data and become public with the job: complete them from what is"
     yield "known anyway. Ids, dates, constants and free text are left out."
-    yield f"  features={_python(list(draft.features))},"
-    if draft.categories:
-        yield f"  categories={_python({name: list(values) for name, values in draft.categories.items()})},"
-    if draft.label_classes is not None:
-        yield f"  label_classes={_python(list(draft.label_classes))},"
-    if draft.feature_bounds:
+    yield f"  features={_python(list(features))},"
+    if categories:
+        yield f"  categories={_python({name: list(values) for name, values in categories.items()})},"
+    if label_classes is not None:
+        yield f"  label_classes={_python(list(label_classes))},"
+    if bounds:
         yield "  # Taken from data, rounded outwards: NOT for private jobs, whose bounds come from public knowledge."
-        yield f"  # feature_bounds={_python(dict(draft.feature_bounds))},"
+        yield f"  # feature_bounds={_python(dict(bounds))},"
 
 
 def _json(value: object) -> str:
@@ -211,24 +215,31 @@ def _python(value: object) -> str:
     return printable(text, len(text))
 
 
-def _site_setup(one: DataSet, options: Mapping[str, Any]) -> str | None:
-    """Return the options of ``veilboost site-setup`` that say the same; None if they cannot."""
-    words = ["--data-set", f"{one.name}={one.path}"]
+def words_of(name: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the options of ``veilboost site-setup`` that say so of a data set."""
+    words: list[str] = []
     for key, value in options.items():
         option = _OPTION_OF[key]
         if key == "drop_unlabelled":
-            words += [option, one.name]
-        elif isinstance(value, dict):
-            said_of = {
-                name: of if isinstance(of, str) else json.dumps(of, ensure_ascii=False) for name, of in value.items()
-            }
-            words += [word for name, of in said_of.items() for word in (option, f"{one.name}={name}={of}")]
+            words += [option, name]
+        elif key == "id_form":
+            steps = [f"{step}={of}" if isinstance(of, str) else step for step, of in value.items()]
+            words += [option, f"{name}={','.join(steps)}"]
         elif key == "names":
-            words += [option, f"{one.name}={json.dumps(value, ensure_ascii=False)}"]
+            words += [option, f"{name}={json.dumps(value, ensure_ascii=False)}"]
+        elif isinstance(value, dict):
+            told = {column: of if isinstance(of, str) else _json(of) for column, of in value.items()}
+            words += [word for column, of in told.items() for word in (option, f"{name}={column}={of}")]
         elif isinstance(value, list):
-            words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{one.name}={text}")]
+            words += [word for text in value if text not in MISSING_TEXTS for word in (option, f"{name}={text}")]
         else:
-            words += [option, f"{one.name}={value if value.isprintable() else json.dumps(value)[1:-1]}"]
+            words += [option, f"{name}={value if value.isprintable() else json.dumps(value)[1:-1]}"]
+    return words
+
+
+def site_setup(name: str, options: Mapping[str, Any], path: Path | None) -> str | None:
+    """Return the options of ``veilboost site-setup`` that say the same; None if they cannot."""
+    words = [*([] if path is None else ["--data-set", f"{name}={path}"]), *words_of(name, options)]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             said = parse(["site-setup", "DIR", *words])
@@ -237,7 +248,8 @@ def _site_setup(one: DataSet, options: Mapping[str, Any]) -> str | None:
     wanted = dict(options)
     if "missing" in wanted:
         wanted["missing"] = [text for text in wanted["missing"] if text not in MISSING_TEXTS]
-    is_same = said.data_sets == [(one.name, str(one.path))] and readers(said) == {one.name: wanted}
+    is_same = said.data_sets == ([] if path is None else [(name, str(path))])
+    is_same = is_same and readers(said) == ({name: wanted} if wanted else {})
     text = shlex.join(words)
     return text if is_same and text.isprintable() and "{site}" not in text else None
 
@@ -251,6 +263,7 @@ def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "draft": {
             "features": draft.features,
+            "label": found.label,
             "dates": draft.dates,
             "ids": {name: dataclasses.asdict(shape) for name, shape in draft.id_forms.items()},
             "categories": dict(draft.categories),

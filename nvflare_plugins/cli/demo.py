@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
-from nvflare_plugins.base.formatting import table_lines
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.base.formatting import printable, table_lines
+from nvflare_plugins.cli.options import Options, as_data_set
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.report import write_report
@@ -33,6 +36,8 @@ from nvflare_plugins.pages.run_record import Curve, RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy_values import MIN_EFFECTIVE_ROWS
 from nvflare_plugins.site.profiles import THREAT_MODELS
+from nvflare_plugins.survey.columns import Use
+from nvflare_plugins.survey.survey import survey
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
@@ -97,12 +102,13 @@ def task_of(label: pd.Series) -> Task:
     return Task({"objective": "reg:squarederror"}, "RMSE", "rmse")
 
 
-def load(path: Path | None, label: str | None) -> tuple[pd.DataFrame, str]:
-    """Return a table and its label column.
+def load(options: Options) -> tuple[pd.DataFrame, str]:
+    """Return a table and its label column; what it found of the file and left out is printed.
 
     Raises:
-        ConfigurationError: an unreadable file or a label that is no column.
+        ConfigurationError: an unreadable file, or a label that is no column.
     """
+    path, label = options.data, options.label
     if path is None:
         from sklearn.datasets import load_breast_cancer
 
@@ -111,13 +117,42 @@ def load(path: Path | None, label: str | None) -> tuple[pd.DataFrame, str]:
         raise ConfigurationError("say which column is the label: LABEL=column")
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}: give another one (DATA=path/to/file.csv)")
-    try:
-        frame = pd.read_parquet(path) if path.suffix.lower() in (".parquet", ".pq") else pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path} as CSV or Parquet ({type(error).__name__})") from None
-    if label not in frame.columns:
-        raise ConfigurationError(f"{path.name} has no column {label!r}; its columns: {', '.join(frame.columns)[:500]}")
+    spec = as_data_set(options, path, DataSet(path.name, path.absolute(), "csv"), path.name)
+    found = survey(spec, Use(label=label))
+    problems = [one for one in found.findings if one.is_problem and not one.options]
+    wrong = [one.text for one in problems if one.column in (None, label)]
+    if wrong:
+        raise ConfigurationError(f"{path.name}: {'; '.join(wrong)}. `veilboost check {path}` tells more")
+    draft = found.draft
+    said: dict[str, Any] = dict(draft.options)
+    spec = replace(spec, missing=tuple(said.pop("missing", spec.missing)), **said)
+    frame = _frame(
+        spec, [name for name in draft.features if name not in draft.categories], list(draft.categories), label
+    )
+    left_out = [name for name in TabularFile(spec).column_names if name not in frame]
+    for what, told in (("read with", draft.options), ("left out (`veilboost check` says why):", left_out)):
+        if told:
+            print(printable(f"{path.name} is {what} {json.dumps(told, ensure_ascii=False)}", 2000))
     return frame, label
+
+
+def _frame(spec: DataSet, numbers: list[str], texts: list[str], label: str) -> pd.DataFrame:
+    """Return columns as a policy with these options reads them; the label as numbers, if all of it are."""
+    file = TabularFile(spec)
+    columns = file.read([*numbers, label], texts)
+    absent = {"", *spec.missing}
+    held: dict[str, Any] = {}
+    for name in file.column_names:
+        if name in texts:
+            held[name] = [
+                None if text is None or str(text) in absent else str(text) for text in columns[name].to_pylist()
+            ]
+        elif name in numbers or name == label:
+            try:
+                held[name] = file.numbers(name, columns[name])
+            except DataRefusal:  # the label: all others were looked at
+                held[name] = [None if text in absent else text for text in columns[name].to_pylist()]
+    return pd.DataFrame(held)
 
 
 def split(frame: pd.DataFrame, label: str) -> Split:
@@ -252,7 +287,7 @@ def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
 
 def run(options: Options) -> int:
     """Run it, and print how well it went."""
-    data = split(*load(options.data, options.label))
+    data = split(*load(options))
     if min(len(data.train), len(data.test)) < MIN_EFFECTIVE_ROWS:
         raise ConfigurationError(
             f"{len(data.train) + len(data.test)} rows are too few: sites ask for {MIN_EFFECTIVE_ROWS} to train on and "

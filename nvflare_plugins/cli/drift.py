@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import fitted, printable
-from nvflare_plugins.cli.options import Options, check_output, own_policy
+from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy
 from nvflare_plugins.cli.predict import training_set
-from nvflare_plugins.data.declaration import DataSet, format_of
+from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.pages.charts import Bar, horizontal_bars
 from nvflare_plugins.pages.render import page
@@ -47,13 +46,13 @@ def run(options: Options) -> int:
         )
     spec, facts = policy.data_sets[name], record.data[0]
     notes: list[str] = []
-    before = _rows(spec, options.training, model, [])
+    before = _rows(options, spec, options.training, model, [])
     if before.n_rows != facts.rows:
         notes.append(
             f"The training rows are those of the file as it is now: {before.n_rows:,} rows, of which the job used "
             f"{facts.rows:,}."
         )
-    now = _rows(spec, options.data, model, options.ignore)
+    now = _rows(options, spec, options.data, model, options.ignore)
     if not before.n_rows or not now.n_rows:
         raise ConfigurationError("there is nothing to compare: one of the files has no rows")
     features, scores = features_of(model, before, now), scores_of(model, before, now)
@@ -129,18 +128,13 @@ def _model(policy: SitePolicy, reference: str) -> Path:
     return versions.path(reference)
 
 
-def _rows(spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[str]) -> Batch:
+def _rows(options: Options, spec: DataSet, path: Path | None, model: FinishedModel, ignored: list[str]) -> Batch:
     """Read a file as the training set is read; its label and weight, and rows' ids, are no features."""
     if path is not None:
-        in_parts = is_in_parts(path)
-        kind = "parquet" if in_parts else format_of(path)
-        if kind is None or not (in_parts or path.is_file()):
-            raise ConfigurationError(
-                f"{printable(str(path))} is no file whose name ends in .csv or .parquet, and no folder of Parquet files"
-            )
-        if kind != "parquet" and spec.memory is not None:  # how much is held of the training set does not matter
-            spec = replace(spec, memory=None)
-        spec = replace(spec, name=printable(str(path)), path=path.absolute(), format=kind, loader=None, max_rows=0)
+        shown = printable(str(path))
+        if not (is_in_parts(path) or path.is_file()):
+            raise ConfigurationError(f"{shown} is no file, and no folder of Parquet files")
+        spec = as_data_set(options, path, spec, shown)
     known = {feature.name for feature in model.features}
     others = _others(spec, known, ignored)
     if spec.in_passes:

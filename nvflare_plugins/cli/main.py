@@ -37,6 +37,7 @@ COMMANDS: dict[str, click.Command] = {
         training.demo,
         sites.site_setup,
         sites.check,
+        sites.agree,
         training.plan,
         evidence.verify,
         evidence.report,

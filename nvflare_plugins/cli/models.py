@@ -9,6 +9,7 @@ from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.options import (
+    FILE_OPTIONS,
     PATH,
     SITE,
     WORKSPACE,
@@ -74,6 +75,7 @@ def compare(options: Options) -> int:
     option("--workspace", metavar="DIR", type=PATH, help="read it as a data set of the site in this workspace is read"),
     option("--site", metavar="NAME", help="the site's name; with a workspace"),
     option("--data-set", metavar="NAME", help="the data set of the site's policy; with a workspace"),
+    *FILE_OPTIONS,
 )
 def predict(options: Options) -> int:
     """``veilboost predict``: score a file of rows with a finished model, at one site. Sends nothing.
@@ -207,6 +209,7 @@ def models(options: Options) -> int:
     _IGNORE,
     WORKSPACE,
     SITE,
+    *FILE_OPTIONS,
 )
 def drift(options: Options) -> int:
     """``veilboost drift``: are new rows still like those that a model was trained on? Sends nothing.

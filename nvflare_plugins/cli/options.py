@@ -7,9 +7,11 @@ about wrong usage needs none of them. So modules with commands import what is he
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import printable
 
 if TYPE_CHECKING:
+    from nvflare_plugins.data.declaration import DataSet
     from nvflare_plugins.site.policy import SitePolicy
 
 PATH = click.Path(path_type=Path, readable=False)  # whoever opens a file says better what is wrong with it
@@ -145,6 +148,35 @@ def argument(name: str, **attributes: Any) -> click.Argument:
 WORKSPACE = option("--workspace", metavar="DIR", type=PATH, required=True, help="the site's workspace")
 SITE = option("--site", metavar="NAME", required=True, help="the site's name")
 ROOT_CERTIFICATE = "rootCA.pem"
+
+
+def column_names(text: str) -> list[str]:
+    """Return names of columns, separated by commas or as a list in JSON."""
+    try:
+        found = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
+    except ValueError:
+        raise click.BadParameter('give names separated by commas, or as JSON: ["a", "b"]') from None
+    return [str(name) for name in found]
+
+
+FILE_OPTIONS = (
+    option(
+        "--names", metavar="COLUMN,COLUMN...", type=column_names, help="columns of a file in which no line names them"
+    ),
+    option("--format", type=click.Choice(["csv", "parquet"]), help="of a file (default: as it begins)"),
+)
+"""How a file is read that a command line names."""
+
+
+def as_data_set(options: Options, path: Path, like: DataSet, name: str) -> DataSet:
+    """Return a file as a data set that is read as another one is, but for what the command line says."""
+    from nvflare_plugins.data.tabular_files import format_in
+
+    kind = options.format or format_in(path)
+    names = tuple(options.names or ()) or (like.names if kind == "csv" else ())
+    memory = like.memory if kind == "parquet" else None  # how much is held of the other one does not matter
+    changes: dict[str, Any] = {"path": path.absolute(), "format": kind, "names": names, "memory": memory}
+    return replace(like, name=name, loader=None, max_rows=0, **changes)
 
 
 def own_policy(options: Options) -> SitePolicy:

@@ -15,8 +15,8 @@ import pandas as pd
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically, write_result_blocks
 from nvflare_plugins.base.formatting import counted, printable
-from nvflare_plugins.cli.options import Options, check_output, own_policy
-from nvflare_plugins.data.declaration import DataSet, format_of
+from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy
+from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError, Strengths, shap_columns
@@ -103,14 +103,11 @@ def _data_set(options: Options) -> DataSet:
     """
     path, name = options.data, printable(str(options.data))
     in_parts = is_in_parts(path)
-    kind = "parquet" if in_parts else format_of(path)
-    if kind is None:
-        raise ScoringError(f"{name}: the name must end in .csv, .csv.gz, .parquet or .pq, which says the format")
     if not path.is_file() and not in_parts:
         raise ScoringError(f"{name} is no file: name the file with the rows to score")
     if not in_parts and path.stat().st_size == 0:
         raise ScoringError(f"{name} is empty: it needs at least a header that names the model's columns")
-    spec = replace(_declared(options), name=name, path=path.absolute(), format=kind, loader=None, max_rows=0)
+    spec = as_data_set(options, path, _declared(options), name)
     if options.separator is not None and (len(options.separator) != 1 or options.separator in '"\r\n'):
         raise ScoringError("--separator must be one character")
     given = {"separator": options.separator, "encoding": options.encoding}

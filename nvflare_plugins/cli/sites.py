@@ -15,12 +15,14 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.cli.options import (
+    FILE_OPTIONS,
     PATH,
     SITE,
     WORKSPACE,
     Options,
     argument,
     check_output,
+    column_names,
     command,
     option,
     own_policy,
@@ -135,15 +137,6 @@ def _answer(text: str) -> tuple[str, dict[str, object]]:
 def _list_of(text: str) -> tuple[str, list[str]]:
     name, value = named(text)
     return name, [value]
-
-
-def column_names(text: str) -> list[str]:
-    """Return names of columns, separated by commas or as a list in JSON."""
-    try:
-        found = json.loads(text) if text.startswith("[") else [name.strip() for name in text.split(",")]
-    except ValueError:
-        raise click.BadParameter('give names separated by commas, or as JSON: ["a", "b"]') from None
-    return [str(name) for name in found]
 
 
 def _named_columns(text: str) -> tuple[str, list[str]]:
@@ -376,9 +369,9 @@ def site_setup(options: Options) -> int:
     option("--job", metavar="JOB_FOLDER", type=PATH, help="check for this job: its label, features, lists"),
     option("--label", metavar="COLUMN", help="check for training with this label"),
     option(
-        "--names", metavar="COLUMN,COLUMN...", type=column_names, help="of a file: its columns, if no line names them"
+        "--draft", metavar="FILE.json", type=PATH, help="write the draft, without counts, for `veilboost agree`: no row"
     ),
-    option("--format", type=click.Choice(["csv", "parquet"]), help="of a file: whatever its name ends in"),
+    *FILE_OPTIONS,
     one_of=("job", "label"),
     prints_json=True,
 )
@@ -393,6 +386,28 @@ def check(options: Options) -> int:
     Exit code: 0 fine (notes do not count), 1 problems, 2 wrong usage.
     """
     from nvflare_plugins.cli.check import run
+
+    return run(options)
+
+
+@command(
+    "unite the drafts of several sites: one job for all, and what each policy has to say",
+    argument("drafts", nargs=-1, required=True, metavar="DRAFT.json...", type=PATH, help="named after their sites"),
+    option("--out", metavar="FILE.json", type=PATH, help="write the united draft"),
+    option("--data-set", metavar="NAME", default="data", help="what all sites call the data set (default: data)"),
+    prints_json=True,
+)
+def agree(options: Options) -> int:
+    """``veilboost agree a.json b.json c.json``: where do sites' tables differ, and what makes them alike?
+
+    Each site writes its draft with `veilboost check FILE --label COLUMN --draft SITE.json`. It holds names of columns,
+    texts that ten rows share, rounded bounds and how ids are written: no row, no count. Spellings (Yes and yes, ULM
+    and Ulm), names, date forms and forms of ids are made alike by each site's policy. Other kinds of values and what
+    look like other units are shown, for people to decide.
+
+    Exit code: 0 all is made alike, 1 something is left to decide, 2 wrong usage.
+    """
+    from nvflare_plugins.cli.agree import run
 
     return run(options)
 

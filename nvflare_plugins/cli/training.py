@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nvflare_plugins.cli.options import PATH, Options, SeveralValues, argument, command, option
+from nvflare_plugins.cli.options import FILE_OPTIONS, PATH, Options, SeveralValues, argument, command, option
 from nvflare_plugins.cli.sites import budget
 from nvflare_plugins.site.profiles import Family, profiles_of
 
@@ -17,6 +17,7 @@ CUT_MODES = ("quantile", "exact", "uniform", "logarithmic")  # importing what th
     "run the main job on one machine beside centralized XGBoost",
     option("--data", metavar="FILE", type=PATH, help="CSV or Parquet file; default: scikit-learn's breast cancer set"),
     option("--label", metavar="COLUMN", help="label column of the file"),
+    *FILE_OPTIONS,
     option("--profile", type=click.Choice(profiles_of(Family.HORIZONTAL)), default="masks"),
     option("--rounds", type=int, default=10),
     option("--runs", metavar="DIR", type=PATH, default=Path("runs"), help="folder for the demo's runs (default: runs)"),

@@ -124,6 +124,11 @@ def is_read_by(answer: Answer | None) -> bool:
     return answer in (YES_NO, LIMITS) or (isinstance(answer, Mapping) and not is_spelling(answer))
 
 
+def is_yes_or_no(text: str) -> bool:
+    """Tell whether a text says yes or no to the answer of that name."""
+    return text.lower() in _YES_OR_NO
+
+
 def is_spelling(answer: Answer | None) -> bool:
     """Tell whether an answer says how texts of a column are spelt, as ``{"ULM": "Ulm"}`` does."""
     return isinstance(answer, Mapping) and any(isinstance(value, str) for value in answer.values())

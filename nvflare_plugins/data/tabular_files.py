@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal, machine_failure
-from nvflare_plugins.data.declaration import Answer, DataSet, answered_values, is_spelling, limit_of
+from nvflare_plugins.data.declaration import Answer, DataSet, answered_values, format_of, is_spelling, limit_of
 from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats
@@ -482,6 +482,17 @@ def foreign_content(path: Path) -> str | None:
     return "a ZIP archive, whatever its name says: unpack it, and name the file in it"
 
 
+def format_in(path: Path) -> str:
+    """Return the format of a file by what it begins with, or of a folder or pattern of files, whatever its name is."""
+    if is_in_parts(path):
+        return "parquet"
+    try:
+        with path.open("rb") as stream:
+            return "parquet" if stream.read(4) == b"PAR1" else "csv"
+    except OSError:
+        return format_of(path) or "csv"
+
+
 def fields_of(line: str, separator: str) -> list[str]:
     """Return the fields of a line."""
     try:
@@ -532,9 +543,8 @@ def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
 
 def line_of_names(spec: DataSet) -> bytes:
     """Return the names that the policy gives as the first line of a file in UTF-8."""
-    line = io.StringIO()
-    csv.writer(line, delimiter=spec.separator, lineterminator="\n").writerow(spec.names)
-    return line.getvalue().encode()
+    quoted = (f'"{name.replace(chr(34), chr(34) * 2)}"' for name in spec.names)
+    return (spec.separator.join(quoted) + "\n").encode()
 
 
 def is_closed(line: bytes, separator: str) -> bool:

@@ -72,6 +72,7 @@ class Survey:
     n_rows: int
     findings: tuple[Finding, ...]
     draft: Draft
+    label: str | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -301,7 +302,7 @@ class _Look:
         ):
             words = "no column is left to train on: ids, dates, constants and what cannot be read are no features"
             found.append(Finding("no_features", words, False))
-        return Survey(n_rows, tuple(found), draft)
+        return Survey(n_rows, tuple(found), draft, use.label)
 
     def _absent(self) -> Iterator[Finding]:
         use = self.use

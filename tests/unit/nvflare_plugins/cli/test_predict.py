@@ -257,13 +257,24 @@ def test_files_that_are_no_tables(trained: Trained, tmp_path: Path, capsys: pyte
         "ragged.csv": (header + b"\n1,2\n", "ragged.csv cannot be read as csv"),
         "utf16.csv": (trained.rows.to_csv(index=False).encode("utf-16"), "--encoding"),
         "broken.parquet": (b"PAR1 and no more", "broken.parquet cannot be read as parquet"),
-        "rows.xlsx": (b"PK", "must end in .csv, .csv.gz, .parquet or .pq"),
+        "rows.xlsx": (b"PK\x03\x04", "is a ZIP archive, whatever its name says: unpack it"),
         "twice.csv": (header + b",flag\n", "more than one column named 'flag'"),
     }
     for name, (content, words) in contents.items():
         (tmp_path / name).write_bytes(content)
         assert words in refused(tmp_path, capsys, data=name), name
     assert "is no file" in refused(tmp_path, capsys, data="absent.csv")
+
+
+def test_rows_without_a_header_and_under_any_name_are_scored_alike(trained: Trained, tmp_path: Path) -> None:
+    rows = pd.read_csv(tmp_path / "rows.csv", dtype={ID: str})
+    rows.to_csv(tmp_path / "rows.dat", index=False, header=False)
+    rows.to_parquet(tmp_path / "rows.data")
+    assert predict(tmp_path, "--id", ID) == 0
+    assert predict(tmp_path, "--id", ID, "--names", ",".join(rows), data="rows.dat", out="named.csv") == 0
+    assert predict(tmp_path, "--id", ID, data="rows.data", out="other.csv") == 0
+    written = {(tmp_path / name).read_bytes() for name in ("out.csv", "named.csv", "other.csv")}
+    assert len(written) == 1
 
 
 def test_options_that_cannot_be_meant(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
