@@ -36,7 +36,7 @@ from nvflare.recipe import SimEnv
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.recipes import (
     AlignmentRecipe,
     BaggingXGBRecipe,

@@ -19,7 +19,7 @@ import pandas as pd
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder, write_private_table
 from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.profiles import PROFILES

@@ -24,17 +24,7 @@ from cryptography import x509
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import ClusterSecurity
-from nvflare_plugins.workers.worker_connection import (
-    ALL,
-    DONE,
-    Parcel,
-    PartHost,
-    Peers,
-    WorkerLine,
-    describe_worker,
-    require_plain,
-    serve,
-)
+from nvflare_plugins.workers import worker_connection
 
 LOOK_S = 5.0
 """How long each step of a look at an address may take. Units: seconds."""
@@ -257,7 +247,7 @@ class DaskConnection:
                 self._exactly(min(_PIECE, length - start))
         try:
             answer = msgpack.unpackb(frame, raw=False, strict_map_key=False, use_list=False)
-            require_plain(answer)
+            worker_connection.require_plain(answer)
         except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
             raise NoAnswer("no plain values") from None
         return answer
@@ -314,7 +304,7 @@ _hosts: WeakValueDictionary[str, DaskPartHost] = WeakValueDictionary()
 Told = tuple[str, Any, str]
 
 
-class DaskPartHost(PartHost):
+class DaskPartHost(worker_connection.PartHost):
     """A part host at a worker of Dask's."""
 
     def __init__(self, worker: Any) -> None:
@@ -323,7 +313,7 @@ class DaskPartHost(PartHost):
 
     def describe(self) -> Told:
         """Say what is installed here (``probe``)."""
-        return self._told(lambda: describe_worker(self._worker))
+        return self._told(lambda: worker_connection.describe_worker(self._worker))
 
     def meet(self, number: int, hosts: Sequence[tuple[str, str]]) -> Told:
         """Let parts exchange values with those on the site's other workers.
@@ -332,9 +322,11 @@ class DaskPartHost(PartHost):
             hosts: of all workers in order, this one too: the worker's address, and the name of its part host.
         """
         senders = self._senders
-        return self._told(lambda: self.join(Peers(number, lambda to, parcel: senders.send(hosts[to], parcel))))
+        return self._told(
+            lambda: self.join(worker_connection.Peers(number, lambda to, parcel: senders.send(hosts[to], parcel)))
+        )
 
-    def deliver(self, parcel: Parcel) -> Told:
+    def deliver(self, parcel: worker_connection.Parcel) -> Told:
         """Take what another worker's part sends, whatever this one's does."""
         return self._told(lambda: None if self.peers is None else self.peers.deliver(parcel))
 
@@ -349,7 +341,7 @@ class DaskPartHost(PartHost):
     def leave(self, by: str) -> None:
         """Have a line's end take effect. Args: by: who was at its other end."""
         if by == BESIDE:
-            self.end_exchange(ALL)
+            self.end_exchange(worker_connection.ALL)
         elif by == SITE:
             self.end()
             self._senders.close()
@@ -361,21 +353,21 @@ class _Senders:
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self._lines: dict[str, WorkerLine] = {}
+        self._lines: dict[str, worker_connection.WorkerLine] = {}
 
-    def send(self, host: tuple[str, str], parcel: Parcel) -> Future[Any]:
+    def send(self, host: tuple[str, str], parcel: worker_connection.Parcel) -> Future[Any]:
         """Begin to send. Raises (from the future): OSError, ValueError, UnpicklingError: it is not reached."""
         address, name = host
         if name not in self._threads:
             self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=_OP)
         return self._threads[name].submit(self._deliver, address, name, parcel)
 
-    def _deliver(self, address: str, name: str, parcel: Parcel) -> None:
+    def _deliver(self, address: str, name: str, parcel: worker_connection.Parcel) -> None:
         if name not in self._lines:
             with DaskConnection(address, self._context, time.monotonic() + REACH_S) as connection:
                 self._lines[name] = open_line(connection, name, WORKER)
         self._lines[name].send(("deliver", (parcel,)))
-        if self._lines[name].receive() != (DONE, None, ""):
+        if self._lines[name].receive() != (worker_connection.DONE, None, ""):
             raise OSError("another worker does not take it")
 
     def close(self) -> None:
@@ -398,7 +390,7 @@ def stand_by(dask_worker: Any) -> None:
             return
         leave = found.leave
         args = (_taken(comm), found, _FUNCTIONS[by], lambda: leave(by))
-        threading.Thread(target=serve, args=args, daemon=True, name=_OP).start()
+        threading.Thread(target=worker_connection.serve, args=args, daemon=True, name=_OP).start()
 
     dask_worker.handlers[_OP] = hand_over
 
@@ -412,7 +404,9 @@ def have_stand_by(connection: DaskConnection) -> None:
         raise NoAnswer(name if name.isidentifier() else "another answer")
 
 
-def open_line(connection: DaskConnection, host: str, by: str, look: Callable[[], None] = lambda: None) -> WorkerLine:
+def open_line(
+    connection: DaskConnection, host: str, by: str, look: Callable[[], None] = lambda: None
+) -> worker_connection.WorkerLine:
     """Make a line of a connection to a worker that stands by.
 
     Args:
@@ -424,7 +418,7 @@ def open_line(connection: DaskConnection, host: str, by: str, look: Callable[[],
         OSError: there is no such part host, or no answer.
     """
     connection.say({"op": _OP, "desk": host, "by": by, "reply": False})
-    line = WorkerLine(connection.take(), look)
+    line = worker_connection.WorkerLine(connection.take(), look)
     try:
         line.await_ready()
     except BaseException:

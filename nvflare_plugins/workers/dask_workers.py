@@ -20,19 +20,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.data.declaration import Cluster, is_on_loopback, is_under_tls
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.workers.dask_connection import (
-    BESIDE,
-    SITE,
-    DaskConnection,
-    NoAnswer,
-    have_stand_by,
-    load_certificates,
-    lost,
-    open_line,
-    why_not,
-)
+from nvflare_plugins.workers import dask_connection
 from nvflare_plugins.workers.worker_connection import DONE, WorkerLine, check_worker
-from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, WorkerSilent, begin, collect
+from nvflare_plugins.workers.workers import TRIAL, Workers, WorkerSilent, begin, collect
 
 # Workers of a Dask cluster: found, checked, and held by name of address, with no way around them.
 #
@@ -56,7 +46,7 @@ NEEDS_EXTRA = (
 )
 
 
-class DaskWorkers(LinkedWorkers):
+class DaskWorkers(Workers):
     """Workers behind a Dask scheduler; made by ``open_workers``."""
 
     def __init__(self, links: list[_WorkerLink]) -> None:
@@ -86,9 +76,9 @@ class _WorkerLink:
         self._pid: object = None
         try:
             with self._connected() as connection:
-                have_stand_by(connection)
-                self._line = open_line(connection, self.host, SITE, self._look)
-        except NoAnswer as answer:
+                dask_connection.have_stand_by(connection)
+                self._line = dask_connection.open_line(connection, self.host, dask_connection.SITE, self._look)
+        except dask_connection.NoAnswer as answer:
             raise ConfigurationError(
                 f"worker {number} of this site's cluster cannot say what is installed there ({answer}). Remedy: "
                 "install there what this site has, with the extra `cluster`."
@@ -97,8 +87,9 @@ class _WorkerLink:
             raise self._late() from None
         except _LOST as error:
             _log.error("worker %d is not reached: %s", number, type(error).__name__)
+            why = dask_connection.why_not(address, context)
             raise WorkerLost(
-                f"worker {number} of this site's cluster cannot be reached: it {why_not(address, context)}. Remedy: "
+                f"worker {number} of this site's cluster cannot be reached: it {why}. Remedy: "
                 "see that this machine reaches it at the address that it tells the scheduler."
             ) from None
         try:
@@ -108,8 +99,8 @@ class _WorkerLink:
             raise
         self._is_open = True
 
-    def _connected(self) -> DaskConnection:
-        return DaskConnection(self.address, self._context, time.monotonic() + self._find_s)
+    def _connected(self) -> dask_connection.DaskConnection:
+        return dask_connection.DaskConnection(self.address, self._context, time.monotonic() + self._find_s)
 
     def _late(self) -> WorkerLost:
         return WorkerLost(f"worker {self._number} of this site's cluster did not answer within {self._find_s:g} s")
@@ -143,7 +134,7 @@ class _WorkerLink:
                 raise WorkerLost("the work on this site's cluster has ended") from None
             _log.error("worker %d is lost: %s", self._number, type(error).__name__)
             raise WorkerLost(
-                lost(self._cluster.scheduler, self._context, self._number, self.address, self._pid)
+                dask_connection.lost(self._cluster.scheduler, self._context, self._number, self.address, self._pid)
             ) from None
         except BaseException:
             self._line.hang_up()  # what comes next would be the rest of this answer
@@ -192,9 +183,9 @@ class _WorkerLink:
 class _Beside:
     """A line to a part host that it answers while its part is at work. Each question has its answer, read or not."""
 
-    def __init__(self, connection: DaskConnection, host: str) -> None:
+    def __init__(self, connection: dask_connection.DaskConnection, host: str) -> None:
         self._asking, self._due, self._until = threading.Lock(), 0, time.monotonic() + _STATE_S
-        self.line: WorkerLine = open_line(connection, host, BESIDE, self._look)
+        self.line: WorkerLine = dask_connection.open_line(connection, host, dask_connection.BESIDE, self._look)
 
     def say(self, function: str, *args: Any) -> None:
         with self._asking:
@@ -228,7 +219,7 @@ def open_workers(cluster: Cluster, find_s: float = FIND_S) -> DaskWorkers:
     """
     if importlib.util.find_spec("distributed") is None:
         raise ConfigurationError(NEEDS_EXTRA)
-    context = None if cluster.security is None else load_certificates(cluster.security)[0]
+    context = None if cluster.security is None else dask_connection.load_certificates(cluster.security)[0]
     addresses = _choose(_find(cluster, context, find_s), cluster)
     for number, address in enumerate(addresses):  # below errors, which FLARE hands on to the server
         _log.info("worker %d of %d is %s", number, len(addresses), address)
@@ -255,7 +246,7 @@ def _find(cluster: Cluster, context: ssl.SSLContext | None, find_s: float) -> di
     until, n_found = time.monotonic() + find_s, None
     while True:
         try:
-            with DaskConnection(cluster.scheduler, context, until) as connection:
+            with dask_connection.DaskConnection(cluster.scheduler, context, until) as connection:
                 while True:
                     found = _running(connection.ask("identity"))
                     if len(found) >= cluster.workers:
@@ -272,8 +263,9 @@ def _find(cluster: Cluster, context: ssl.SSLContext | None, find_s: float) -> di
                 f"the policy asks for {cluster.workers} workers, and the scheduler has {n_found} that run. Policy "
                 "key: cluster.workers. Remedy: start more of them, look at the logs of the others, or lower the number."
             )
+        why = dask_connection.why_not(cluster.scheduler, context)
         raise ConfigurationError(
-            f"the scheduler that the policy names cannot be reached: it {why_not(cluster.scheduler, context)}. "
+            f"the scheduler that the policy names cannot be reached: it {why}. "
             "Policy keys: cluster.scheduler, cluster.security. Remedy: start it, or correct address and certificates."
         )
 
@@ -284,7 +276,7 @@ def _running(answer: Any) -> dict[str, Any]:
     if not isinstance(known, dict) or not all(
         isinstance(address, str) and isinstance(one, dict) for address, one in known.items()
     ):
-        raise NoAnswer("no scheduler")
+        raise dask_connection.NoAnswer("no scheduler")
     return {address: one for address, one in known.items() if one.get("status", "running") == "running"}
 
 
@@ -343,7 +335,7 @@ def cluster_gaps(policy: SitePolicy) -> Iterator[str]:
     for cluster in dict.fromkeys(one for one in clusters if one is not None):
         try:
             with open_workers(cluster):
-                end = None if cluster.security is None else load_certificates(cluster.security)[1]
+                end = None if cluster.security is None else dask_connection.load_certificates(cluster.security)[1]
         except (ConfigurationError, WorkerFailure) as error:
             yield str(error)
             continue

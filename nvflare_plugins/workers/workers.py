@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,26 +18,14 @@ from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.base.formatting import counted, human_bytes
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.workers.worker_connection import (
-    ALL,
-    DONE,
-    FAILED,
-    LOST,
-    OVER,
-    Parcel,
-    PartHost,
-    Peers,
-    error_of,
-    require_plain,
-)
+from nvflare_plugins.workers import worker_connection
 
 # The one interface to a party's workers, and a twin of it in the party's own process.
 #
-# with open_workers(policy.cluster_for("credit")) as workers:            # dask_workers.py; checked before it returns
-# rows = shard_rows(n_rows, len(workers))                            # one range for each worker, none empty
-# begin(workers, "nvflare_plugins.kinds.vertical.sharded_sums:SumShard", [(codes[:, one],) for one in rows]) futures =
-# [workers.call(number, "sum_bins", ...) for number in range(len(workers))] partial = collect(futures)
-# # in the order of the workers
+#     with open_workers(policy.cluster_for("credit")) as workers:   # dask_workers.py; checked before it returns
+#         rows = shard_rows(n_rows, len(workers))                  # one range for each worker, none empty
+#         begin(workers, f"{__name__}:SumShard", [(codes[:, one],) for one in rows])
+#         partial = collect([workers.call(number, "sum_bins", ...) for number in range(len(workers))])  # in order
 #
 # A worker holds one ``WorkerPart`` (``worker_connection``) of the installed package. It is made by its name and called
 # by the name of its methods; arguments and values are plain (``require_plain``) and go from the party's process to the
@@ -117,46 +104,6 @@ class Work:
         return count
 
 
-class Workers(Protocol):
-    """A party's workers, numbered from 0. A context manager: leaving it lets all go.
-
-    Attributes:
-        work: what each has done.
-    """
-
-    work: tuple[Work, ...]
-
-    def __len__(self) -> int: ...
-
-    def begin(self, worker: int, path: str, *args: Any) -> Future[Any]:
-        """Have a worker make a ``WorkerPart``, in the place of the one before.
-
-        Args:
-            path: "nvflare_plugins.module:Class".
-            args: plain values.
-
-        Raises (from the future, as ``call``):
-            WorkerFailure: a worker or the scheduler is lost, or did not answer in time; the text has its number.
-            VeilBoostError: what the part itself raised.
-        """
-
-    def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
-        """Have a worker call a method of its part; see ``begin``."""
-
-    def together(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
-        """Have all workers call a method in which their parts exchange values (``peers``), one such call at a time.
-
-        Args:
-            args: of each worker's; the number of the exchange comes before them.
-        """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 class HostLink(Protocol):
     """The way to the part host of one worker."""
 
@@ -190,8 +137,14 @@ class WorkerSilent(WorkerLost):
         return silent
 
 
-class LinkedWorkers:
-    """Workers behind links, each with a thread at the site that asks it one thing after the other."""
+class Workers:
+    """A party's workers, numbered from 0, behind links: a thread for each asks it one thing after another.
+
+    A context manager: leaving it lets all go.
+
+    Attributes:
+        work: what each has done.
+    """
 
     def __init__(self, links: Sequence[HostLink], peers: Sequence[PeerLink] = ()) -> None:
         """Args: peers: the same hosts, where they can exchange values."""
@@ -209,12 +162,28 @@ class LinkedWorkers:
         return len(self._links)
 
     def begin(self, worker: int, path: str, *args: Any) -> Future[Any]:
+        """Have a worker make a ``WorkerPart``, in the place of the one before.
+
+        Args:
+            path: "nvflare_plugins.module:Class".
+            args: plain values.
+
+        Raises (from the future, as ``call``):
+            WorkerFailure: a worker or the scheduler is lost, or did not answer in time; the text has its number.
+            VeilBoostError: what the part itself raised.
+        """
         return self._threads[worker].submit(self._ask, worker, "begin", path, args)
 
     def call(self, worker: int, method: str, *args: Any) -> Future[Any]:
+        """Have a worker call a method of its part; see ``begin``."""
         return self._threads[worker].submit(self._ask, worker, "call", method, args)
 
     def together(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """Have all workers call a method in which their parts exchange values (``peers``), one such call at a time.
+
+        Args:
+            args: of each worker's; the number of the exchange comes before them.
+        """
         exchange = next(self._exchanges)
         return [
             self._threads[worker].submit(self._ask, worker, "call", method, (exchange, *own), exchange=exchange)
@@ -239,7 +208,7 @@ class LinkedWorkers:
         """Take note of the first failure, which ends everything, and return it: nobody waits for others any longer."""
         self._failure = self._failure or failure
         self._has_failed.set()
-        self._end_exchanges(ALL)
+        self._end_exchanges(worker_connection.ALL)
         return self._failure
 
     def _end_exchanges(self, exchange: int) -> None:
@@ -249,7 +218,7 @@ class LinkedWorkers:
     def _ask(self, worker: int, function: str, *args: Any, exchange: int | None = None) -> Any:
         if self._failure is not None:
             raise self._failure
-        n_bytes, done = require_plain(args), self.work[worker]
+        n_bytes, done = worker_connection.require_plain(args), self.work[worker]
         try:
             with done.busy(str(args[0]) if function == "call" else function):
                 state, value, words = self._links[worker].ask(function, *args)
@@ -259,16 +228,16 @@ class LinkedWorkers:
             raise self._fail(failure) from None
         done.calls, done.bytes_to = done.calls + 1, done.bytes_to + n_bytes
         try:
-            done.bytes_from += require_plain(value)
+            done.bytes_from += worker_connection.require_plain(value)
         except (TypeError, RecursionError):
             raise self._fail(
                 WorkerFailure(f"worker {worker} of this site's cluster answered with more than plain values")
             ) from None
-        if state == DONE:
+        if state == worker_connection.DONE:
             return value
-        if state == FAILED:
+        if state == worker_connection.FAILED:
             raise self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
-        if state == LOST:
+        if state == worker_connection.LOST:
             self._has_failed.wait(_OWN_WORDS_S)  # the lost worker's own link says more
             other = value if type(value) is int else "?"
             raise self._fail(
@@ -277,9 +246,9 @@ class LinkedWorkers:
                     "or its machine's, says why"
                 )
             )
-        if state == OVER:
+        if state == worker_connection.OVER:
             raise self._failure or self._refusal or WorkerFailure("the work on this site's cluster has ended")
-        refusal = error_of(str(value), words)
+        refusal = worker_connection.error_of(str(value), words)
         if exchange is not None:  # the others would wait for what this one does not send
             self._refusal = refusal
             self._end_exchanges(exchange)
@@ -293,45 +262,6 @@ class LinkedWorkers:
                 break
             worker = other
         return worker
-
-
-class _PartHostHere:
-    """A part host in this process, behind the same pickling as one elsewhere."""
-
-    def __init__(self) -> None:
-        self._host = PartHost()
-
-    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        sent = pickle.loads(pickle.dumps(args))  # noqa: S301  # our own bytes
-        answer: tuple[str, Any, str] = getattr(self._host, function)(*sent)
-        return answer
-
-    def meet(self, number: int, hosts: Sequence[_PartHostHere]) -> None:
-        """Have the part host exchange values with others."""
-
-        def send(to: int, parcel: Parcel) -> Future[Any]:
-            if (peers := hosts[to]._host.peers) is not None:
-                peers.deliver(pickle.loads(pickle.dumps(parcel)))  # noqa: S301  # our own bytes
-            sent: Future[Any] = Future()
-            sent.set_result(None)
-            return sent
-
-        self._host.join(Peers(number, send))
-
-    def end_exchange(self, exchange: int) -> None:
-        if self._host.peers is not None:
-            self._host.peers.end(exchange)
-
-    def waits_for(self) -> int | None:
-        return None if self._host.peers is None else self._host.peers.waits_for()
-
-
-def workers_here(n_workers: int) -> LinkedWorkers:
-    """Return workers that are threads of this process: for tests, and to see what shards change without a cluster."""
-    hosts = [_PartHostHere() for _ in range(n_workers)]
-    for number, host in enumerate(hosts):
-        host.meet(number, hosts)
-    return LinkedWorkers(list(hosts), hosts)
 
 
 def collect(futures: Sequence[Future[Any]]) -> list[Any]:

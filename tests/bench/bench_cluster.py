@@ -47,11 +47,9 @@ from he_processors.key_bytes import secret_key_to_bytes
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import Cluster
 from nvflare_plugins.kinds.alignment.intersection import BLOCK, PART, BlindingKey, SpreadKey
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
+from nvflare_plugins.kinds.vertical.histogram_maker import GRADIENT_BLOCK_ROWS, histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner, elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import feature_blocks, layout_of
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, elgamal_owner, gradient_owner, histogram_maker
-from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.workers.dask_workers import DaskWorkers, open_workers
 from nvflare_plugins.workers.workers import begin
 from tests.bench.cluster_horizontal import measure
@@ -242,7 +240,7 @@ def _blinding(workers: DaskWorkers | None, n_ids: int) -> Callable[[], None]:
 
 def _summing(owner: Any, workers: DaskWorkers | None, tree: Tree, blocks: Sequence[bytes]) -> Callable[[], None]:
     setup, n_rows = owner.setup(), tree.g.size
-    maker = histogram_maker(setup, n_rows) if workers is None else ShardedHistogramMaker(setup, n_rows, workers)
+    maker = histogram_maker(setup, n_rows, workers)
     maker.hold(tree.codes)
 
     def step() -> None:

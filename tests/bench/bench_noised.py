@@ -24,8 +24,8 @@ from sklearn.metrics import roc_auc_score
 
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner
 from nvflare_plugins.kinds.vertical.noised import FRACTION_BITS, NoisePlan
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker

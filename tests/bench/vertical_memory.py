@@ -21,7 +21,8 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")
 import numpy as np
 
 from he_processors.paillier import generate_paillier_key
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import GRADIENT_BLOCK_ROWS, histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     HistogramRequest,
@@ -32,7 +33,6 @@ from nvflare_plugins.kinds.vertical.messages import (
     to_bytes,
 )
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS, gradient_owner, histogram_maker
 
 
 def main() -> None:

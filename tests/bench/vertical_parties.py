@@ -30,22 +30,21 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical import schemes
+from nvflare_plugins.kinds.vertical import histogram_maker as makers
 from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.histogram_maker import PointPairs, histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner
+from nvflare_plugins.kinds.vertical.key_owner import (
+    ClearGradientOwner,
+    PrecomputingKeyOwner,
+    elgamal_owner,
+    gradient_owner,
+    pair_format,
+)
 from nvflare_plugins.kinds.vertical.messages import from_bytes, place_parties, to_bytes
 from nvflare_plugins.kinds.vertical.model import merge, table_from_json, table_to_json
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import (
-    ClearGradientOwner,
-    PointPairs,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker
 
@@ -216,11 +215,11 @@ def _passive_process(
     pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int, guarded: bool
 ) -> None:
     clock = StageClock()
-    schemes.sum_bins = clock.timed("histogram", schemes.sum_bins)
-    schemes.pack_and_hide = clock.timed("pack", schemes.pack_and_hide)
-    schemes.decode_ciphertexts = clock.timed("receive", schemes.decode_ciphertexts)
+    makers.sum_bins = clock.timed("histogram", makers.sum_bins)
+    makers.pack_and_hide = clock.timed("pack", makers.pack_and_hide)
+    makers.decode_ciphertexts = clock.timed("receive", makers.decode_ciphertexts)
     PointPairs.take = clock.timed("receive", PointPairs.take)
-    schemes.plan_level = clock.timed("histogram", schemes.plan_level)
+    makers.plan_level = clock.timed("histogram", makers.plan_level)
     PointPairs.finish = clock.timed("hide", PointPairs.finish)
 
     maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))

@@ -104,7 +104,7 @@ def _terms() -> Parse:
 
 
 def _vertical_terms() -> Parse:
-    from nvflare_plugins.kinds.vertical.terms import VerticalTerms
+    from nvflare_plugins.kinds.vertical.messages import VerticalTerms
 
     return VerticalTerms.from_bytes
 
@@ -326,22 +326,22 @@ def _json(value: Any) -> str:
 def _serving_questions() -> Target:
     import numpy as np
 
-    from nvflare_plugins.kinds.vertical_inference import scorer
+    from nvflare_plugins.kinds.vertical_inference import serving
 
     def parse(data: bytes) -> None:
-        what, content = scorer.split_question(data)
-        if what is scorer.Question.OPEN:
-            scorer.opened_rows(content, 1000, 100)
-        elif what is scorer.Question.NEXT:
-            scorer.read_next_step(content)
+        what, content = serving.split_question(data)
+        if what is serving.Question.OPEN:
+            serving.opened_rows(content, 1000, 100)
+        elif what is serving.Question.NEXT:
+            serving.read_next_step(content)
 
-    return Target(parse, [scorer.open_rows(np.array([0, 7, 999])), scorer.next_step("job-1"), b"\x02VLBV"])
+    return Target(parse, [serving.open_rows(np.array([0, 7, 999])), serving.next_step("job-1"), b"\x02VLBV"])
 
 
 def _serving_answers() -> Target:
-    from nvflare_plugins.kinds.vertical_inference import scorer
+    from nvflare_plugins.kinds.vertical_inference import serving
 
-    return Target(scorer.read_answer, [scorer.answered(b"bits"), scorer.refused("scoring_bits_per_row")])
+    return Target(serving.read_answer, [serving.answered(b"bits"), serving.refused("scoring_bits_per_row")])
 
 
 def _requests_for_scores() -> Target:

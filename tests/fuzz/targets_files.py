@@ -96,7 +96,7 @@ def _model() -> Target:
 
 
 def _part() -> Target:
-    from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
+    from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, read_part
 
     path = _folder() / "part.json"
 

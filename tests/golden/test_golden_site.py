@@ -19,7 +19,7 @@ from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
-from nvflare_plugins.kinds.vertical.model_files import PassivePart, find_part
+from nvflare_plugins.kinds.vertical.model import PassivePart, find_part
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pages.run_record import RunRecord

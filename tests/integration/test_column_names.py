@@ -15,7 +15,7 @@ from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
-from nvflare_plugins.kinds.vertical.model_files import PASSIVE_FILE
+from nvflare_plugins.kinds.vertical.model import PASSIVE_FILE
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pooled.job import HorizontalJob

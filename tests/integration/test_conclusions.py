@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, PassivePart, read_part
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind

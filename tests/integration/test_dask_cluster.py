@@ -14,7 +14,7 @@ import pytest
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerLost
 from nvflare_plugins.kinds.alignment import intersection as blinding
-from nvflare_plugins.kinds.vertical import schemes
+from nvflare_plugins.kinds.vertical import histogram_maker
 from tests.integration.test_vertical_jobs import nothing_written, overlapping, same
 from tests.support.federation import succeed
 from tests.support.local_cluster import local_cluster, make_tls_files, worker_of
@@ -70,7 +70,7 @@ def test_a_client_without_the_certificates_gets_no_worker(tmp_path) -> None:
 
 
 def test_a_worker_killed_while_the_job_runs_ends_it_and_it_resumes_without(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(schemes, "GRADIENT_BLOCK_ROWS", 1 << 13)
+    monkeypatch.setattr(histogram_maker, "GRADIENT_BLOCK_ROWS", 1 << 13)
     parties = federation(tmp_path)
     training = {"num_rounds": 120, "checkpoint_every": 1}
     with local_cluster(2) as cluster:

@@ -18,7 +18,7 @@ from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_buckets
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.model_files import ModelIdentity, PassivePart
+from nvflare_plugins.kinds.vertical.model import ModelIdentity, PassivePart
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob

@@ -10,7 +10,7 @@ import xgboost as xgb
 
 from dp_components.ledger import Ledger
 from jobs import examples
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, read_part
 from nvflare_plugins.recipes.examples import PARTS, PATIENTS
 from nvflare_plugins.recipes.recipe import TuningRecipe, write_folder
 from nvflare_plugins.site.policy import SitePolicy

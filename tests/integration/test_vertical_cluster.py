@@ -13,14 +13,14 @@ from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner as owner
-from nvflare_plugins.kinds.vertical import schemes
-from nvflare_plugins.kinds.vertical import sharded_sums as passive
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
+from nvflare_plugins.workers.workers import Workers
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
 from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
+from tests.support.workers_here import workers_here
 
 TRAIN = table(390).iloc[:300]
 ADDRESS = "tcp://127.0.0.1:8786"
@@ -29,7 +29,6 @@ ADDRESS = "tcp://127.0.0.1:8786"
 @pytest.fixture(autouse=True)
 def _workers_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vertical_site, "open_workers", lambda cluster: workers_here(cluster.workers))
-    monkeypatch.setattr(schemes, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(owner, "GRADIENT_BLOCK_ROWS", 128)
@@ -137,7 +136,7 @@ class _LostAtSums:
 
 
 def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(parties, monkeypatch) -> None:
-    def with_a_loss(cluster) -> LinkedWorkers:
+    def with_a_loss(cluster) -> Workers:
         workers = workers_here(cluster.workers)
         workers._links[1] = _LostAtSums(workers._links[1])  # type: ignore[index]
         return workers

@@ -14,8 +14,9 @@ from he_processors.errors import BackendUnavailable, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.format import Protection
-from nvflare_plugins.kinds.vertical import active_party, schemes
-from nvflare_plugins.kinds.vertical.schemes import HistogramMaker, elgamal_owner
+from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner
+from nvflare_plugins.kinds.vertical.histogram_maker import HistogramMaker
+from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, same, sums_by_row
 from tests.support.federation import Parties, SiteDied, succeed
@@ -57,8 +58,8 @@ def test_the_parts_make_the_centralized_model_and_the_evidence_names_the_scheme(
 
 
 def test_the_next_trees_randomisers_are_made_meanwhile(parties, monkeypatch):
-    honest, filled = schemes.ElGamalGradientOwner.fill, []
-    monkeypatch.setattr(schemes.ElGamalGradientOwner, "fill", lambda self, n: (filled.append(n), honest(self, n))[1])
+    honest, filled = key_owner.ElGamalGradientOwner.fill, []
+    monkeypatch.setattr(key_owner.ElGamalGradientOwner, "fill", lambda self, n: (filled.append(n), honest(self, n))[1])
     succeed(run(parties, job(**ELGAMAL, num_rounds=3)))
     assert filled == [300, 300], "for each tree but the first"
 
@@ -114,7 +115,7 @@ def test_a_policy_that_does_not_name_it_refuses_it(parties):
 
 
 def test_a_site_without_a_compiled_curve_refuses_before_anything_is_sent(parties, monkeypatch):
-    monkeypatch.setattr(schemes, "REFERENCE", available_backends()[0])
+    monkeypatch.setattr(histogram_maker, "REFERENCE", available_backends()[0])
     outcomes = run(parties, job(**ELGAMAL))
     assert all(isinstance(one, VeilBoostError) for one in outcomes.values())
     assert any(isinstance(one, BackendUnavailable) and "paillier" in str(one) for one in outcomes.values())
@@ -130,8 +131,10 @@ def announced(monkeypatch, change) -> None:
     honest = active_party.open_owner
 
     def lie(*of):
-        owner, setup = honest(*of)
-        return owner, dataclasses.replace(setup, **change(owner))
+        owner = honest(*of)
+        said = dataclasses.replace(owner.setup(), **change(owner))
+        owner.setup = lambda: said
+        return owner
 
     monkeypatch.setattr(active_party, "open_owner", lie)
 
@@ -181,12 +184,12 @@ def test_sums_that_are_not_sums_end_the_job(parties, monkeypatch, change):
 
 
 def test_gradients_that_are_no_points_end_the_job(parties, monkeypatch):
-    honest = schemes.ElGamalGradientOwner.encrypt
+    honest = key_owner.ElGamalGradientOwner.encrypt
 
     def lie(self, g, h):
         data = bytearray(honest(self, g, h))
         data[-1] |= 0x80
         return bytes(data)
 
-    monkeypatch.setattr(schemes.ElGamalGradientOwner, "encrypt", lie)
+    monkeypatch.setattr(key_owner.ElGamalGradientOwner, "encrypt", lie)
     all_end_clearly(parties, run(parties, job(**ELGAMAL)), "no point of the curve")

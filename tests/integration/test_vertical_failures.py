@@ -14,10 +14,10 @@ from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.growth.sampling import XGBoostRandom, sampled_rows
 from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.vertical import active_party, context, model_files
+from nvflare_plugins.kinds.vertical import active_party, context, model
 from nvflare_plugins.kinds.vertical import passive_party as passive
+from nvflare_plugins.kinds.vertical.histogram_maker import HistogramMaker
 from nvflare_plugins.kinds.vertical.messages import DecisionRequest
-from nvflare_plugins.kinds.vertical.schemes import HistogramMaker
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.registry import Registry
@@ -202,7 +202,7 @@ WRITERS = {  # what is written, by whom, the write that fails, and what of the c
     "registry": (Registry, "trees_complete", 3, lambda self, *of: self._memory.path),
     "ledger_of_sums": (ReleasedSums, "charging", 4, lambda self: self._memory.path),
     "predictions": (PredictionBudget, "charge", 1, lambda self, *of: self._memory.path),
-    "part": (model_files, "write_part", 1, lambda folder, *of: folder),
+    "part": (model, "write_part", 1, lambda folder, *of: folder),
 }
 
 

@@ -15,11 +15,11 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from he_processors.key_bytes import public_key_to_bytes
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical import active_party, key_owner, messages, passive_party, schemes
+from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
 from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, unpack
@@ -45,7 +45,7 @@ def parties(tmp_path) -> Parties:
 def toy_keys(monkeypatch):
     """Short keys: fast, and refused outside tests."""
     monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
-    honest = schemes.histogram_maker
+    honest = histogram_maker.histogram_maker
     claimed = type("LongKey", (), {"key_bits": 2048})
     monkeypatch.setattr(passive_party, "unpack_public_key", lambda *of: claimed)
     monkeypatch.setattr(passive_party, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
@@ -61,20 +61,20 @@ def all_end_clearly(parties: Parties, outcomes: dict, said: str) -> None:
 
 
 def test_bins_that_do_not_sum_to_their_node_are_refused(parties, monkeypatch):
-    honest = schemes.HistogramMaker.sum_bins
+    honest = histogram_maker.HistogramMaker.sum_bins
 
     def lie(self, *of):
         sums = np.frombuffer(honest(self, *of), "<i8").copy()
         sums[0] += 1
         return sums.tobytes()
 
-    monkeypatch.setattr(schemes.HistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(histogram_maker.HistogramMaker, "sum_bins", lie)
     all_end_clearly(parties, run(parties, job()), REFUSED)
 
 
 @pytest.mark.parametrize("change", ["too_large", "zero", "swapped", "short"])
 def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, change):
-    honest = schemes.HistogramMaker.sum_bins
+    honest = histogram_maker.HistogramMaker.sum_bins
     width = (toy_paillier().public_key.modulus.bit_length() + 7) // 8
 
     def lie(self, *of):
@@ -89,7 +89,7 @@ def test_ciphertexts_out_of_range_are_refused(parties, toy_keys, monkeypatch, ch
             del sums[-1]
         return bytes(sums)
 
-    monkeypatch.setattr(schemes.HistogramMaker, "sum_bins", lie)
+    monkeypatch.setattr(histogram_maker.HistogramMaker, "sum_bins", lie)
     outcomes = run(parties, job(**PAILLIER))
     assert isinstance(outcomes["site-1"], ProtocolError)
     all_end_clearly(parties, outcomes, str(outcomes["site-1"]))
@@ -99,9 +99,11 @@ def test_gradients_under_another_key_are_refused(parties, toy_keys, monkeypatch)
     honest = active_party.open_owner
 
     def other_key(*of):
-        owner, setup = honest(*of)
+        owner = honest(*of)
         other = public_key_to_bytes(toy_paillier(seed=2).public_key)
-        return owner, dataclasses.replace(setup, public_key=other)
+        said = dataclasses.replace(owner.setup(), public_key=other)
+        owner.setup = lambda: said
+        return owner
 
     monkeypatch.setattr(active_party, "open_owner", other_key)
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "another key")
@@ -200,13 +202,13 @@ def test_an_operators_abort_ends_all(parties):
 def test_nothing_secret_is_in_another_partys_files_or_messages(parties, toy_keys, monkeypatch):
     """Labels, gradients, leaves and thresholds are searched in everything written and everything sent."""
     secrets: list[bytes] = []
-    honest = schemes.EncryptedGradientOwner.encrypt
+    honest = key_owner.EncryptedGradientOwner.encrypt
 
     def listen(self, g, h):
         secrets.extend(pair.astype("<i8").tobytes() for pair in np.stack([g, h], axis=1)[:50])
         return honest(self, g, h)
 
-    monkeypatch.setattr(schemes.EncryptedGradientOwner, "encrypt", listen)
+    monkeypatch.setattr(key_owner.EncryptedGradientOwner, "encrypt", listen)
     succeed(run(parties, job(**PAILLIER, num_rounds=3)))
     assert first_difference(merged(parties), central(table(390).iloc[:300], 3).save_raw("json")) == ""
     active = read_part(parties.run_folder("site-1") / ACTIVE_FILE, "site-1", ActivePart).part

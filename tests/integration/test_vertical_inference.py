@@ -18,9 +18,8 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, REFUSED
 from nvflare_plugins.kinds.vertical_inference import site as inference_site
-from nvflare_plugins.kinds.vertical_inference.inference import REFUSED
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pages.run_record import RunRecord

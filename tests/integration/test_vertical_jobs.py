@@ -19,7 +19,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.vertical import passive_party
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.site.memory.released import ReleasedSums

@@ -18,11 +18,11 @@ from nvflare_plugins.kinds.vertical import active_party
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.kinds.vertical.key_owner import open_owner
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoiseSource
-from nvflare_plugins.kinds.vertical.party_sums import PartySums
+from nvflare_plugins.kinds.vertical.tree_growth import PartySums
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.workers.workers import workers_here
 from tests.support.federation import Parties, succeed
 from tests.support.vertical_jobs import POLICY, give_columns, job, merged, run, table
+from tests.support.workers_here import workers_here
 
 BUDGET = {"epsilon": 8.0, "delta": 1e-5}
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 32, "eta": 0.3}

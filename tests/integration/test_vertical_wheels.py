@@ -10,7 +10,7 @@ import xgboost as xgb
 
 from nvflare_plugins.growth.arithmetic import arithmetic_here
 from nvflare_plugins.kinds.vertical import site as vertical_site
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, ActivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, ActivePart, read_part
 from nvflare_plugins.pooled.mediated.mediator import Mediator
 from tests.support import vertical_jobs
 from tests.support.federation import succeed

@@ -23,11 +23,12 @@ from nvflare_plugins.pooled.shards import ShardedRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.shards import comparing, reads_in_passes
 from nvflare_plugins.workers.worker_connection import PartHost
-from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
+from nvflare_plugins.workers.workers import Workers
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
 from tests.support.private_federation import DATA, PrivateFederation, frame_of, job_of
 from tests.support.shards import in_shards
+from tests.support.workers_here import workers_here
 
 COLORS = ["rot", "grün", "blau"]
 CLUSTER = {"scheduler": "tcp://127.0.0.1:8786", "workers": 2}
@@ -109,7 +110,7 @@ def _elsewhere(value: Any) -> Any:
     return {key: _elsewhere(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def second_elsewhere(n_workers: int) -> LinkedWorkers:
+def second_elsewhere(n_workers: int) -> Workers:
     here = workers_here(n_workers)
     here._links[1] = OtherMount()  # type: ignore[index]
     return here

@@ -18,9 +18,9 @@ from sklearn.datasets import load_breast_cancer
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
-from nvflare_plugins.kinds.vertical.schemes import elgamal_owner, gradient_owner, histogram_maker
 from nvflare_plugins.xgb.rounds import parse_metrics
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.kinds.vertical.model import NOTHING_ABOVE
-from nvflare_plugins.kinds.vertical.model_files import KINDS, feature_importance
+from nvflare_plugins.kinds.vertical.model import KINDS, NOTHING_ABOVE, feature_importance
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
 from nvflare_plugins.kinds.vertical_inference.inference import Predictions, predict
 from tests.support.vertical_federation import Joined, Outcome, central, federate, trees

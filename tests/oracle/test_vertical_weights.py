@@ -12,10 +12,16 @@ import xgboost as xgb
 
 from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.kinds.vertical.gradient_scale import check_weights, pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.key_owner import (
+    ClearGradientOwner,
+    check_weights,
+    elgamal_owner,
+    gradient_owner,
+    pair_format,
+)
 from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, elgamal_owner, gradient_owner, histogram_maker
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference

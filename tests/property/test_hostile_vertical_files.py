@@ -19,8 +19,14 @@ from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.alignment.result import Alignment, _read, save_alignments
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.model import PrivateSplit, merge, table_to_json
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns, PassivePart
+from nvflare_plugins.kinds.vertical.model import (
+    ActivePart,
+    PartyColumns,
+    PassivePart,
+    PrivateSplit,
+    merge,
+    table_to_json,
+)
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import _table

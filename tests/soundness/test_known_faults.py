@@ -9,15 +9,8 @@ import math
 import numpy as np
 import pytest
 
+from he_processors import paillier
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.paillier import (
-    ArithmeticFault,
-    PaillierEncryptor,
-    Rerandomiser,
-    generate_paillier_key,
-    owner_encryptor,
-    public_encryptor,
-)
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
 KEY = toy_paillier()
@@ -40,7 +33,7 @@ def difference_without_key(c1: int, c2: int) -> int | None:
 class OneRandomiser:
     """The fault: r drawn once."""
 
-    def __init__(self, encryptor: PaillierEncryptor) -> None:
+    def __init__(self, encryptor: paillier.PaillierEncryptor) -> None:
         self._arithmetic = encryptor.arithmetic
         self._residue = encryptor.randomisers.draw(1)
 
@@ -50,11 +43,11 @@ class OneRandomiser:
 
 def test_a_shared_randomiser_reveals_differences_and_ours_are_not_shared() -> None:
     values = [7, 1000, -3, 7]
-    ours = owner_encryptor(KEY)
-    faulty = PaillierEncryptor(KEY.public_key, ours.arithmetic, OneRandomiser(ours))
+    ours = paillier.owner_encryptor(KEY)
+    faulty = paillier.PaillierEncryptor(KEY.public_key, ours.arithmetic, OneRandomiser(ours))
     first, second, *_ = encrypted(faulty, values)
     assert difference_without_key(first, second) == 7 - 1000
-    for encryptor in (ours, public_encryptor(KEY.public_key)):
+    for encryptor in (ours, paillier.public_encryptor(KEY.public_key)):
         batches = encrypted(encryptor, values) + encrypted(encryptor, values)
         for c1, c2 in itertools.combinations(batches, 2):
             assert difference_without_key(c1, c2) is None
@@ -62,7 +55,7 @@ def test_a_shared_randomiser_reveals_differences_and_ours_are_not_shared() -> No
 
 @pytest.mark.parametrize("n_batches", [1, 5])
 def test_equal_plaintexts_have_different_ciphertexts(n_batches: int) -> None:
-    for encryptor in (owner_encryptor(KEY), public_encryptor(KEY.public_key)):
+    for encryptor in (paillier.owner_encryptor(KEY), paillier.public_encryptor(KEY.public_key)):
         ciphertexts = [c for _ in range(n_batches) for c in encrypted(encryptor, [0] * 40)]
         assert len(set(ciphertexts)) == 40 * n_batches
 
@@ -71,16 +64,16 @@ def test_equal_plaintexts_have_different_ciphertexts(n_batches: int) -> None:
 
 
 def test_a_key_from_a_small_seed_is_found_by_trying_seeds() -> None:
-    target = generate_paillier_key(512, SeededRandomness(37), allow_toy_keys=True).public_key.n
-    guesses = (generate_paillier_key(512, SeededRandomness(seed), allow_toy_keys=True) for seed in range(64))
+    target = paillier.generate_paillier_key(512, SeededRandomness(37), allow_toy_keys=True).public_key.n
+    guesses = (paillier.generate_paillier_key(512, SeededRandomness(seed), allow_toy_keys=True) for seed in range(64))
     assert any(math.gcd(guess.p, target) > 1 for guess in guesses)
 
 
 def test_our_keys_come_from_the_operating_system_and_take_no_seed() -> None:
-    parameters = inspect.signature(generate_paillier_key).parameters
+    parameters = inspect.signature(paillier.generate_paillier_key).parameters
     assert not any("seed" in name for name in parameters)
     assert parameters["source"].default.bytes(16) != parameters["source"].default.bytes(16)
-    keys = [generate_paillier_key(512, allow_toy_keys=True) for _ in range(8)]
+    keys = [paillier.generate_paillier_key(512, allow_toy_keys=True) for _ in range(8)]
     primes = [prime for key in keys for prime in (key.p, key.q)]
     assert len(set(primes)) == 16
 
@@ -89,7 +82,7 @@ def test_our_keys_come_from_the_operating_system_and_take_no_seed() -> None:
 
 
 def test_a_fault_in_one_half_reveals_a_factor_and_is_caught() -> None:
-    encryptor = owner_encryptor(KEY, "gmpy2")
+    encryptor = paillier.owner_encryptor(KEY, "gmpy2")
     owner = encryptor.randomisers._source
     right = ints_from_rows(encryptor.arithmetic.to_wire(owner.draw(1)))[0]
     wrong_in_q = (right + KEY.p**2) % MODULUS  # right modulo p^2, wrong modulo q^2
@@ -98,7 +91,7 @@ def test_a_fault_in_one_half_reveals_a_factor_and_is_caught() -> None:
     assert math.gcd(right - wrong_in_q, N) == KEY.p
     for half in (owner._larger, owner._smaller):
         _break_one_residue(half)
-        with pytest.raises(ArithmeticFault):
+        with pytest.raises(paillier.ArithmeticFault):
             encryptor.encrypt(signed_rows([1, 2, 3]))
         del half.draw
     encryptor.encrypt(signed_rows([1, 2, 3]))
@@ -122,7 +115,7 @@ def _break_one_residue(half) -> None:
 
 
 def test_the_owner_tests_membership_without_rerandomisation_and_cannot_with_it() -> None:
-    encryptor = owner_encryptor(KEY)
+    encryptor = paillier.owner_encryptor(KEY)
     arithmetic = encryptor.arithmetic
     ciphertexts = encryptor.encrypt(signed_rows([4, 4, 4, 4]))
     # A bin of rows 0 and 2. Sums of equal gradients tell nothing, but the product names its rows.
@@ -137,5 +130,5 @@ def test_the_owner_tests_membership_without_rerandomisation_and_cannot_with_it()
         return [s for s, row in zip(subsets, products, strict=True) if row.tobytes() == target]
 
     assert owner_finds_rows(returned) == [(0, 2)]
-    rerandomiser = Rerandomiser(KEY.public_key, arithmetic)
+    rerandomiser = paillier.Rerandomiser(KEY.public_key, arithmetic)
     assert owner_finds_rows(rerandomiser.rerandomise(returned)) == []

@@ -15,15 +15,6 @@ import pytest
 from he_processors import paillier
 from he_processors.bignum.registry import open_backend
 from he_processors.bignum.rows import ints_from_rows, random_rows_below
-from he_processors.paillier import (
-    GeneratorPowers,
-    OwnerRandomisers,
-    PaillierPublicKey,
-    PrimePowers,
-    PublicRandomisers,
-    Rerandomiser,
-    owner_encryptor,
-)
 from tests.support.he_toys import SeededRandomness, toy_paillier
 
 # p - 1 = 2 * 29, q - 1 = 2 * 23: n-th residues modulo n^2 form a group of 58 * 46 = 2668 elements.
@@ -51,19 +42,19 @@ def _generator(p: int) -> int:
     return next(g for g in range(2, p) if len({pow(g, e, p) for e in range(p - 1)}) == p - 1)
 
 
-def _powers(p: int, exponent: int, source: SeededRandomness) -> GeneratorPowers:
-    return GeneratorPowers(open_backend("gmpy2", p * p), pow(_generator(p), exponent, p * p), p - 1, source)
+def _powers(p: int, exponent: int, source: SeededRandomness) -> paillier.GeneratorPowers:
+    return paillier.GeneratorPowers(open_backend("gmpy2", p * p), pow(_generator(p), exponent, p * p), p - 1, source)
 
 
-def _owner(source: SeededRandomness, structured: bool) -> tuple[OwnerRandomisers, object]:
+def _owner(source: SeededRandomness, structured: bool) -> tuple[paillier.OwnerRandomisers, object]:
     arithmetic = open_backend("gmpy2", N * N)
     halves = []
     for p in (P, Q):
         if structured:
             halves.append(_powers(p, p, source))
         else:
-            halves.append(PrimePowers(open_backend("gmpy2", p * p), p, source))
-    return OwnerRandomisers(arithmetic, *halves), arithmetic
+            halves.append(paillier.PrimePowers(open_backend("gmpy2", p * p), p, source))
+    return paillier.OwnerRandomisers(arithmetic, *halves), arithmetic
 
 
 def test_the_group_is_as_large_as_it_should_be() -> None:
@@ -78,7 +69,7 @@ def test_owner_randomisers_are_uniform_over_all_nth_residues(structured: bool) -
 
 def test_public_randomisers_are_uniform_over_all_nth_residues() -> None:
     arithmetic = open_backend("gmpy2", N * N)
-    source = PublicRandomisers(PaillierPublicKey(N), arithmetic, SeededRandomness(2))
+    source = paillier.PublicRandomisers(paillier.PaillierPublicKey(N), arithmetic, SeededRandomness(2))
     values: list[int] = []
     while len(values) < N_DRAWS // 2:  # small batches: with such primes every long batch holds a non-unit
         values += draw(source, arithmetic, 8)
@@ -88,7 +79,7 @@ def test_public_randomisers_are_uniform_over_all_nth_residues() -> None:
 
 def test_rerandomisers_are_uniform_over_all_nth_residues() -> None:
     arithmetic = open_backend("gmpy2", N * N)
-    source = Rerandomiser(PaillierPublicKey(N), arithmetic, SeededRandomness(3))
+    source = paillier.Rerandomiser(paillier.PaillierPublicKey(N), arithmetic, SeededRandomness(3))
     assert chi_squared(draw(source, arithmetic), RESIDUES) < LIMIT
 
 
@@ -111,7 +102,7 @@ def test_exponents_by_modulo_instead_of_rejection_are_rejected(monkeypatch: pyte
 def test_a_base_that_is_no_generator_is_rejected() -> None:
     square, small = _powers(P, 2 * P, SeededRandomness(6)), _powers(Q, Q, SeededRandomness(7))
     arithmetic = open_backend("gmpy2", N * N)
-    assert chi_squared(draw(OwnerRandomisers(arithmetic, square, small), arithmetic), RESIDUES) > LIMIT
+    assert chi_squared(draw(paillier.OwnerRandomisers(arithmetic, square, small), arithmetic), RESIDUES) > LIMIT
 
 
 def _symbol_counts(values: list[int], p: int, q: int) -> list[int]:
@@ -127,8 +118,8 @@ def _quarters_statistic(counts: list[int]) -> float:
 def test_quadratic_characters_modulo_both_primes_are_independent() -> None:
     # Real structure: 768-bit key, n = 2000 draws, chi2(3), limit at 1 - 1e-5: 26.
     key = toy_paillier()
-    owner = owner_encryptor(key, source=SeededRandomness(8))
-    for source in (owner.randomisers, Rerandomiser(key.public_key, owner.arithmetic, SeededRandomness(9))):
+    owner = paillier.owner_encryptor(key, source=SeededRandomness(8))
+    for source in (owner.randomisers, paillier.Rerandomiser(key.public_key, owner.arithmetic, SeededRandomness(9))):
         values = draw(source, owner.arithmetic, 2000)
         assert _quarters_statistic(_symbol_counts(values, key.p, key.q)) < 26.0
 
@@ -148,8 +139,8 @@ def test_a_single_base_shows_in_the_quadratic_characters() -> None:
 def test_cosets_of_small_odd_order_are_uniform_too() -> None:
     # The character x^((p-1)/f) for the odd factors f of the cofactor k: each class equally often.
     key = toy_paillier()
-    owner = owner_encryptor(key, source=SeededRandomness(11))
-    rerandomiser = Rerandomiser(key.public_key, owner.arithmetic, SeededRandomness(12))
+    owner = paillier.owner_encryptor(key, source=SeededRandomness(11))
+    rerandomiser = paillier.Rerandomiser(key.public_key, owner.arithmetic, SeededRandomness(12))
     n_checked = 0
     for p in (key.p, key.q):
         factors = [f for f in range(3, 60, 2) if (p - 1) % f == 0 and gmpy2.is_prime(f)]

@@ -53,7 +53,7 @@ def run_parties(
     def reason(error: Exception) -> str:
         return str(error) if isinstance(error, VeilBoostError) else type(error).__name__
 
-    outcomes = run_in_threads(Aggregator(names, attempt, TIMEOUT_S), names, run, reason=reason, **hooks)
+    outcomes = run_in_threads(Aggregator(names, attempt, 0.0), names, run, reason=reason, **hooks)
     return [outcomes[name] for name in names]
 
 

@@ -27,17 +27,10 @@ from scipy import linalg
 from he_processors.histogram.planner import BinCodes, BinLayout
 from he_processors.histogram.sums import BinSums, NodeTotal
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.guards import MAX_SHARE, Exposure, Guard
-from nvflare_plugins.kinds.vertical.messages import (
-    HistogramAnswer,
-    HistogramRequest,
-    SplitAnswer,
-    SplitRequest,
-    from_bytes,
-)
-from nvflare_plugins.kinds.vertical.party_sums import ROOT
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
+from nvflare_plugins.kinds.vertical.tree_growth import ROOT
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker
@@ -250,19 +243,19 @@ class Tap(ClearGradientOwner):
         honest = link._answer
 
         def answer(sent: bytes):
-            request, reply = from_bytes(sent), honest(sent)
-            if isinstance(request, HistogramRequest):
+            request, reply = messages.from_bytes(sent), honest(sent)
+            if isinstance(request, messages.HistogramRequest):
                 self._divide(request)
-            if isinstance(reply, HistogramAnswer):
+            if isinstance(reply, messages.HistogramAnswer):
                 self._nodes += [self._rows[node] for node in reply.nodes]
-            elif isinstance(reply, SplitAnswer):
+            elif isinstance(reply, messages.SplitAnswer):
                 self._note_splits(request, reply)
             return reply
 
         link._answer = answer
         return link
 
-    def _divide(self, request: HistogramRequest) -> None:
+    def _divide(self, request: messages.HistogramRequest) -> None:
         if not request.partitions and not request.own:
             self._rows, self._sides = {ROOT: np.arange(self._n_rows, dtype=np.int32)}, {}
         for part in request.partitions:
@@ -271,7 +264,7 @@ class Tap(ClearGradientOwner):
         for part in request.own:
             self._rows[part.left], self._rows[part.right] = self._sides[part.node]
 
-    def _note_splits(self, request: SplitRequest, reply: SplitAnswer) -> None:
+    def _note_splits(self, request: messages.SplitRequest, reply: messages.SplitAnswer) -> None:
         for split, bits in zip(request.splits, reply.goes_left, strict=True):
             rows, goes_left = self._rows[split.node], bits.unpack()
             sides = rows[goes_left], rows[~goes_left]

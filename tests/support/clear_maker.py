@@ -1,6 +1,6 @@
 """A passive party's half of the additive scheme in the clear, which takes any pairs."""
 
-from nvflare_plugins.kinds.vertical.schemes import ClearTerms, HistogramMaker, Timer, untimed
+from nvflare_plugins.kinds.vertical.histogram_maker import ClearPairs, HistogramMaker, Timer, untimed
 
 
 class ClearHistogramMaker(HistogramMaker):
@@ -8,5 +8,5 @@ class ClearHistogramMaker(HistogramMaker):
 
     def __init__(self, timer: Timer = untimed, n_words: int = 1, is_streamed: bool = False) -> None:
         """Args: n_words: of a sum (``PairFormat.n_words``); is_streamed: sums come in blocks of features."""
-        super().__init__(ClearTerms(None, n_words), timer)
+        super().__init__(ClearPairs(None, n_words), timer)
         self.is_streamed = is_streamed

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.workers.workers import Workers, workers_here
+from nvflare_plugins.workers.workers import Workers
+from tests.support.workers_here import workers_here
 
 SITES = (
     "nvflare_plugins.kinds.horizontal.site",

@@ -12,23 +12,15 @@ from numpy.typing import NDArray
 
 from dp_components.split_candidates.dp_quantiles import quantile_cuts
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.kinds.vertical.active_party import (
-    LabelledSet,
-    OwnColumns,
-    VerticalResult,
-    VerticalSettings,
-    train_vertical,
-)
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical import active_party
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
 from nvflare_plugins.kinds.vertical.messages import Party, place_parties
-from nvflare_plugins.kinds.vertical.model import FederatedModel, merge
-from nvflare_plugins.kinds.vertical.model_files import PassivePart
+from nvflare_plugins.kinds.vertical.model import FederatedModel, PassivePart, merge
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
 from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
@@ -70,7 +62,7 @@ class Joined:
 class Outcome:
     """The parts of a vertical model."""
 
-    result: VerticalResult
+    result: active_party.VerticalResult
     passives: list[PassiveParty]
     parties: tuple[Party, ...]
     n_own: int
@@ -145,14 +137,16 @@ def federate(
         (f"site-{i + 2}", passive.schema(), link) for i, (passive, link) in enumerate(zip(passives, links, strict=True))
     ]
     parties = place_parties(joined.widths[0], introductions)
-    sets = [LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
+    sets = [active_party.LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
     if joined.valid is not None:
-        sets.append(LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
+        sets.append(active_party.LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
-    settings = VerticalSettings(num_rounds, noised=noised, **{"deadline_s": 60, **settings})
+    settings = active_party.VerticalSettings(num_rounds, noised=noised, **{"deadline_s": 60, **settings})
     own_names = tuple(names[: joined.widths[0]])
     lists = {name: words for name, words in zip(own_names, joined.lists(0), strict=True) if words}
-    result = train_vertical(checked, sets, parties, owner, OwnColumns(own_names, lists), settings, model)
+    result = active_party.train_vertical(
+        checked, sets, parties, owner, active_party.OwnColumns(own_names, lists), settings, model
+    )
     return Outcome(result, passives, parties, joined.widths[0])
 
 

@@ -14,8 +14,7 @@ import xgboost as xgb
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.flare.executor import error_text
 from nvflare_plugins.kinds.vertical.job import VerticalJob
-from nvflare_plugins.kinds.vertical.model import merge
-from nvflare_plugins.kinds.vertical.model_files import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, read_part
+from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, merge, read_part
 from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support.federation import DirectTransport, Listener, Parties, run_in_threads

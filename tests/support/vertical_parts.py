@@ -8,27 +8,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.kinds.vertical.model_files import (
-    ActivePart,
-    ModelIdentity,
-    Part,
-    PartyColumns,
-    PassivePart,
-    commit,
-    write_part,
-)
+from nvflare_plugins.kinds.vertical import model
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome
 
 
-def parts_of(outcome: Outcome, joined: Joined | None = None) -> tuple[ActivePart, dict[str, PassivePart]]:
+def parts_of(outcome: Outcome, joined: Joined | None = None) -> tuple[model.ActivePart, dict[str, model.PassivePart]]:
     """Return the active party's part, and the passive parties' by name. Args: joined: has the lists of categories."""
-    parties = tuple(PartyColumns(party.name, party.schema.aliases) for party in outcome.parties)
+    parties = tuple(model.PartyColumns(party.name, party.schema.aliases) for party in outcome.parties)
     own = tuple(json.loads(outcome.result.model)["learner"]["feature_names"][: outcome.n_own])
-    active = ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
+    active = model.ActivePart(outcome.result.model, own, parties, outcome.result.best_round)
     passive = {
-        party.name: PassivePart(
+        party.name: model.PassivePart(
             dict(passive.table),
             tuple(f"c{i}" for i in range(len(party.schema.aliases))),
             party.schema.aliases,
@@ -39,7 +31,7 @@ def parts_of(outcome: Outcome, joined: Joined | None = None) -> tuple[ActivePart
     return active, passive
 
 
-def features_of(joined: Joined, active: ActivePart, table: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+def features_of(joined: Joined, active: model.ActivePart, table: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     """Return each passive party's columns of a joined table."""
     return {party.site: joined.part(i + 1, table) for i, party in enumerate(active.parties)}
 
@@ -47,7 +39,9 @@ def features_of(joined: Joined, active: ActivePart, table: NDArray[np.float32]) 
 class Links(dict[str, InProcessLink]):
     """Ways to passive parties of this process; leave the context to end their threads."""
 
-    def __init__(self, passive: dict[str, PassivePart], features: dict[str, NDArray[np.float32]], batch_rows: int):
+    def __init__(
+        self, passive: dict[str, model.PassivePart], features: dict[str, NDArray[np.float32]], batch_rows: int
+    ):
         super().__init__(
             {site: InProcessLink(PathOwner(part, features[site], batch_rows)) for site, part in passive.items()}
         )
@@ -60,11 +54,13 @@ class Links(dict[str, InProcessLink]):
             link.close()
 
 
-def write_parts(folders: dict[str, Path], parts: dict[str, Part], active: str, job_id: str) -> ModelIdentity:
+def write_parts(
+    folders: dict[str, Path], parts: dict[str, model.Part], active: str, job_id: str
+) -> model.ModelIdentity:
     """Write the parts of one model into the sites' folders, as the end of a training does."""
-    commitments = {site: commit(part) for site, part in sorted(parts.items())}
-    identity = ModelIdentity(job_id, active, tuple(commitments), tuple(c.digest for c in commitments.values()))
+    commitments = {site: model.commit(part) for site, part in sorted(parts.items())}
+    identity = model.ModelIdentity(job_id, active, tuple(commitments), tuple(c.digest for c in commitments.values()))
     for site, part in parts.items():
         folders[site].mkdir(parents=True, exist_ok=True)
-        write_part(folders[site], site, part, identity, commitments[site])
+        model.write_part(folders[site], site, part, identity, commitments[site])
     return identity

@@ -11,48 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from dp_components import events, ledger
 from dp_components.accounting import PrivacyCost, count_events
-from dp_components.events import (
-    ComposedEvent,
-    DiscreteGaussianEvent,
-    DisjointPartEvent,
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighbouringRelation,
-    RepeatedEvent,
-)
-from dp_components.ledger import (
-    Budget,
-    LedgerIdentity,
-    LedgerState,
-    Record,
-    _line,
-    budget_record,
-    close_record,
-    head_record,
-    interrupt_record,
-    ledger_record,
-    lost_record,
-    open_record,
-    person_record,
-    release_record,
-    resume_record,
-    summarise_closed,
-)
-from nvflare_plugins.evidence.format import (
-    Content,
-    Protection,
-    SignedHead,
-    canonical,
-    chain_line,
-    parse_line,
-)
+from nvflare_plugins.evidence import format
 from nvflare_plugins.evidence.log import EvidenceLog
 from tests.vectors.drawn import Case, damages, drawn
 
 _AT = "2026-01-31T12:00:00Z"
-_ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
+_ROW = events.NeighbouringRelation.ADD_OR_REMOVE_ROW
 Records = list[dict[str, Any]]
 
 
@@ -78,7 +44,7 @@ def site_log(signed: bool, role: str = "site") -> bytes:
                 protection={"key_bits": 61},
                 signer=(lambda statement: drawn(statement.hex(), 64)) if signed else None,
             )
-            log.content("sent", "site-2", Content.BLINDED_IDS, Protection.BLINDED, 2048)
+            log.content("sent", "site-2", format.Content.BLINDED_IDS, format.Protection.BLINDED, 2048)
             log.spend("leaf sums", "gaussian(2)", 0.25, 1e-06)
             log.local("ROOT_SUM", "update:0", "from the root histogram")
         log.record("sent", 0, "HANDSHAKE", "setup:0", "PUBLIC", 0, b"hello", False)
@@ -86,7 +52,7 @@ def site_log(signed: bool, role: str = "site") -> bytes:
         log.round(0)
         if role == "site":
             own = log.signed_head()
-            log.countersign({site: own, "site-2": SignedHead("site-2", 5, drawn("head")).to_bytes()}, None)
+            log.countersign({site: own, "site-2": format.SignedHead("site-2", 5, drawn("head")).to_bytes()}, None)
             log.model("model.json", 1234, drawn("model"))
         log.end("completed")
         return log.close().read_bytes()
@@ -94,11 +60,11 @@ def site_log(signed: bool, role: str = "site") -> bytes:
 
 def _again(data: bytes, change: Callable[[Records], None]) -> bytes:
     """Return a log with changed records, numbered and hashed again as a forger without a key would."""
-    records = [parse_line(line) for line in data.splitlines()]
+    records = [format.parse_line(line) for line in data.splitlines()]
     change(records)
     previous, lines = bytes(32), []
     for n, record in enumerate(records):
-        line, previous = chain_line(previous, {**{k: v for k, v in record.items() if k != "hash"}, "n": n})
+        line, previous = format.chain_line(previous, {**{k: v for k, v in record.items() if k != "hash"}, "n": n})
         lines.append(line + b"\n")
     return b"".join(lines)
 
@@ -169,9 +135,9 @@ def _evidence() -> Iterator[Case]:
         yield f"evidence: {name}", "evidence", {"log": data.decode()}
     where = {"job_id": "job-1", "attempt": "00" * 16}
     for signature in (None, drawn("signature", 64)):
-        data = SignedHead("site-1", 12, drawn("digest"), signature).to_bytes()
+        data = format.SignedHead("site-1", 12, drawn("digest"), signature).to_bytes()
         yield f"head, signed {signature is not None}", "head", {**where, "data": data.hex()}
-    head = SignedHead("site-1", 12, drawn("digest")).to_dict()
+    head = format.SignedHead("site-1", 12, drawn("digest")).to_dict()
     changes = {
         "short digest": {**head, "digest": "ab"},
         "capital letters": {**head, "digest": head["digest"].upper()},
@@ -180,62 +146,64 @@ def _evidence() -> Iterator[Case]:
         "a path": {**head, "site": "../x"},
         "empty signature": {**head, "signature": ""},
     }
-    yield from damages("head", "head", where, {name: canonical(value) for name, value in changes.items()})
+    yield from damages("head", "head", where, {name: format.canonical(value) for name, value in changes.items()})
     yield from damages("head", "head", where, {"no JSON": b"{", "no object": b"[]", "beyond ASCII": "ä".encode()})
-    seal = parse_line(logs["of a site, signed"].splitlines()[-1])
+    seal = format.parse_line(logs["of a site, signed"].splitlines()[-1])
     body = {key: value for key, value in seal.items() if key not in ("hash", "signature")} | {"signature": None}
     yield "seal", "seal", {"body": body, "previous": drawn("previous").hex()}
 
 
-def journal(records: list[Record]) -> bytes:
+def journal(records: list[ledger.Record]) -> bytes:
     """Return a ledger's file."""
     check, lines = "", []
     for record in records:
-        line, check = _line({**record, "at": _AT}, check)
+        line, check = ledger._line({**record, "at": _AT}, check)
         lines.append(line)
     return b"".join(lines)
 
 
-def _ledgers() -> dict[str, list[Record]]:
-    identity = LedgerIdentity("site-1", "credit", _ROW, 2)
-    gaussian = DiscreteGaussianEvent(2.0, _ROW, ((16.0, 4), (8.0, 1)), 2)
-    part = DisjointPartEvent(ExponentialEvent(0.25, _ROW), "ensemble 3", 1)
-    plan = count_events(ComposedEvent((RepeatedEvent(gaussian, 10), LaplaceEvent(0.5, _ROW), part)))
-    spent = [count_events(event) for event in (gaussian, LaplaceEvent(0.5, _ROW))]
-    begun = [ledger_record(identity), budget_record(Budget(4.0, 1e-5, 1.0, 0.0))]
+def _ledgers() -> dict[str, list[ledger.Record]]:
+    identity = ledger.LedgerIdentity("site-1", "credit", _ROW, 2)
+    gaussian = events.DiscreteGaussianEvent(2.0, _ROW, ((16.0, 4), (8.0, 1)), 2)
+    part = events.DisjointPartEvent(events.ExponentialEvent(0.25, _ROW), "ensemble 3", 1)
+    plan = count_events(
+        events.ComposedEvent((events.RepeatedEvent(gaussian, 10), events.LaplaceEvent(0.5, _ROW), part))
+    )
+    spent = [count_events(event) for event in (gaussian, events.LaplaceEvent(0.5, _ROW))]
+    begun = [ledger.ledger_record(identity), ledger.budget_record(ledger.Budget(4.0, 1e-5, 1.0, 0.0))]
     value = np.array([[1, -2], [3, (1 << 40)]])
     running = [
         *begun,
-        open_record("job-1", plan) | {"can_resume": True},
-        release_record("job-1", "leaf sums of tree 0", spent[0], value),
-        release_record("job-1", "start", spent[1], np.array(7)),
-        interrupt_record("job-1"),
+        ledger.open_record("job-1", plan) | {"can_resume": True},
+        ledger.release_record("job-1", "leaf sums of tree 0", spent[0], value),
+        ledger.release_record("job-1", "start", spent[1], np.array(7)),
+        ledger.interrupt_record("job-1"),
     ]
-    ended = [*running[:-1], close_record("job-1")]
-    state = LedgerState()
+    ended = [*running[:-1], ledger.close_record("job-1")]
+    state = ledger.LedgerState()
     for record in ended:
         state.apply({**record, "at": _AT})
     return {
         "begun": begun,
         "a job under way": running[:-1],
         "a job interrupted": running,
-        "a job resumed": [*running, resume_record("job-1")],
+        "a job resumed": [*running, ledger.resume_record("job-1")],
         "a job that has ended": ended,
-        "jobs summed up": summarise_closed([{**record, "at": _AT} for record in ended], state),
-        "rows of a person raised": [*begun, person_record(3), head_record()],
-        "records lost": [*begun, lost_record(PrivacyCost(0.5, 0.25, 0.0, 1e-9)), head_record()],
+        "jobs summed up": ledger.summarise_closed([{**record, "at": _AT} for record in ended], state),
+        "rows of a person raised": [*begun, ledger.person_record(3), ledger.head_record()],
+        "records lost": [*begun, ledger.lost_record(PrivacyCost(0.5, 0.25, 0.0, 1e-9)), ledger.head_record()],
         "other events": [
             *begun,
-            open_record("j", count_events(GaussianEvent(1.5, _ROW))) | {"ends_with_process": True},
+            ledger.open_record("j", count_events(events.GaussianEvent(1.5, _ROW))) | {"ends_with_process": True},
         ],
     }
 
 
-def _impossible(good: dict[str, list[Record]]) -> dict[str, list[Record]]:
+def _impossible(good: dict[str, list[ledger.Record]]) -> dict[str, list[ledger.Record]]:
     begun, running = good["begun"], good["a job under way"]
     event = {"count": 1, "event": "gaussian", "noise_multiplier": 1.0, "relation": _ROW.value}
 
-    def opened(**changes: Any) -> list[Record]:
+    def opened(**changes: Any) -> list[ledger.Record]:
         return [*begun, {"record": "open", "job": "j", "plan": [{**event, **changes}]}]
 
     release = running[3]
@@ -246,13 +214,13 @@ def _impossible(good: dict[str, list[Record]]) -> dict[str, list[Record]]:
         "an unknown record": [*begun, {"record": "gift"}],
         "an unknown relation": [{**begun[0], "relation": "friends"}],
         "no rows of a person": [{**begun[0], "rows_per_person": 0}],
-        "rows of a person lowered": [*begun, person_record(2)],
-        "a field more": [*begun, {**person_record(3), "x": 1}],
+        "rows of a person lowered": [*begun, ledger.person_record(2)],
+        "a field more": [*begun, {**ledger.person_record(3), "x": 1}],
         "a job twice": [*running, running[2]],
         "a release of no job": [*begun, release],
         "a query twice": [*running, release],
         "a release while interrupted": [*good["a job interrupted"], {**release, "query": "x"}],
-        "resumed without need": [*running, resume_record("job-1")],
+        "resumed without need": [*running, ledger.resume_record("job-1")],
         "a value of another shape": [*running[:3], {**release, "shape": [3]}],
         "a value that is no base64": [*running[:3], {**release, "value": "@"}],
         "an unknown event": opened(event="magic"),
@@ -265,7 +233,7 @@ def _impossible(good: dict[str, list[Record]]) -> dict[str, list[Record]]:
         "a count that is true": opened(count=True),
         "a multiplier of nothing": opened(noise_multiplier=0),
         "a multiplier in words": opened(noise_multiplier="1"),
-        "closed without being open": [*begun, close_record("j")],
+        "closed without being open": [*begun, ledger.close_record("j")],
         "resumable in words": [*begun, {"record": "open", "job": "j", "plan": [], "can_resume": "yes"}],
     }
 

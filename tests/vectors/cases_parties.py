@@ -11,55 +11,42 @@ from he_processors.curve.interface import GROUP_ORDER
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Proofs, pack_block
 from nvflare_plugins.kinds.bagging.model import SharedTree, message_bytes
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.conversation import MAX_FRAGMENTS, ConversationStep, Flag, Fragment
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    DecisionAnswer,
-    DecisionRequest,
-    HistogramAnswer,
-    HistogramRequest,
-    Message,
-    MoreGradients,
-    MoreSums,
-    NodePartition,
-    OwnDivision,
-    OwnedSplit,
-    PartySchema,
-    PathQuery,
-    SplitAnswer,
-    SplitRequest,
-    TrainingSetup,
-    TreeGradients,
-    to_bytes,
-)
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
 from nvflare_plugins.pooled.mediated.communicator import request_class
 from tests.vectors import product_parties
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped, word
 
 
-def bits(text: str) -> Bits:
+def bits(text: str) -> messages.Bits:
     """Return a list of bits."""
-    return Bits.of(np.array([c == "1" for c in text], dtype=bool))
+    return messages.Bits.of(np.array([c == "1" for c in text], dtype=bool))
 
 
-MESSAGES: tuple[Message, ...] = (
-    PartySchema((100, 30), (16, 2), ("größe", "b")),
-    PartySchema((5,), (2, 3), ("a", "b"), ((), ("grün", "rot", "東京"))),
-    TrainingSetup(1, 40, 1000, drawn("public key", 20)),
-    TrainingSetup(0, 0, 1, b""),
-    TreeGradients(3, bits("101"), drawn("gradients", 30)),
-    MoreGradients(3, b""),
-    HistogramRequest(0, ()),
-    HistogramRequest(2, (NodePartition(0, 1, 2, bits("1100110011")), NodePartition(5, 11, 12, bits("")))),
-    HistogramRequest(2, (NodePartition(3, 7, 8, bits("101")),), (OwnDivision(4, 9, 10), OwnDivision(5, 11, 12))),
-    MoreSums(2),
-    HistogramAnswer(2, (1, 11), drawn("sums", 9), (5,)),
-    SplitRequest(2, (OwnedSplit(0, 1, 7, True), OwnedSplit(1, 0, -1, False))),
-    SplitRequest(2, (OwnedSplit(3, 1, -1, False, (0, 2, 300)),)),
-    SplitAnswer(2, (bits("10"), bits("11111111"), bits("0"))),
-    DecisionRequest(1, (PathQuery(0, 3, bits("110")),)),
-    DecisionAnswer((bits("1"), bits(""))),
+MESSAGES: tuple[messages.Message, ...] = (
+    messages.PartySchema((100, 30), (16, 2), ("größe", "b")),
+    messages.PartySchema((5,), (2, 3), ("a", "b"), ((), ("grün", "rot", "東京"))),
+    messages.TrainingSetup(1, 40, 1000, drawn("public key", 20)),
+    messages.TrainingSetup(0, 0, 1, b""),
+    messages.TreeGradients(3, bits("101"), drawn("gradients", 30)),
+    messages.MoreGradients(3, b""),
+    messages.HistogramRequest(0, ()),
+    messages.HistogramRequest(
+        2, (messages.NodePartition(0, 1, 2, bits("1100110011")), messages.NodePartition(5, 11, 12, bits("")))
+    ),
+    messages.HistogramRequest(
+        2,
+        (messages.NodePartition(3, 7, 8, bits("101")),),
+        (messages.OwnDivision(4, 9, 10), messages.OwnDivision(5, 11, 12)),
+    ),
+    messages.MoreSums(2),
+    messages.HistogramAnswer(2, (1, 11), drawn("sums", 9), (5,)),
+    messages.SplitRequest(2, (messages.OwnedSplit(0, 1, 7, True), messages.OwnedSplit(1, 0, -1, False))),
+    messages.SplitRequest(2, (messages.OwnedSplit(3, 1, -1, False, (0, 2, 300)),)),
+    messages.SplitAnswer(2, (bits("10"), bits("11111111"), bits("0"))),
+    messages.DecisionRequest(1, (messages.PathQuery(0, 3, bits("110")),)),
+    messages.DecisionAnswer((bits("1"), bits(""))),
 )
 
 
@@ -85,7 +72,7 @@ def _steps() -> Iterator[Case]:
 
 def _messages() -> Iterator[Case]:
     for number, message in enumerate(MESSAGES):
-        data = to_bytes(message)
+        data = messages.to_bytes(message)
         name = f"{type(message).__name__} {number}"
         yield name, "vertical message", {"data": data.hex()}
         changes = cut_and_longer(data)
@@ -95,22 +82,22 @@ def _messages() -> Iterator[Case]:
                 "version": at(data, 4, b"\1"),
                 "type 0": at(data, 5, b"\0"),
                 "type 12": at(data, 5, b"\x0c"),
-                "an alias twice": to_bytes(PartySchema((1,), (2, 2), ("a", "a"))),
-                "no features": to_bytes(PartySchema((1,), (), ())),
-                "an alias too few": to_bytes(PartySchema((1,), (2, 2), ("a",))),
-                "no bins": to_bytes(PartySchema((1,), (0,), ("a",))),
+                "an alias twice": messages.to_bytes(messages.PartySchema((1,), (2, 2), ("a", "a"))),
+                "no features": messages.to_bytes(messages.PartySchema((1,), (), ())),
+                "an alias too few": messages.to_bytes(messages.PartySchema((1,), (2, 2), ("a",))),
+                "no bins": messages.to_bytes(messages.PartySchema((1,), (0,), ("a",))),
                 "alias that is no text": at(data, len(data) - 9 - 8, b"\xff"),
-                "a category twice": to_bytes(PartySchema((1,), (2,), ("a",), (("x", "x"),))),
-                "fewer categories than bins": to_bytes(PartySchema((1,), (2,), ("a",), (("x",),))),
-                "a list too few": to_bytes(PartySchema((1,), (2, 2), ("a", "b"), ((),))),
+                "a category twice": messages.to_bytes(messages.PartySchema((1,), (2,), ("a",), (("x", "x"),))),
+                "fewer categories than bins": messages.to_bytes(messages.PartySchema((1,), (2,), ("a",), (("x",),))),
+                "a list too few": messages.to_bytes(messages.PartySchema((1,), (2, 2), ("a", "b"), ((),))),
             }
-        elif isinstance(message, SplitRequest):
+        elif isinstance(message, messages.SplitRequest):
             behind = len(data) - 4 - 2 * len(message.splits[-1].right_bins)
             changes["default direction 2"] = at(data, behind - 1, b"\2")
             changes["bin below -1"] = at(data, behind - 5, struct.pack("<i", -2))
-        elif isinstance(message, SplitAnswer):
+        elif isinstance(message, messages.SplitAnswer):
             changes["bits behind the end of a list"] = data[:-1] + b"\2"
-        elif isinstance(message, MoreGradients):
+        elif isinstance(message, messages.MoreGradients):
             changes["tree out of range"] = at(data, 6, struct.pack("<I", (1 << 24) + 1))
         yield from damages(name, "vertical message", {}, changes)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, MoreSums, PathQuery, to_bytes
-from nvflare_plugins.kinds.vertical_inference.scorer import LIMITS, Question, answered, next_step, open_rows, refused
+from nvflare_plugins.kinds.vertical_inference.serving import LIMITS, Question, answered, next_step, open_rows, refused
 from tests.vectors.drawn import Case, at, cut_and_longer, damages
 
 _GIVEN = {"rows": 1000, "most": 4}

@@ -11,7 +11,7 @@ from he_processors.key_agreement import EphemeralKey, SealedBox
 from he_processors.sum_tags import PairMacs
 from nvflare_plugins.attempt.session import Hello, Proof, Terms
 from nvflare_plugins.data.schema import Column, Schema
-from nvflare_plugins.kinds.vertical.terms import VerticalTerms
+from nvflare_plugins.kinds.vertical.messages import VerticalTerms
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import pack_list, unpack_list
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped

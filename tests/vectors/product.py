@@ -32,7 +32,7 @@ from he_processors.sum_tags import PairMacs, SumTags
 from nvflare_plugins.attempt.session import Hello, Proof, Terms, handshake_statement
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.flare.transport import Label
-from nvflare_plugins.kinds.vertical.terms import VerticalTerms
+from nvflare_plugins.kinds.vertical.messages import VerticalTerms
 from nvflare_plugins.wire.aggregation import open_sum
 from nvflare_plugins.wire.envelope import Codec, commitment, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums, ShortMaskedSums

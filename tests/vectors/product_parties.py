@@ -28,8 +28,7 @@ from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep
 from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
-from nvflare_plugins.kinds.vertical_inference import scorer
-from nvflare_plugins.kinds.vertical_inference import scorer as serving
+from nvflare_plugins.kinds.vertical_inference import serving
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
 from nvflare_plugins.pooled.mediated.communicator import request_class
 from tests.vectors.form import Given, blob
@@ -268,7 +267,7 @@ def _serving_answer(given: Given) -> Gives:
         return {"refused": True, "limit": limit or None}
     if given["to"] == "ASK":
         return {"refused": False, "told": _of_kind(content, DecisionAnswer)}
-    scorer._nothing(content)
+    serving._nothing(content)
     return {"refused": False, "told": None}
 
 

@@ -10,21 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.vectors import reader_curve
 from tests.vectors.form import Given, blob
 from tests.vectors.reader import Cursor, Refused, fields, require, text
-from tests.vectors.reader_curve import (
-    BASE,
-    NEUTRAL,
-    ORDER,
-    Point,
-    affine,
-    decoded,
-    encoded,
-    hashed,
-    is_neutral,
-    plus,
-    times,
-)
 
 # -- ciphertexts of rings ---------------------------------------------------------------------------------------------
 
@@ -162,12 +150,12 @@ def blinded(given: Given) -> Any:
     secret = int(given["secret"])
     if "items" in given:
         tag = b"VeilBoost alignment, ristretto255_XMD:SHA-512_R255MAP_RO_, " + blob(given["domain"])
-        points = [hashed(blob(item), tag) for item in given["items"]]
+        points = [reader_curve.hashed(blob(item), tag) for item in given["items"]]
     else:
-        points = [decoded(blob(point)) for point in given["points"]]
+        points = [reader_curve.decoded(blob(point)) for point in given["points"]]
         require(all(any(blob(point)) for point in given["points"]))
-        secret = secret if given["do"] == "blind" else pow(secret, -1, ORDER)
-    return {"points": [encoded(times(secret, point)).hex() for point in points]}
+        secret = secret if given["do"] == "blind" else pow(secret, -1, reader_curve.ORDER)
+    return {"points": [reader_curve.encoded(reader_curve.times(secret, point)).hex() for point in points]}
 
 
 def elgamal_key(given: Given) -> Any:
@@ -180,8 +168,11 @@ def elgamal_key(given: Given) -> Any:
     points = [c.take(64) for _ in range(n)]
     c.end()
     for raw in points:
-        point = affine(raw)
-        require(not is_neutral(point) and is_neutral(times(ORDER, point)))
+        point = reader_curve.affine(raw)
+        require(
+            not reader_curve.is_neutral(point)
+            and reader_curve.is_neutral(reader_curve.times(reader_curve.ORDER, point))
+        )
     fingerprint = hashlib.sha256(b"veilboost public key " + data).hexdigest()
     return {"points": [point.hex() for point in points], "fingerprint": fingerprint}
 
@@ -199,7 +190,7 @@ def points(given: Given) -> Any:
     c.end()
     for column in columns:
         for point in column:
-            affine(point)
+            reader_curve.affine(point)
     return {"columns": [[point.hex() for point in column] for column in columns]}
 
 
@@ -212,10 +203,10 @@ def block(given: Given) -> Any:
     return {"points": found}
 
 
-def _sum(scalars: list[int], points: list[bytes]) -> Point:
-    total = NEUTRAL
+def _sum(scalars: list[int], points: list[bytes]) -> reader_curve.Point:
+    total = reader_curve.NEUTRAL
     for scalar, point in zip(scalars, points, strict=True):
-        total = plus(total, times(scalar, decoded(point)))
+        total = reader_curve.plus(total, reader_curve.times(scalar, reader_curve.decoded(point)))
     return total
 
 
@@ -234,14 +225,18 @@ def chain(given: Given) -> Any:
         seed = fields("veilboost/1", "equal logarithms, weights", transcript)
         stream = hashlib.shake_256(seed).digest(16 * len(after))
         weights = [int.from_bytes(stream[i : i + 16], "little") for i in range(0, len(stream), 16)]
-        p, q = encoded(_sum(weights, before)), encoded(_sum(weights, after))
+        p, q = reader_curve.encoded(_sum(weights, before)), reader_curve.encoded(_sum(weights, after))
         c, s = (int.from_bytes(link[start : start + 32], "little") for start in (length - 64, length - 32))
-        require(max(c, s) < ORDER)
-        a = plus(times(s, BASE), times(c, decoded(committed[rank])))
-        b = plus(times(s, decoded(q)), times(c, decoded(p)))
-        told = (transcript, committed[rank], q, p, encoded(a) + encoded(b))
+        require(max(c, s) < reader_curve.ORDER)
+        a = reader_curve.plus(
+            reader_curve.times(s, reader_curve.BASE), reader_curve.times(c, reader_curve.decoded(committed[rank]))
+        )
+        b = reader_curve.plus(
+            reader_curve.times(s, reader_curve.decoded(q)), reader_curve.times(c, reader_curve.decoded(p))
+        )
+        told = (transcript, committed[rank], q, p, reader_curve.encoded(a) + reader_curve.encoded(b))
         due = hashlib.sha512(fields("veilboost/1", "equal logarithms, challenge", *told)).digest()
-        require(c == int.from_bytes(due, "little") % ORDER)
+        require(c == int.from_bytes(due, "little") % reader_curve.ORDER)
         before = after
     return {"points": [point.hex() for point in before]}
 

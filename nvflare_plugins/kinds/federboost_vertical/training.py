@@ -35,8 +35,15 @@ from nvflare_plugins.kinds.federboost_vertical.tables import (
     load_rows,
 )
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.model import PrivateTable, mask_columns
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, Part, PartyColumns, PassivePart, conclude_part
+from nvflare_plugins.kinds.vertical.model import (
+    ActivePart,
+    Part,
+    PartyColumns,
+    PassivePart,
+    PrivateTable,
+    conclude_part,
+    mask_columns,
+)
 from nvflare_plugins.pages.run_record import TRAINING, DataFacts, ReportSection, RoundRow, missing_of
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,11 +19,18 @@ from nvflare_plugins.growth.objectives import FirstEstimate, Objective, adaptive
 from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows, with_own_seed
 from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.growth.tree import Tree
+from nvflare_plugins.kinds.vertical import model as vertical_model
 from nvflare_plugins.kinds.vertical.context import INTRODUCTION_BYTES, TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Requester
-from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients, GradientScale
+from nvflare_plugins.kinds.vertical.histogram_maker import GRADIENT_BLOCK_ROWS, Timer, untimed
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner, open_owner
+from nvflare_plugins.kinds.vertical.key_owner import (
+    EncodedGradients,
+    GradientOwner,
+    GradientScale,
+    PrecomputingKeyOwner,
+    open_owner,
+)
 from nvflare_plugins.kinds.vertical.messages import (
     ConversationLink,
     Party,
@@ -33,19 +39,8 @@ from nvflare_plugins.kinds.vertical.messages import (
     collect,
     place_parties,
 )
-from nvflare_plugins.kinds.vertical.model import PathWalker, mask_columns, structure_of, structures
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
-from nvflare_plugins.kinds.vertical.party_sums import PartySums, SumsOfTraining
-from nvflare_plugins.kinds.vertical.schemes import (
-    GRADIENT_BLOCK_ROWS,
-    ClearGradientOwner,
-    FillableOwner,
-    GradientOwner,
-    Timer,
-    untimed,
-)
-from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, TreeGrowth
+from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, PartySums, SumsOfTraining, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.xgb.continuation import check_initial_model
@@ -254,7 +249,7 @@ def train_vertical(
     objective = Objective.of_job(params, settings.arithmetic)
     model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
     result = _Training(params, objective, sets, parties, owner, own, settings, model).run(on_round)
-    result.model = mask_columns(model.to_bytes(), len(own.names), names, categories, own.label_classes)
+    result.model = vertical_model.mask_columns(model.to_bytes(), len(own.names), names, categories, own.label_classes)
     return result
 
 
@@ -341,13 +336,15 @@ class _Margins:
         self.values[:, output] += values
         self._n_trees += 1
 
-    def follow(self, model: GrownModel, walker: PathWalker) -> None:
+    def follow(self, model: GrownModel, walker: vertical_model.PathWalker) -> None:
         """Send the rows down the trees that the margins lack; the owners of splits are asked."""
         grown = trees_model(model.document["learner"])
         trees, outputs = (grown[name][self._n_trees :] for name in ("trees", "tree_info"))
         if not trees:
             return
-        leaves = walker.walk([structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features)
+        leaves = walker.walk(
+            [vertical_model.structure_of(tree) for tree in trees], self._n_trees, self._number, self._rows.features
+        )
         for tree, output, leaf in zip(trees, outputs, leaves, strict=True):
             self.add(output, np.array(tree["split_conditions"], dtype=np.float32)[leaf])
 
@@ -382,7 +379,7 @@ class _Training:
         bounds = objective.row_bounds(params.objective)
         largest_weight = 1.0 if train.weight is None else float(train.weight.max(initial=0.0)) or 1.0
         self._scale = GradientScale(bounds, train.label, largest_weight, owner.pair_format)
-        self._walker = PathWalker(self._parties, self._n_own, settings.deadline_s)
+        self._walker = vertical_model.PathWalker(self._parties, self._n_own, settings.deadline_s)
         base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
         self._margins = [_Margins(one, number, base) for number, one in enumerate(sets)]
         self._metrics = [Metric(name, objective) for name in params.metrics]
@@ -545,7 +542,9 @@ class ActiveSite:
     def __init__(self, start: VerticalContext):
         self._start = start
         initial = start.initial.part if start.initial is not None else None
-        self._n_initial = 0 if initial is None else len(structures(initial.booster)) // start.trees_per_round
+        self._n_initial = (
+            0 if initial is None else len(vertical_model.structures(initial.booster)) // start.trees_per_round
+        )
         self._model = None if initial is None else initial.booster
         if start.checkpoint is not None:
             self._model = start.checkpoint.content.encode()
@@ -566,12 +565,13 @@ class ActiveSite:
             self._requester: Requester = requester
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
-            owner, setup = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.noised)
+            owner = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.noised)
             start.progress.say(self._scheme_line())
-            parties = self._introduce(setup)
+            parties = self._introduce(owner.setup())
             params = self._checked_parameters(parties)
             start.stages.take()
-            with self._filled_ahead(owner) as filled:
+            n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
+            with PrecomputingKeyOwner(owner, n_rows, n_trees, start.stages.measure) as filled:
                 result = train_vertical(
                     params,
                     self._sets(),
@@ -582,8 +582,8 @@ class ActiveSite:
                     self._model,
                     self._after_round,
                 )
-        columns = tuple(PartyColumns(party.name, party.schema.aliases) for party in parties)
-        part = ActivePart(result.model, start.data.columns, columns, result.best_round)
+        columns = tuple(vertical_model.PartyColumns(party.name, party.schema.aliases) for party in parties)
+        part = vertical_model.ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial
         n_rounds = start.n_done + len(result.rounds)
         return TrainedPart(part, n_rounds, params.agreed, self._sections(result, parties), best)
@@ -617,7 +617,7 @@ class ActiveSite:
             listed = [tuple(map(str, words)) for words in job.categories.get(name, {}).values()]
             if sorted(listed) != sorted(words for words in schema.categories if words):
                 raise ProtocolError(f"{name} has other lists of categories than the job")
-        sizes, n_earlier = start.sizes, len(structures(self._model)) if self._model else 0
+        sizes, n_earlier = start.sizes, len(vertical_model.structures(self._model)) if self._model else 0
         for rank, schema in zip(ranks, schemas, strict=True):
             self._requester.expect(rank, sizes.longest_answer(schema.n_bins, n_earlier))
         introductions = list(zip(names, schemas, links, strict=True))
@@ -650,13 +650,6 @@ class ActiveSite:
             LabelledSet(one.name, one.table.held_features(), one.table.label, one.table.weight)
             for one in self._start.data.sets
         ]
-
-    def _filled_ahead(self, owner: FillableOwner | ClearGradientOwner) -> AbstractContextManager[GradientOwner]:
-        start, job = self._start, self._start.job
-        if isinstance(owner, ClearGradientOwner):
-            return nullcontext(owner)
-        n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
-        return PrecomputingKeyOwner(owner, start.data.train.table.n_rows, n_trees, start.stages.measure)
 
     def _settings(self) -> VerticalSettings:
         start, job = self._start, self._start.job

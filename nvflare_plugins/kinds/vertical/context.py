@@ -23,14 +23,14 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt
 from nvflare_plugins.growth.tree import MAX_BATCH
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
+from nvflare_plugins.kinds.vertical.histogram_maker import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
+from nvflare_plugins.kinds.vertical.key_owner import pair_format
 from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
-from nvflare_plugins.kinds.vertical.model_files import Part, StoredPart
+from nvflare_plugins.kinds.vertical.model import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
-from nvflare_plugins.kinds.vertical.schemes import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, Span
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.workers.workers import Workers

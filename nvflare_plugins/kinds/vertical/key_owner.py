@@ -1,4 +1,12 @@
-"""The active party's half of the additive scheme for one job: fresh key, encryption at workers, randomisers made ahead.
+"""The active party's half of the additive schemes: the gradients' grid, a fresh key, encryption, and opened sums.
+
+Gradients are divided by a power of two that bounds them, so that what is encrypted lies in [-1, 1] and [0, 1] in every
+job. The number format the passive parties see depends on the number of rows alone.
+
+A float32 has 24 significant bits. With F fraction bits every gradient and hessian of at least 2^(24 - F) of its bound
+is therefore encoded without any rounding, and so are all sums; smaller ones are rounded by at most 2^-(F + 1) of the
+bound. Models then equal centralized ones bit for bit, unless nodes are made of such rows alone: saturated predictions
+together with min_child_weight near 0.
 
 Security: the key is generated for the job, held in memory only, and gone when the job ends.
 """
@@ -6,44 +14,408 @@ Security: the key is generated for the job, held in memory only, and gone when t
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors import ciphertext_wire
 from he_processors.additive_schemes import Decryptor, Scheme
-from he_processors.elgamal.encryption import DigitFormat, ElGamalPrivateKey
-from he_processors.errors import ProtocolError
-from he_processors.fixed_point import PairFormat
+from he_processors.bignum import registry
+from he_processors.curve.interface import Curve
+from he_processors.curve.registry import AUTO
+from he_processors.elgamal import bin_sums, encryption
+from he_processors.elgamal.bin_sums import (
+    PointHeader,
+    encode_points,
+    join_message,
+    open_message,
+    read_rows,
+)
+from he_processors.elgamal.decryption import ElGamalDecryptor, draw_out
+from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
+from he_processors.fixed_point import MOST_SUM_BITS, REFUSED, PackingLayout, PairFormat, exponent_of
 from he_processors.histogram.planner import BinLayout
-from he_processors.histogram.sums import BinSums, NodeTotal
-from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from he_processors.paillier import PaillierPrivateKey, generate_paillier_key
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from he_processors.histogram.sums import (
+    BinSums,
+    NodeTotal,
+    check_node,
+    decrypt_level,
+)
+from he_processors.key_bytes import (
+    public_key_to_bytes,
+    secret_key_from_bytes,
+    secret_key_to_bytes,
+)
+from he_processors.paillier import (
+    PaillierDecryptor,
+    PaillierEncryptor,
+    PaillierPrivateKey,
+    generate_paillier_key,
+    owner_encryptor,
+)
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.growth.arithmetic import GradientUnit
+from nvflare_plugins.kinds.vertical.histogram_maker import (
+    CLEAR_CODE,
+    GRADIENT_BLOCK_ROWS,
+    PAIR,
+    Timer,
+    announced_format,
+    read_elgamal_setup,
+    require_curve,
+    untimed,
+)
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
-from nvflare_plugins.kinds.vertical.schemes import (
-    CLEAR_CODE,
-    GRADIENT_BLOCK_ROWS,
-    ClearGradientOwner,
-    ElGamalGradientOwner,
-    ElGamalTerms,
-    EncryptedGradientOwner,
-    FillableOwner,
-    OpenRows,
-    Timer,
-    announced_format,
-    elgamal_owner,
-    gradient_owner,
-    untimed,
-)
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import Workers, begin, collect
+
+MIN_FRACTION_BITS = 40
+"""Of tables of 2^22 rows and more, whose sums take two words; smaller ones have as many as fit one word."""
+_MAX_FRACTION_BITS = 52
+_SUM_BITS = 62
+_MAX_ROWS = 1 << 31  # rows are numbered by int32
+_HEADROOM = 8.0
+FINEST = 2.0**-24
+"""Step beside a leaf's denominator that leaves the leaf of a centralized model exact."""
+
+
+def pair_format(n_rows: int, *, weighted: bool = False) -> PairFormat:
+    """Return the finest format whose sums over all rows fit 64 bits, and has ``MIN_FRACTION_BITS`` at least.
+
+    Args:
+        weighted: the job has a column of weights, which may be of very different sizes: sums then take two words, and
+            the format is as fine as these allow.
+
+    Raises:
+        ConfigurationError: more rows than a job may have.
+    """
+    if n_rows >= _MAX_ROWS:
+        raise ConfigurationError(f"{n_rows} rows are more than a vertical job may have: fewer than {_MAX_ROWS}")
+    room = (MOST_SUM_BITS - 1 if weighted else _SUM_BITS) - (max(n_rows, 1) - 1).bit_length()
+    fraction_bits = max(MIN_FRACTION_BITS, min(_MAX_FRACTION_BITS, room))
+    return PairFormat(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0)
+
+
+def check_weights(
+    weight: NDArray[np.float32],
+    bounds: tuple[float | None, float | None],
+    effective: Mapping[str, str],
+    fraction_bits: int,
+    finest: float = FINEST,
+) -> None:
+    """Refuse weights that differ so much that leaves of the smallest ones would drown in the step of the format.
+
+    A leaf's denominator is at least min_child_weight + lambda, or some row's weight; the step counts beside it.
+
+    Shapes: weight: float32[n_rows].
+
+    Args:
+        bounds: of |gradient| and hessian of a row of weight 1; None where labels drive them.
+        finest: largest step beside a leaf's denominator.
+
+    Raises:
+        DataRefusal: they do.
+    """
+    known = [_HEADROOM if bound is None else bound for bound in bounds]
+    largest, positive = float(weight.max(initial=0.0)), weight[weight > 0]
+    step = 2.0 ** (exponent_of(max(known) * (largest or 1.0)) - fraction_bits)
+    least = float(effective["min_child_weight"]) + float(effective["reg_lambda"])
+    if step > finest * max(least, float(positive.min(initial=largest))):
+        raise DataRefusal(
+            "weight: the weights differ too much for leaves of the smallest ones to be exact: clip the weights, set "
+            "those that hardly count to 0, divide all by their largest, or raise min_child_weight; profile paillier "
+            "has a finer step than elgamal"
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class EncodedGradients:
+    """The gradients of one tree on the grid of the number format. Shapes: g, h: int64[n_rows].
+
+    Attributes:
+        n_words: of sums (``he_processors.exact_sums``).
+    """
+
+    g: NDArray[np.int64]
+    h: NDArray[np.int64]
+    unit: GradientUnit
+    n_words: int = 1
+
+
+class GradientScale:
+    """Encodes gradients of one training.
+
+    Privacy: bounded objectives have their scale from the objective and the weights. Others start from the label range
+        with headroom and are widened when training outgrows it; the scale never leaves the active party.
+    """
+
+    def __init__(
+        self,
+        bounds: tuple[float | None, float | None],
+        label: NDArray[np.float32],
+        largest_weight: float,
+        pairs: PairFormat,
+    ):
+        """Args: bounds: of |gradient| and hessian of a row of weight 1; None where labels drive them."""
+        self._pairs = pairs
+        per_row = _HEADROOM * (float(np.abs(label).max(initial=0.0)) + 1.0)
+        self._is_bounded = None not in bounds
+        self._g_exponent, self._h_exponent = (
+            exponent_of((per_row if bound is None else bound) * largest_weight) for bound in bounds
+        )
+
+    def encode(self, g: NDArray[np.float32], h: NDArray[np.float32]) -> EncodedGradients:
+        """Round gradients to the grid. Shapes: g, h: float32[n_rows].
+
+        Raises:
+            CapacityExceeded: a gradient is not finite, or larger than its objective allows.
+        """
+        largest = [float(np.abs(values).max(initial=0.0)) for values in (g, h)]
+        if not all(map(math.isfinite, largest)):
+            raise CapacityExceeded("a gradient is not finite; check labels and weights")
+        if not self._is_bounded:
+            self._g_exponent = max(self._g_exponent, exponent_of(largest[0]))
+            self._h_exponent = max(self._h_exponent, exponent_of(largest[1]))
+        # Multiplying by a power of two is exact.
+        in_units = (g.astype(np.float64) * 2.0**-self._g_exponent, h.astype(np.float64) * 2.0**-self._h_exponent)
+        encoded = self._pairs.encode_pairs(*in_units)
+        fraction_bits = self._pairs.fraction_bits
+        unit = GradientUnit(self._g_exponent - fraction_bits, self._h_exponent - fraction_bits)
+        return EncodedGradients(*encoded, unit, self._pairs.n_words)
+
+
+class GradientOwner:
+    """The active party's half.
+
+    Security: holds the secret key; opened sums are checked against what is known of each node before they are used.
+
+    Attributes:
+        is_streamed: sums come in blocks of features (``feature_blocks``); the same at both halves.
+    """
+
+    pair_format: PairFormat
+    is_streamed = True
+
+    def begin_tree(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> None:
+        """Take note of all pairs of a tree, which ``encrypt`` is then asked for block by block in their order."""
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Protect encoded gradient pairs, each with a fresh randomiser. Shapes: g, h: int64[n_block_rows]."""
+        raise NotImplementedError
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Open histograms, one for each of ``totals``. Raises: ProtocolError with one fixed message."""
+        raise NotImplementedError
+
+    def finish_sums(self, since_s: float) -> None:
+        """Take note that all sums of a level were opened, or that one could not be: something follows that others see.
+
+        Args:
+            since_s: when the last of them came. Units: seconds of ``time.perf_counter``.
+        """
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers until so many rows can be encrypted with them, while the passive parties work."""
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        raise NotImplementedError
+
+
+class ClearGradientOwner(GradientOwner):
+    """The stand-in without encryption, for tests and for jobs that name `plain`.
+
+    Security: none. Passive parties see every gradient.
+    """
+
+    is_streamed = False
+
+    def __init__(self, pair_format: PairFormat):
+        self.pair_format = pair_format
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Return the pairs as they are."""
+        return np.stack([g, h], axis=1).astype(PAIR, copy=False).tobytes()
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Read and check the sums."""
+        n_words = self.pair_format.n_words
+        if len(sums) != 2 * n_words * PAIR.itemsize * layout.n_slots * len(totals):
+            raise ProtocolError(REFUSED)
+        values = np.frombuffer(sums, dtype=PAIR).reshape(len(totals), layout.n_slots, 2, n_words)
+        opened = [BinSums(*np.ascontiguousarray(v.transpose(1, 2, 0))) for v in values]
+        for node_sums, total in zip(opened, totals, strict=True):
+            check_node(node_sums, total, layout, self.pair_format)
+        return opened
+
+    def setup(self) -> TrainingSetup:
+        """Return the number format: there is no key."""
+        return TrainingSetup(CLEAR_CODE, self.pair_format.fraction_bits, self.pair_format.max_additions, b"")
+
+
+_BLOCK_BINS = 1 << 16
+OpenRows = Callable[[NDArray[np.uint8], BinLayout, Sequence[NodeTotal]], list[BinSums]]
+
+
+class ElGamalGradientOwner(GradientOwner):
+    """The active party's half: encrypts digits of gradients, opens and checks sums."""
+
+    def __init__(
+        self,
+        private_key: encryption.ElGamalPrivateKey,
+        digits: encryption.DigitFormat,
+        curve: Curve,
+        timer: Timer = untimed,
+        *,
+        opens: bool = True,
+    ) -> None:
+        """Args: timer: measures the stage "search", a part of opening sums; opens: is asked to open sums, too."""
+        self.pair_format: PairFormat = digits
+        self._digits, self._curve, self._timer = digits, curve, timer
+        self._private_key = private_key
+        self._encryptor = encryption.ElGamalEncryptor(private_key, curve)
+        self._decryptor = ElGamalDecryptor(private_key, curve) if opens else None  # its table: 30 MB and a second
+        self._open: OpenRows = self.open_rows
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair to one row of points, with a fresh randomiser."""
+        rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
+        return encode_points(self._header(bin_sums.Content.PAIRS, g.size), self._curve, rows)
+
+    def columns(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Encrypt as ``encrypt``; return the columns of a message without its header. Shapes: uint8[n, 64] each."""
+        rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
+        return [self._curve.to_affine(column) for column in rows.columns]
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt sums and check every node."""
+        body = open_message(sums, self._header(bin_sums.Content.BINS, len(totals) * layout.n_slots))
+        opened: list[BinSums] = []
+        n_nodes = max(1, _BLOCK_BINS // layout.n_slots)  # opened together: points in memory take many times their bytes
+        for first in range(0, len(totals), n_nodes):
+            of_block = totals[first : first + n_nodes]
+            rows = slice(first * layout.n_slots, (first + len(of_block)) * layout.n_slots)
+            opened += self._open(body[:, rows], layout, of_block)
+        return opened
+
+    def open_rows(self, body: NDArray[np.uint8], layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt and check sums in this process. Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]."""
+        if self._decryptor is None:
+            raise TypeError("this half opens no sums")
+        columns = read_rows(body, self._curve, slice(None))
+        return self._decryptor.open_level(columns, self._digits, layout, totals, lambda: self._timer("search"))
+
+    def open_with(self, opener: OpenRows) -> None:
+        """Have sums opened elsewhere from now on, by what does as ``open_rows``."""
+        self._open = opener
+
+    def finish_sums(self, since_s: float) -> None:
+        """Wait for a public number of steps of time, because the passive party sees when its next question comes."""
+        with self._timer("search"):
+            draw_out(since_s)
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers for the next tree."""
+        self._encryptor.fill(n_rows)
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        key = self._encryptor.public_key
+        return TrainingSetup(key.scheme.value, self._digits.fraction_bits, self._digits.max_additions, key.to_bytes())
+
+    def secret_bytes(self) -> bytes:
+        """Return the key for the owner's own workers. Secret."""
+        return secret_key_to_bytes(self._private_key)
+
+    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """Put the header before pieces of columns of pairs that were encrypted elsewhere, in affine form, in order."""
+        return join_message(self._header(bin_sums.Content.PAIRS, n_rows), pieces)
+
+    def _header(self, content: bin_sums.Content, count: int) -> PointHeader:
+        return PointHeader(self._encryptor.public_key, content, self._digits, count)
+
+
+def elgamal_owner(digits: encryption.DigitFormat, backend: str = AUTO, timer: Timer = untimed) -> ElGamalGradientOwner:
+    """Generate a key and open the half that holds it."""
+    curve = require_curve(backend)
+    return ElGamalGradientOwner(encryption.generate_elgamal_key(digits.n_messages, curve), digits, curve, timer)
+
+
+class EncryptedGradientOwner(GradientOwner):
+    """The active party's half: encrypts gradients, opens and checks sums."""
+
+    def __init__(self, encryptor: PaillierEncryptor, decryptor: Decryptor, pair_format: PairFormat):
+        self.pair_format = pair_format
+        self._encryptor = encryptor
+        self._decryptor = decryptor
+        self._packing = PackingLayout.fit(pair_format, encryptor.public_key.plaintext_bits)
+
+    def encrypt(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> bytes:
+        """Encrypt each pair to one ciphertext, with a fresh randomiser."""
+        header = self._header(ciphertext_wire.Content.PAIRS, g.size)
+        plaintexts = self.pair_format.plaintext_rows(g, h)
+        return ciphertext_wire.encode_ciphertexts(
+            header, self._encryptor.arithmetic, self._encryptor.encrypt(plaintexts)
+        )
+
+    def columns(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+        """Encrypt as ``encrypt``; return the one column of a message without its header. Shapes: uint8[n, width]."""
+        encrypted = self._encryptor.encrypt(self.pair_format.plaintext_rows(g, h))
+        return [self._encryptor.arithmetic.to_wire(encrypted)]
+
+    def decrypt(self, ciphertexts: NDArray[np.uint8]) -> list[int]:
+        """Decrypt in this process. Shapes: ciphertexts: uint8[n, width] in wire form."""
+        return list(self._decryptor.decrypt(ciphertexts))
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node."""
+        count = self._packing.n_ciphertexts(len(totals) * layout.n_slots)
+        header = self._header(ciphertext_wire.Content.PACKED_BINS, count)
+        ciphertexts = ciphertext_wire.decode_for_decryption(sums, header, self._encryptor.arithmetic)
+        return decrypt_level(ciphertexts, self._decryptor, self._packing, layout, totals)
+
+    def fill(self, n_rows: int) -> None:
+        """Make randomisers for the next tree."""
+        fill = getattr(getattr(self._encryptor, "randomisers", None), "fill", None)
+        if fill is not None:
+            fill(n_rows)
+
+    def setup(self) -> TrainingSetup:
+        """Return what passive parties need."""
+        key = self._encryptor.public_key
+        return TrainingSetup(
+            key.scheme.value, self.pair_format.fraction_bits, self.pair_format.max_additions, public_key_to_bytes(key)
+        )
+
+    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """Put the header before pieces of pairs that were encrypted elsewhere, in wire form, in order."""
+        return b"".join([self._header(ciphertext_wire.Content.PAIRS, n_rows).to_bytes(), *pieces])
+
+    def open_with(self, wrap: Callable[[Decryptor], Decryptor]) -> None:
+        """Have sums decrypted elsewhere from now on. Args: wrap: takes what decrypts in this process."""
+        self._decryptor = wrap(self._decryptor)
+
+    def _header(self, content: ciphertext_wire.Content, count: int) -> ciphertext_wire.CiphertextHeader:
+        return ciphertext_wire.CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
+
+
+def gradient_owner(
+    private_key: PaillierPrivateKey, pair_format: PairFormat, backend: str = registry.AUTO
+) -> EncryptedGradientOwner:
+    """Open the key owner's half."""
+    encryptor = owner_encryptor(private_key, backend)
+    return EncryptedGradientOwner(encryptor, PaillierDecryptor(private_key, backend), pair_format)
+
 
 # What stands on a worker of the active party: encryption of gradient pairs, and the opening of sums.
 
@@ -64,12 +436,12 @@ class EncryptShard(WorkerPart):
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; tails: of the format."""
         announced = TrainingSetup(*setup)
-        terms = ElGamalTerms.of(announced, backend, tails) if announced.scheme == Scheme.ELGAMAL.value else None
-        key = secret_key_from_bytes(secret, None if terms is None else terms.public_key)
+        points = read_elgamal_setup(announced, backend, tails) if announced.scheme == Scheme.ELGAMAL.value else None
+        key = secret_key_from_bytes(secret, None if points is None else points[0])
         self._owner: ElGamalGradientOwner | EncryptedGradientOwner
-        if terms is not None and isinstance(key, ElGamalPrivateKey):
-            self._owner = ElGamalGradientOwner(key, terms.digits, terms.curve, opens=opens)
-        elif terms is None and isinstance(key, PaillierPrivateKey):
+        if points is not None and isinstance(key, encryption.ElGamalPrivateKey):
+            self._owner = ElGamalGradientOwner(key, *points[1:], opens=opens)
+        elif points is None and isinstance(key, PaillierPrivateKey):
             self._owner = gradient_owner(key, announced_format(announced, tails), backend)
         else:
             raise ProtocolError("the secret key is not one of the announced scheme")
@@ -225,27 +597,38 @@ def part_bounds(n_rows: int, n_workers: int) -> list[int]:
     return [n_rows * number // n_parts for number in range(n_parts)] + [n_rows]
 
 
-class EncryptingOwner(FillableOwner, Protocol):
-    """A half that can make a message of pairs that were encrypted elsewhere."""
+class WrappedOwner(GradientOwner):
+    """A half behind which another one encrypts and opens."""
+
+    def __init__(self, owner: GradientOwner) -> None:
+        self.pair_format, self.is_streamed = owner.pair_format, owner.is_streamed
+        self._owner = owner
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt the sums of a level and check every node."""
+        return self._owner.open_sums(sums, layout, totals)
+
+    def finish_sums(self, since_s: float) -> None:
+        """Take note that all sums of a level were opened."""
+        self._owner.finish_sums(since_s)
 
     def setup(self) -> TrainingSetup:
         """Return what passive parties need."""
-
-    def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
-        """Put the header before pieces of columns of encrypted pairs, in order."""
+        return self._owner.setup()
 
 
-class ShardedOwner:
+class ShardedOwner(WrappedOwner):
     """Has workers encrypt, some parts ahead of the block that is asked for.
 
     Security: see ``EncryptShard`` for what workers see.
     """
 
-    def __init__(self, owner: EncryptingOwner, workers: Workers, backend: str, secret: bytes) -> None:
+    def __init__(
+        self, owner: ElGamalGradientOwner | EncryptedGradientOwner, workers: Workers, backend: str, secret: bytes
+    ) -> None:
         """Give the workers what they encrypt with. Args: secret: of ``secret_key_to_bytes``."""
-        self.pair_format: PairFormat = owner.pair_format
-        self.is_streamed = owner.is_streamed
-        self._owner, self._workers = owner, workers
+        super().__init__(owner)
+        self._encrypting, self._workers = owner, workers
         setup = owner.setup()
         fields = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
         opens = spread_opening(owner, workers)
@@ -279,15 +662,7 @@ class ShardedOwner:
             pieces.append([column[:n_rows].data for column in self._columns])
             self._columns = [column[n_rows:] for column in self._columns]
             self._given += n_rows
-        return self._owner.pairs_message(g.size, list(itertools.chain(*zip(*pieces, strict=True))))
-
-    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
-        """Decrypt the sums of a level and check every node."""
-        return self._owner.open_sums(sums, layout, totals)
-
-    def finish_sums(self, since_s: float) -> None:
-        """Take note that all sums of a level were opened."""
-        self._owner.finish_sums(since_s)
+        return self._encrypting.pairs_message(g.size, list(itertools.chain(*zip(*pieces, strict=True))))
 
     def fill(self, n_rows: int) -> None:
         """Have the workers make randomisers for so many rows together."""
@@ -318,7 +693,7 @@ def open_owner(
     timer: Timer = untimed,
     workers: Workers | None = None,
     noised: NoisePlan | None = None,
-) -> tuple[FillableOwner | ClearGradientOwner, TrainingSetup]:
+) -> GradientOwner:
     """Generate the job's key and open the half that holds it.
 
     Args:
@@ -326,47 +701,44 @@ def open_owner(
         timer: measures the stage "search" of elgamal, a part of opening sums.
         workers: where to encrypt; None is this process. Gradients in the clear need none.
         noised: the plan of a job in the preset noised.
-
-    Returns:
-        The half, and what passive parties need.
     """
+    owner: ElGamalGradientOwner | EncryptedGradientOwner
     if job.profile == VerticalProfile.ELGAMAL.value:
-        digits = DigitFormat.of(job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails)
-        points = elgamal_owner(digits, backend, timer)
-        if workers is None:
-            return points, points.setup()
-        return ShardedOwner(points, workers, backend, points.secret_bytes()), points.setup()
-    pairs = pair_format(n_rows, weighted=job.weight is not None) if noised is None else noised.pair_format(n_rows)
-    if not job.is_encrypted:
-        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, pairs.max_additions, b"")
-    key = generate_paillier_key(job.key_bits)
-    owner = gradient_owner(key, pairs, backend)
-    if workers is None:
-        return owner, owner.setup()
-    return ShardedOwner(owner, workers, backend, secret_key_to_bytes(key)), owner.setup()
+        owner = points = elgamal_owner(
+            encryption.DigitFormat.of(job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails),
+            backend,
+            timer,
+        )
+        secret = points.secret_bytes
+    else:
+        pairs = pair_format(n_rows, weighted=job.weight is not None) if noised is None else noised.pair_format(n_rows)
+        if not job.is_encrypted:
+            return ClearGradientOwner(pairs)
+        key = generate_paillier_key(job.key_bits)
+        owner = gradient_owner(key, pairs, backend)
+        secret = partial(secret_key_to_bytes, key)
+    return owner if workers is None else ShardedOwner(owner, workers, backend, secret())
 
 
 _MOST_AHEAD = 1 << 18  # randomisers: some 200 MB at 3072 bits
 _FILL_STEP = 1 << 10  # randomisers made at a time: decryption, which others wait for, waits for one step at most
 
 
-class PrecomputingKeyOwner:
+class PrecomputingKeyOwner(WrappedOwner):
     """An owner that makes the randomisers of the next tree while the passive parties work on this one.
 
     Encryption does not wait for all of them: what is missing then is made block by block, while blocks travel. A
     context manager: leaving it ends the making.
     """
 
-    def __init__(self, owner: FillableOwner, n_rows: int, n_trees: int, timer: Timer = untimed):
+    def __init__(self, owner: GradientOwner, n_rows: int, n_trees: int, timer: Timer = untimed):
         """Prepare for one training.
 
         Args:
             n_trees: of the whole training; nothing is made for more.
             timer: measures the stage "prepare", which runs beside others.
         """
-        self.pair_format: PairFormat = owner.pair_format
-        self.is_streamed = owner.is_streamed
-        self._owner = owner
+        super().__init__(owner)
         self._timer = timer
         self._n_rows = n_rows
         self._n_due = n_rows * n_trees  # pairs that are not encrypted yet
@@ -397,10 +769,6 @@ class PrecomputingKeyOwner:
             return self._owner.open_sums(sums, layout, totals)
         finally:
             self._may_fill.set()
-
-    def finish_sums(self, since_s: float) -> None:
-        """Take note that all sums of a level were opened."""
-        self._owner.finish_sums(since_s)
 
     def __enter__(self) -> PrecomputingKeyOwner:
         return self

@@ -1,4 +1,4 @@
-"""What the active and the passive parties say to each other in vertical training and prediction.
+"""What the parties of a vertical job say to each other: terms first, then requests and answers.
 
 Values with a strict byte form: one type code, fixed fields, length-prefixed parts, nothing after the end. Bytes from a
 peer are either exactly a message or a ``ProtocolError``. Sealing and transport belong to the layer above.
@@ -8,18 +8,21 @@ Rows are bits, least significant first; a bit list says how many bits it has and
 
 from __future__ import annotations
 
+import hmac
+import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.attempt.session import ARITHMETIC, Session, compare_documents, compare_versions, lower_arithmetic
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
@@ -34,224 +37,7 @@ _MAX_FEATURES = 1 << 20
 _MAX_NAME_BYTES = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Bits:
-    """A list of bits. Shapes: data holds ceil(n / 8) bytes, padded with zeros."""
-
-    n: int
-    data: bytes
-
-    @classmethod
-    def of(cls, values: NDArray[np.bool_]) -> Self:
-        """Pack booleans. Shapes: values: bool[n]."""
-        return cls(values.size, np.packbits(values, bitorder="little").tobytes())
-
-    def unpack(self) -> NDArray[np.bool_]:
-        """Return the booleans. Shapes: result: bool[n]."""
-        packed = np.frombuffer(self.data, dtype=np.uint8)
-        return np.unpackbits(packed, count=self.n, bitorder="little").view(bool)
-
-
-@dataclass(frozen=True, slots=True)
-class PartySchema:
-    """A passive party introduces its table.
-
-    Privacy: row counts, how many bins each feature has, and the aliases it chose; no value and no threshold. Of a
-        categorical feature the public list, which the job holds too; that a feature has fewer bins than categories
-        tells that no training row has one of the last of them, or that a guard has put rare ones together.
-
-    Attributes:
-        set_rows: rows of the training set and of each further set, in the agreed order.
-        categories: of each feature its public list; nothing for one of numbers.
-    """
-
-    CODE: ClassVar[int] = 1
-    set_rows: tuple[int, ...]
-    n_bins: tuple[int, ...]
-    aliases: tuple[str, ...]
-    categories: tuple[tuple[str, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.categories:
-            object.__setattr__(self, "categories", ((),) * len(self.n_bins))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSetup:
-    """The active party announces the number format and its public key.
-
-    Privacy: the format depends on the number of rows alone; the gradients' scale stays with the active party.
-
-    Attributes:
-        public_key: parameters of the additive scheme; empty for the stand-in without encryption.
-    """
-
-    CODE: ClassVar[int] = 2
-    scheme: int
-    fraction_bits: int
-    max_additions: int
-    public_key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TreeGradients:
-    """Begins a tree with the encrypted gradient pairs of its first block of rows.
-
-    Attributes:
-        features: which of the party's features the tree may use (column sampling).
-    """
-
-    CODE: ClassVar[int] = 3
-    tree: int
-    features: Bits
-    gradients: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MoreGradients:
-    """The encrypted gradient pairs of the tree's next block of rows."""
-
-    CODE: ClassVar[int] = 10
-    tree: int
-    gradients: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class NodePartition:
-    """How the rows of a node fall to its two children. Shapes: goes_left: one bit for each row of the node."""
-
-    node: int
-    left: int
-    right: int
-    goes_left: Bits
-
-
-@dataclass(frozen=True, slots=True)
-class OwnDivision:
-    """The children of a node that the party itself split: it knows which rows go left."""
-
-    node: int
-    left: int
-    right: int
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramRequest:
-    """Asks for the sums of one child of each divided node, the one with fewer rows; of the root if none is divided.
-
-    The answer holds the first block of features (``feature_blocks``), answers to ``MoreSums`` the further ones.
-
-    Privacy: tells the party how the rows of these nodes are divided.
-
-    Attributes:
-        partitions: nodes that another party split, the active one included.
-        own: nodes that this party split. Sums are due of the partitions' children first.
-    """
-
-    CODE: ClassVar[int] = 4
-    tree: int
-    partitions: tuple[NodePartition, ...]
-    own: tuple[OwnDivision, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MoreSums:
-    """Asks for the next block of features of the sums that were asked for last."""
-
-    CODE: ClassVar[int] = 11
-    tree: int
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramAnswer:
-    """Sums per node, feature and bin of one block of features, protected by the additive scheme.
-
-    Attributes:
-        nodes: nodes whose sums are here, in the order of the request; the same in every block.
-        withheld: nodes whose sums this party's guard keeps, in the order of the request.
-    """
-
-    CODE: ClassVar[int] = 5
-    tree: int
-    nodes: tuple[int, ...]
-    sums: bytes
-    withheld: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedSplit:
-    """A split that the party won: rows up to a bin of one of its features go left; bin -1: none with a value does.
-
-    Attributes:
-        right_bins: of a categorical feature, the bins that go right, ascending; ``bin`` is -1 then.
-    """
-
-    node: int
-    feature: int
-    bin: int
-    default_left: bool
-    right_bins: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRequest:
-    """Tells a party which of its splits are taken, and asks which rows go left."""
-
-    CODE: ClassVar[int] = 6
-    tree: int
-    splits: tuple[OwnedSplit, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SplitAnswer:
-    """For each split of a request one bit for each row of its node, in the order of rows: does it go left?
-
-    Privacy: rows without a value are not told apart from the others.
-    """
-
-    CODE: ClassVar[int] = 7
-    tree: int
-    goes_left: tuple[Bits, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PathQuery:
-    """Rows that reach a node of a finished tree. Shapes: rows: one bit for each row of the data set."""
-
-    tree: int
-    node: int
-    rows: Bits
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionRequest:
-    """Asks an owner which of the rows that reach its nodes go left there.
-
-    Privacy: tells the party which rows reach its nodes; asks for no bit off a row's path.
-
-    Attributes:
-        data_set: position among the agreed sets; 0 is the training set.
-    """
-
-    CODE: ClassVar[int] = 8
-    data_set: int
-    queries: tuple[PathQuery, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionAnswer:
-    """For each query one bit for each row it named, in the order of rows: does it go left?"""
-
-    CODE: ClassVar[int] = 9
-    goes_left: tuple[Bits, ...]
-
-
-Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | MoreSums | SplitRequest | DecisionRequest
-Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
-Message = Request | Answer
-
-
-# The byte form of messages: a message is its fields, one after the other, each in the form that the table gives.
+# The byte form of messages: a message is its fields, one after the other, each in the form that its type states.
 
 
 class _Reader:
@@ -309,27 +95,76 @@ def _items(form: _Form, most: int = MAX_NODES) -> _Form:
     return _Form(write, lambda data: tuple(form.read(data) for _ in range(count.read(data))))
 
 
-def _record(kind: type, *forms: _Form, check: Callable[..., None] = lambda *values: None) -> _Form:
-    """Return the form of a dataclass. Args: check: refuses fields that do not fit one another."""
-    names = [one.name for one in fields(kind)]
+def _read_text(data: _Reader) -> str:
+    try:
+        return str(_NAME.read(data), "utf-8")
+    except UnicodeDecodeError:
+        raise ProtocolError("a name in a vertical message is not text") from None
+
+
+def _record(kind: type, check: Callable[..., None] = lambda *values: None) -> _Form:
+    """Return the form of a dataclass, whose fields state theirs. Args: check: refuses fields that do not fit."""
+    hints = get_type_hints(kind, include_extras=True)
+    forms = {one.name: hints[one.name].__metadata__[0] for one in fields(kind)}
 
     def write(out: list[bytes], value: Any) -> None:
-        for name, form in zip(names, forms, strict=True):
+        for name, form in forms.items():
             form.write(out, getattr(value, name))
 
     def read(data: _Reader) -> Any:
-        values = [form.read(data) for form in forms]
+        values = [form.read(data) for form in forms.values()]
         check(*values)
         return kind(*values)
 
     return _Form(write, read)
 
 
-def _read_text(data: _Reader) -> str:
-    try:
-        return str(_NAME.read(data), "utf-8")
-    except UnicodeDecodeError:
-        raise ProtocolError("a name in a vertical message is not text") from None
+_NODE, _N_ROWS, _NAME = _number("I", MAX_NODES), _number("I", MAX_ROWS), _blob(_MAX_NAME_BYTES)
+_TEXT = _Form(lambda out, text: _NAME.write(out, text.encode()), _read_text)
+_FLAG = _Form(_number("B", 1).write, lambda data: bool(_number("B", 1).read(data)))
+_Node = Annotated[int, _NODE]
+_Nodes = Annotated[tuple[int, ...], _items(_NODE)]
+
+
+class _MessageType(NamedTuple):
+    code: int
+    content: Content
+    form: _Form
+
+
+_TYPES: dict[int, type] = {}
+_OF_TYPE: dict[type, _MessageType] = {}
+T = TypeVar("T")
+
+
+def _message(
+    code: int, content: Content, check: Callable[..., None] = lambda *values: None
+) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass a message. Args: content: what the evidence calls it; check: see ``_record``."""
+
+    def listed(kind: type[T]) -> type[T]:
+        _TYPES[code], _OF_TYPE[kind] = kind, _MessageType(code, content, _record(kind, check))
+        return kind
+
+    return listed
+
+
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """A list of bits. Shapes: data holds ceil(n / 8) bytes, padded with zeros."""
+
+    n: int
+    data: bytes
+
+    @classmethod
+    def of(cls, values: NDArray[np.bool_]) -> Self:
+        """Pack booleans. Shapes: values: bool[n]."""
+        return cls(values.size, np.packbits(values, bitorder="little").tobytes())
+
+    def unpack(self) -> NDArray[np.bool_]:
+        """Return the booleans. Shapes: result: bool[n]."""
+        packed = np.frombuffer(self.data, dtype=np.uint8)
+        return np.unpackbits(packed, count=self.n, bitorder="little").view(bool)
 
 
 def _write_bits(out: list[bytes], bits: Bits) -> None:
@@ -345,6 +180,10 @@ def _read_bits(data: _Reader) -> Bits:
     return Bits(n, packed)
 
 
+_BITS = _Form(_write_bits, _read_bits)
+_RowBits = Annotated[Bits, _BITS]
+
+
 def _check_schema(
     rows: Sequence[int], n_bins: Sequence[int], aliases: Sequence[str], categories: Sequence[Sequence[str]]
 ) -> None:
@@ -356,50 +195,210 @@ def _check_schema(
         raise ProtocolError("a party's schema needs a list of distinct categories for each categorical feature")
 
 
-_NODE, _N_ROWS, _NAME = _number("I", MAX_NODES), _number("I", MAX_ROWS), _blob(_MAX_NAME_BYTES)
-_TEXT = _Form(lambda out, text: _NAME.write(out, text.encode()), _read_text)
-_FLAG = _Form(_number("B", 1).write, lambda data: bool(_number("B", 1).read(data)))
-_BITS = _Form(_write_bits, _read_bits)
-_PARTITION = _record(NodePartition, _NODE, _NODE, _NODE, _BITS)
-_OWN = _record(OwnDivision, _NODE, _NODE, _NODE)
-_SPLIT = _record(
-    OwnedSplit,
-    _NODE,
-    _number("I", _MAX_FEATURES),
-    _number("i", 1 << 16, -1),
-    _FLAG,
-    _items(_number("H", MAX_BINS), MAX_BINS),
-)
-_QUERY = _record(PathQuery, _NODE, _NODE, _BITS)
-_FORMS: dict[type[Message], _Form] = {
-    PartySchema: _record(
-        PartySchema,
-        _items(_N_ROWS, 1 << 10),
-        _items(_number("I", MAX_BINS, 1), _MAX_FEATURES),
-        _items(_TEXT, _MAX_FEATURES),
-        _items(_items(_TEXT, MAX_BINS), _MAX_FEATURES),
-        check=_check_schema,
-    ),
-    TrainingSetup: _record(
-        TrainingSetup, _number("B", 255), _number("H", 62), _number("I", MAX_ROWS, 1), _blob(1 << 20)
-    ),
-    TreeGradients: _record(TreeGradients, _NODE, _BITS, _blob()),
-    MoreGradients: _record(MoreGradients, _NODE, _blob()),
-    HistogramRequest: _record(HistogramRequest, _NODE, _items(_PARTITION), _items(_OWN)),
-    MoreSums: _record(MoreSums, _NODE),
-    HistogramAnswer: _record(HistogramAnswer, _NODE, _items(_NODE), _blob(), _items(_NODE)),
-    SplitRequest: _record(SplitRequest, _NODE, _items(_SPLIT)),
-    SplitAnswer: _record(SplitAnswer, _NODE, _items(_BITS)),
-    DecisionRequest: _record(DecisionRequest, _NODE, _items(_QUERY)),
-    DecisionAnswer: _record(DecisionAnswer, _items(_BITS)),
-}
-_TYPES = {type_.CODE: type_ for type_ in _FORMS}
+@_message(1, Content.SCHEMA, _check_schema)
+@dataclass(frozen=True, slots=True)
+class PartySchema:
+    """A passive party introduces its table.
+
+    Privacy: row counts, how many bins each feature has, and the aliases it chose; no value and no threshold. Of a
+        categorical feature the public list, which the job holds too; that a feature has fewer bins than categories
+        tells that no training row has one of the last of them, or that a guard has put rare ones together.
+
+    Attributes:
+        set_rows: rows of the training set and of each further set, in the agreed order.
+        categories: of each feature its public list; nothing for one of numbers.
+    """
+
+    set_rows: Annotated[tuple[int, ...], _items(_N_ROWS, 1 << 10)]
+    n_bins: Annotated[tuple[int, ...], _items(_number("I", MAX_BINS, 1), _MAX_FEATURES)]
+    aliases: Annotated[tuple[str, ...], _items(_TEXT, _MAX_FEATURES)]
+    categories: Annotated[tuple[tuple[str, ...], ...], _items(_items(_TEXT, MAX_BINS), _MAX_FEATURES)] = ()
+
+    def __post_init__(self) -> None:
+        if not self.categories:
+            object.__setattr__(self, "categories", ((),) * len(self.n_bins))
+
+
+@_message(2, Content.SETUP)
+@dataclass(frozen=True, slots=True)
+class TrainingSetup:
+    """The active party announces the number format and its public key.
+
+    Privacy: the format depends on the number of rows alone; the gradients' scale stays with the active party.
+
+    Attributes:
+        public_key: parameters of the additive scheme; empty for the stand-in without encryption.
+    """
+
+    scheme: Annotated[int, _number("B", 255)]
+    fraction_bits: Annotated[int, _number("H", 62)]
+    max_additions: Annotated[int, _number("I", MAX_ROWS, 1)]
+    public_key: Annotated[bytes, _blob(1 << 20)]
+
+
+@_message(3, Content.GRADIENTS)
+@dataclass(frozen=True, slots=True)
+class TreeGradients:
+    """Begins a tree with the encrypted gradient pairs of its first block of rows.
+
+    Attributes:
+        features: which of the party's features the tree may use (column sampling).
+    """
+
+    tree: _Node
+    features: _RowBits
+    gradients: Annotated[bytes, _blob()]
+
+
+@_message(10, Content.GRADIENTS)
+@dataclass(frozen=True, slots=True)
+class MoreGradients:
+    """The encrypted gradient pairs of the tree's next block of rows."""
+
+    tree: _Node
+    gradients: Annotated[bytes, _blob()]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePartition:
+    """How the rows of a node fall to its two children. Shapes: goes_left: one bit for each row of the node."""
+
+    node: _Node
+    left: _Node
+    right: _Node
+    goes_left: _RowBits
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDivision:
+    """The children of a node that the party itself split: it knows which rows go left."""
+
+    node: _Node
+    left: _Node
+    right: _Node
+
+
+@_message(4, Content.HISTOGRAM_REQUEST)
+@dataclass(frozen=True, slots=True)
+class HistogramRequest:
+    """Asks for the sums of one child of each divided node, the one with fewer rows; of the root if none is divided.
+
+    The answer holds the first block of features (``feature_blocks``), answers to ``MoreSums`` the further ones.
+
+    Privacy: tells the party how the rows of these nodes are divided.
+
+    Attributes:
+        partitions: nodes that another party split, the active one included.
+        own: nodes that this party split. Sums are due of the partitions' children first.
+    """
+
+    tree: _Node
+    partitions: Annotated[tuple[NodePartition, ...], _items(_record(NodePartition))]
+    own: Annotated[tuple[OwnDivision, ...], _items(_record(OwnDivision))] = ()
+
+
+@_message(11, Content.HISTOGRAM_REQUEST)
+@dataclass(frozen=True, slots=True)
+class MoreSums:
+    """Asks for the next block of features of the sums that were asked for last."""
+
+    tree: _Node
+
+
+@_message(5, Content.HISTOGRAMS)
+@dataclass(frozen=True, slots=True)
+class HistogramAnswer:
+    """Sums per node, feature and bin of one block of features, protected by the additive scheme.
+
+    Attributes:
+        nodes: nodes whose sums are here, in the order of the request; the same in every block.
+        withheld: nodes whose sums this party's guard keeps, in the order of the request.
+    """
+
+    tree: _Node
+    nodes: _Nodes
+    sums: Annotated[bytes, _blob()]
+    withheld: _Nodes = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedSplit:
+    """A split that the party won: rows up to a bin of one of its features go left; bin -1: none with a value does.
+
+    Attributes:
+        right_bins: of a categorical feature, the bins that go right, ascending; ``bin`` is -1 then.
+    """
+
+    node: _Node
+    feature: Annotated[int, _number("I", _MAX_FEATURES)]
+    bin: Annotated[int, _number("i", 1 << 16, -1)]
+    default_left: Annotated[bool, _FLAG]
+    right_bins: Annotated[tuple[int, ...], _items(_number("H", MAX_BINS), MAX_BINS)] = ()
+
+
+@_message(6, Content.SPLITS)
+@dataclass(frozen=True, slots=True)
+class SplitRequest:
+    """Tells a party which of its splits are taken, and asks which rows go left."""
+
+    tree: _Node
+    splits: Annotated[tuple[OwnedSplit, ...], _items(_record(OwnedSplit))]
+
+
+@_message(7, Content.PARTITIONS)
+@dataclass(frozen=True, slots=True)
+class SplitAnswer:
+    """For each split of a request one bit for each row of its node, in the order of rows: does it go left?
+
+    Privacy: rows without a value are not told apart from the others.
+    """
+
+    tree: _Node
+    goes_left: Annotated[tuple[Bits, ...], _items(_BITS)]
+
+
+@dataclass(frozen=True, slots=True)
+class PathQuery:
+    """Rows that reach a node of a finished tree. Shapes: rows: one bit for each row of the data set."""
+
+    tree: _Node
+    node: _Node
+    rows: _RowBits
+
+
+@_message(8, Content.DECISION_REQUEST)
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """Asks an owner which of the rows that reach its nodes go left there.
+
+    Privacy: tells the party which rows reach its nodes; asks for no bit off a row's path.
+
+    Attributes:
+        data_set: position among the agreed sets; 0 is the training set.
+    """
+
+    data_set: _Node
+    queries: Annotated[tuple[PathQuery, ...], _items(_record(PathQuery))]
+
+
+@_message(9, Content.DECISIONS)
+@dataclass(frozen=True, slots=True)
+class DecisionAnswer:
+    """For each query one bit for each row it named, in the order of rows: does it go left?"""
+
+    goes_left: Annotated[tuple[Bits, ...], _items(_BITS)]
+
+
+Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | MoreSums | SplitRequest | DecisionRequest
+Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
+Message = Request | Answer
 
 
 def to_bytes(message: Message) -> bytes:
     """Return the bytes that travel."""
-    parts = [_HEADER.pack(_MAGIC, _VERSION, message.CODE)]
-    _FORMS[type(message)].write(parts, message)
+    kind = _OF_TYPE[type(message)]
+    parts = [_HEADER.pack(_MAGIC, _VERSION, kind.code)]
+    kind.form.write(parts, message)
     return b"".join(parts)
 
 
@@ -415,7 +414,7 @@ def from_bytes(data: bytes) -> Message:
     if magic != _MAGIC or version != _VERSION or code not in _TYPES:
         raise ProtocolError("not a vertical message of this version: all sites must run the same one")
     reader = _Reader(memoryview(data)[_HEADER.size :])
-    message: Message = _FORMS[_TYPES[code]].read(reader)
+    message: Message = _OF_TYPE[_TYPES[code]].form.read(reader)
     reader.finish()
     return message
 
@@ -548,19 +547,6 @@ def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: fl
 # The messages of training on their way through a conversation, each noted in the evidence by what it holds.
 
 
-_CONTENT: dict[type[Message], Content] = {
-    PartySchema: Content.SCHEMA,
-    TrainingSetup: Content.SETUP,
-    TreeGradients: Content.GRADIENTS,
-    MoreGradients: Content.GRADIENTS,
-    HistogramRequest: Content.HISTOGRAM_REQUEST,
-    MoreSums: Content.HISTOGRAM_REQUEST,
-    HistogramAnswer: Content.HISTOGRAMS,
-    SplitRequest: Content.SPLITS,
-    SplitAnswer: Content.PARTITIONS,
-    DecisionRequest: Content.DECISION_REQUEST,
-    DecisionAnswer: Content.DECISIONS,
-}
 _CIPHERTEXTS = {
     VerticalProfile.PAILLIER.value: Protection.PAILLIER,
     VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
@@ -600,7 +586,7 @@ class ContentRecorder:
         self._note("received", peer, message, size)
 
     def _note(self, direction: str, peer: str, message: Message, size: int) -> None:
-        what = _CONTENT[type(message)]
+        what = _OF_TYPE[type(message)].content
         protection = self._ciphertexts if what.encrypted else Protection.CLEAR
         self._evidence.content(direction, peer, what, protection, size)
 
@@ -647,3 +633,144 @@ def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | No
     encoded = to_bytes(reply)
     notes.sent(peer, reply, len(encoded))
     return encoded
+
+
+# What all parties of a vertical job must have equal before anything private is sent, compared under the group key.
+#
+# The server relays sealed documents and learns sizes only. Other parties learn row counts, keyed proofs of the order of
+# rows, and from which rounds a lost job can be resumed.
+
+
+_MAX_DOCUMENT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalTerms:
+    """One party's terms.
+
+    Attributes:
+        versions: of XGBoost, VeilBoost and others.
+        job: the job as JSON values.
+        parameters: what XGBoost makes of the parameters.
+        n_rows: rows of each data set.
+        rows: for each data set a proof of its ids in order (``RowsProof``), in hex; empty without ids.
+        model: id of the model that training continues; empty for none.
+        checkpoints: tag of each checkpoint of the job to resume, by number of finished rounds.
+    """
+
+    versions: Mapping[str, str]
+    job: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    n_rows: Sequence[int]
+    rows: Sequence[str]
+    model: str
+    checkpoints: Mapping[str, str]
+
+    def to_bytes(self) -> bytes:
+        """Return a canonical encoding."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> VerticalTerms:
+        """Parse a peer's terms. Raises: ProtocolError."""
+        try:
+            terms = cls(**json.loads(data)) if len(data) <= _MAX_DOCUMENT else None
+        except (ValueError, TypeError, RecursionError):
+            terms = None
+        if terms is None or not terms._is_well_formed():
+            raise ProtocolError("a party's terms are not of the expected form")
+        return terms
+
+    def _is_well_formed(self) -> bool:
+        mappings = (self.versions, self.job, self.parameters, self.checkpoints)
+        if not all(isinstance(part, dict) for part in mappings) or not isinstance(self.model, str):
+            return False
+        if not isinstance(self.n_rows, list) or not isinstance(self.rows, list):
+            return False
+        is_text = all(isinstance(proof, str) and proof.isascii() for proof in self.rows)
+        return is_text and all(type(n) is int for n in self.n_rows)
+
+    def compare(self, theirs: VerticalTerms, site: str, due: Sequence[str]) -> None:
+        """Refuse a party that does not mean the same job, model and rows.
+
+        Args:
+            due: the proofs that the party sends if it holds this site's rows in this site's order.
+
+        Raises:
+            ConfigurationError: the first difference, named.
+        """
+        compare_versions(self.versions, theirs.versions, site)
+        compare_documents("the job", self.job, theirs.job, site)
+        compare_documents("the parameters", self.parameters, theirs.parameters, site)
+        if self.model != theirs.model:
+            raise ConfigurationError(f"{site} holds a part of another model than this site")
+        if list(self.n_rows) != list(theirs.n_rows):
+            raise ConfigurationError(f"{site} has another number of rows than this site: align the rows first")
+        _compare_rows(due, theirs.rows, site)
+
+
+def _compare_rows(due: Sequence[str], theirs: Sequence[str], site: str) -> None:
+    if len(due) != len(theirs):
+        raise ConfigurationError(f"{site} has another number of data sets than this site")
+    for mine, other in zip(due, theirs, strict=True):
+        if bool(mine) != bool(other):
+            raise ConfigurationError(
+                "some parties name an id column for a data set and others do not, so that the order of rows "
+                "cannot be compared: all, or none. Policy key: data_sets.<name>.id."
+            )
+        if not hmac.compare_digest(mine.encode(), other.encode()):
+            raise ConfigurationError(
+                f"{site} has other rows than this site, or the same in another order: align the rows first"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RowsProof:
+    """Proofs that a party holds rows in an order, which no other party can copy: each names the party that gives it.
+
+    Attributes:
+        contents: for each data set what the proof covers; empty without ids.
+    """
+
+    session: Session
+    contents: Sequence[bytes]
+
+    def of(self, rank: int) -> list[str]:
+        """Return the proofs that the party of this rank gives if it holds these rows, in hex; empty without ids."""
+        return [
+            self.session.hmac(f"order of rows of data set {number}, {rank}", content).hex() if content else ""
+            for number, content in enumerate(self.contents)
+        ]
+
+
+def agree(
+    mine: VerticalTerms, received: Sequence[bytes], sites: Sequence[str], rank: int, proof: RowsProof
+) -> tuple[int, str]:
+    """Compare the terms of all parties.
+
+    Args:
+        received: encoded terms by rank, this site's own included.
+        proof: of this site's rows; ``mine.rows`` is this site's own.
+
+    Returns:
+        The number of finished rounds of the latest checkpoint that all parties hold of the same attempt, 0 without; and
+        the lowest arithmetic that any party named, "" where none grows trees.
+
+    Raises:
+        ConfigurationError: a difference, named.
+    """
+    own = VerticalTerms.from_bytes(mine.to_bytes())  # as the peers see it: JSON knows no tuples
+    common, arithmetic = dict(own.checkpoints), own.versions.get(ARITHMETIC, "")
+    for other, data in enumerate(received):
+        if other == rank:
+            continue
+        theirs = VerticalTerms.from_bytes(data)
+        own.compare(theirs, sites[other], proof.of(other))
+        common = {n: tag for n, tag in common.items() if theirs.checkpoints.get(n) == tag}
+        arithmetic = lower_arithmetic(arithmetic, theirs.versions.get(ARITHMETIC, ""))
+    return max((int(n) for n in common if n.isdigit()), default=0), arithmetic
+
+
+def rows_content(ids: Sequence[bytes] | None) -> bytes:
+    """Return what the proof of the rows' order covers; empty without ids."""
+    return b"" if ids is None else b"".join(len(one).to_bytes(4, "little") + one for one in ids)

@@ -19,9 +19,16 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
 from nvflare_plugins.data.table import ComparedColumn
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, Arithmetic
+from nvflare_plugins.kinds.vertical import model
 from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Responder
 from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits, bins_section
+from nvflare_plugins.kinds.vertical.histogram_maker import (
+    CLEAR_CODE,
+    HistogramMaker,
+    histogram_maker,
+    unpack_public_key,
+)
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import (
     Answer,
@@ -46,20 +53,8 @@ from nvflare_plugins.kinds.vertical.messages import (
     feature_blocks,
     layout_of,
 )
-from nvflare_plugins.kinds.vertical.model import (
-    NO_THRESHOLD,
-    NOTHING_ABOVE,
-    AnsweredPaths,
-    PrivateSplit,
-    PrivateTable,
-    table_from_json,
-    table_to_json,
-)
-from nvflare_plugins.kinds.vertical.model_files import PassivePart
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard, NoiseSource
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartyData, PartySet, find_cut_points
-from nvflare_plugins.kinds.vertical.schemes import CLEAR_CODE, HistogramAggregator, histogram_maker, unpack_public_key
-from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.released import SentRows
@@ -92,8 +87,8 @@ class PassiveParty:
         sets: Sequence[Columns],
         aliases: Sequence[str],
         max_bin: int,
-        maker: HistogramAggregator,
-        table: PrivateTable | None = None,
+        maker: HistogramMaker,
+        table: model.PrivateTable | None = None,
         guard: Guard | None = None,
         most_trees: int | None = None,
         limits: TreeLimits = NO_LIMITS,
@@ -153,8 +148,8 @@ class PassiveParty:
         self._sides: dict[int, NDArray[np.bool_]] = {}  # by node: what this party's split of it answered
         self._due: _Due | None = None
         self._above: dict[int, tuple[int, bool]] = {}  # by node: this party's nearest split above it
-        self._paths = [AnsweredPaths(columns.shape[1]) for columns in self._sets]
-        self.table: PrivateTable = dict(table or {})
+        self._paths = [model.AnsweredPaths(columns.shape[1]) for columns in self._sets]
+        self.table: model.PrivateTable = dict(table or {})
 
     def schema(self) -> PartySchema:
         """Introduce the party."""
@@ -209,7 +204,7 @@ class PassiveParty:
             self._tree_codes = self._codes[chosen]
         self._rows = {ROOT: np.arange(self._n_rows, dtype=np.int32)}
         self._sides = {}
-        self._above = {ROOT: NOTHING_ABOVE}
+        self._above = {ROOT: model.NOTHING_ABOVE}
         self._known = set()
         self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
         for paths in self._paths:  # rows go through the trees of a round before the next one begins
@@ -309,7 +304,7 @@ class PassiveParty:
             )
         return SplitAnswer(self._tree, answers)
 
-    def _name_of(self, split: PrivateSplit) -> bytes:
+    def _name_of(self, split: model.PrivateSplit) -> bytes:
         """Return what tells splits of this party's columns apart, in this job and in others."""
         facts = (split.threshold.tobytes().hex(), bool(split.default_left), split.categories)
         return repr((self._aliases[split.feature], *facts)).encode()
@@ -341,7 +336,7 @@ class PassiveParty:
         taken_for = self._bin_of_missing[split.feature]
         if taken_for is not None:
             split = replace(split, default_left=taken_for not in split.right_bins)
-        self._keep(split, NO_THRESHOLD, self._cuts.categories_in(split.feature, split.right_bins))
+        self._keep(split, model.NO_THRESHOLD, self._cuts.categories_in(split.feature, split.right_bins))
         result: NDArray[np.bool_] = ~np.isin(codes, split.right_bins)
         return result
 
@@ -351,7 +346,7 @@ class PassiveParty:
         return int(found[0]) if found.size and found[0] < self._cuts.layout.n_bins[feature] else None
 
     def _keep(self, split: OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
-        self.table[self._tree, split.node] = PrivateSplit(
+        self.table[self._tree, split.node] = model.PrivateSplit(
             split.feature, threshold, split.default_left, self._above[split.node], categories
         )
 
@@ -491,14 +486,14 @@ class PassiveSite:
         if self._party is None:
             raise ProtocolError("the active party ended the training before it began")
         categories = dict(start.data.train.table.categories)
-        part = PassivePart(dict(self._party.table), start.data.columns, start.data.aliases, categories)
+        part = model.PassivePart(dict(self._party.table), start.data.columns, start.data.aliases, categories)
         return TrainedPart(part, self._n_rounds, start.parameters.agreed, self._sections())
 
-    def _first_table(self) -> PrivateTable:
+    def _first_table(self) -> model.PrivateTable:
         start = self._start
         if start.checkpoint is None:
             return {} if start.initial is None else dict(start.initial.part.table)
-        table, aliases = table_from_json(start.checkpoint.content)
+        table, aliases = model.table_from_json(start.checkpoint.content)
         if aliases != start.data.aliases:
             raise ConfigurationError("the checkpoint is of other features, or under other aliases, than the job has")
         return table
@@ -535,14 +530,10 @@ class PassiveSite:
             raise ProtocolError("the active party announced another number of fraction bits than the job's")
         n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
-        maker: HistogramAggregator
         tails = (0, 0) if start.noised is None else start.noised.tails
-        if workers is None:
-            maker = histogram_maker(setup, n_rows, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails)
-        else:
-            maker = ShardedHistogramMaker(
-                setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails
-            )
+        maker = histogram_maker(
+            setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails
+        )
         payment = start.payment
         self._party = PassiveParty(
             start.data.features(),
@@ -571,7 +562,7 @@ class PassiveSite:
         stages["network"] = max(seconds - sum(stages.values()), 0.0)  # and waiting for the others
         self._n_rounds = number + 1
         if start.is_checkpoint(self._n_rounds) and self._party is not None:
-            start.keep(self._n_rounds, table_to_json(self._party.table, start.data.aliases))
+            start.keep(self._n_rounds, model.table_to_json(self._party.table, start.data.aliases))
         row = RoundRow(number, seconds, {}, stages, times.spans)
         start.round_done(row)
         start.progress(row, start.job.num_rounds)

@@ -35,11 +35,11 @@ from nvflare_plugins.attempt.plan_advice import (
 )
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
 from nvflare_plugins.data.declaration import MOST_WORKERS
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
+from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
-from nvflare_plugins.kinds.vertical.schemes import ElGamalTerms, HistogramMaker, elgamal_owner
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb.parameters import ALIASES
 
@@ -506,7 +506,7 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
         spent[stage] += (time.process_time() - started) / _REPEATS
 
     owner = elgamal_owner(digits)
-    maker = HistogramMaker(ElGamalTerms.of(owner.setup()), timer)
+    maker = histogram_maker(owner.setup(), digits.max_additions, timer=timer)
     node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
 
     def receive() -> None:

@@ -27,9 +27,10 @@ from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.kinds.alignment.align import align, confirm
 from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.alignment.result import Alignment, load_alignment, save_alignments
+from nvflare_plugins.kinds.vertical import model
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.context import Checkpoint, TrainedPart, VerticalContext, read_checkpoints
-from nvflare_plugins.kinds.vertical.gradient_scale import FINEST, check_weights, pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import require_curve
 from nvflare_plugins.kinds.vertical.job import (
     ALIGN_FIRST,
     Preset,
@@ -37,21 +38,11 @@ from nvflare_plugins.kinds.vertical.job import (
     VerticalProfile,
     check_vertical_parameters,
 )
-from nvflare_plugins.kinds.vertical.messages import ContentRecorder
-from nvflare_plugins.kinds.vertical.model_files import (
-    ActivePart,
-    PassivePart,
-    StoredPart,
-    conclude_part,
-    feature_importance,
-    find_part,
-    write_importance,
-)
+from nvflare_plugins.kinds.vertical.key_owner import FINEST, check_weights, pair_format
+from nvflare_plugins.kinds.vertical.messages import ContentRecorder, RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
-from nvflare_plugins.kinds.vertical.schemes import require_curve
-from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy_values import JobTerms
@@ -85,7 +76,7 @@ class Prepared:
 
     data: PartyData | None
     parameters: TrainingParameters
-    initial: StoredPart[Any] | None
+    initial: model.StoredPart[Any] | None
     earlier: Earlier
     checkpoints: dict[int, Checkpoint]
 
@@ -254,16 +245,16 @@ class VerticalRun:
     def _finish(self, finish: TrainedPart, start: VerticalContext) -> JobResult:
         """Commit to the parts, compare the commitments, write."""
         job, attempt = self._job, self._attempt
-        hmac, path = conclude_part(attempt, job.active, finish.part, finish.n_rounds)
+        hmac, path = model.conclude_part(attempt, job.active, finish.part, finish.n_rounds)
         attempt.all_have_written()
         attempt.folder.drop_checkpoints()
         start.reservations.complete(finish.n_rounds)
         ordinary = None
-        if isinstance(finish.part, ActivePart):
+        if isinstance(finish.part, model.ActivePart):
             # Not model.json: it loads as an ordinary model, whose predictions are wrong without the thresholds.
             masked = marked_as_part(finish.part.booster)
             ordinary = write_atomically(attempt.folder.path / MASKED_MODEL, masked, 0o600).name
-            write_importance(attempt.folder.path, feature_importance(finish.part))
+            model.write_importance(attempt.folder.path, model.feature_importance(finish.part))
         notes = [] if start.data.train.ids is not None else [_NO_IDS]
         if job.is_encrypted and job.strength < 128:
             notes.append(f"Keys of {job.key_length} bits: {job.strength}-bit security.")
@@ -375,16 +366,16 @@ def _check_lists(job: VerticalJob, context: SiteContext) -> None:
             )
 
 
-def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> StoredPart[Any] | None:
+def _initial_part(job: VerticalJob, context: SiteContext, data: PartyData) -> model.StoredPart[Any] | None:
     """Return this party's part of the model to continue. Raises: ConfigurationError, if it is of other columns."""
     if job.initial_model is None:
         return None
-    expected = ActivePart if context.site == job.active else PassivePart
-    found = find_part(context.runs, context.policy.inputs, job.initial_model, context.site, expected)
+    expected = model.ActivePart if context.site == job.active else model.PassivePart
+    found = model.find_part(context.runs, context.policy.inputs, job.initial_model, context.site, expected)
     if (
         found.part.columns != data.columns
         or found.part.categories != dict(data.train.table.categories)
-        or (isinstance(found.part, PassivePart) and found.part.aliases != data.aliases)
+        or (isinstance(found.part, model.PassivePart) and found.part.aliases != data.aliases)
     ):
         raise ConfigurationError(
             "the model to continue was trained on other columns or categories, or under other aliases"

@@ -1,29 +1,585 @@
-"""One tree as it grows at the active party, from its own columns and from what the passive parties' columns offer."""
+"""One tree as it grows at the active party: its own columns' sums, each passive party's, and the best split of all."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from he_processors.exact_sums import WORD_BITS, exact_sum, lower_words, split
-from he_processors.histogram import planner as slots
-from he_processors.histogram.planner import child_to_build
-from he_processors.histogram.sums import BinSums, NodeTotal
-from nvflare_plugins.growth.arithmetic import Arithmetic, NodeToSplit, SplitFormula, TreeParameters, WeightBounds
-from nvflare_plugins.growth.bins import BinLayout, bin_rows
+from he_processors.exact_sums import WORD_BITS, as_words, exact_sum, is_zero, join, lower_words, split
+from he_processors.histogram.planner import BinLayout, child_to_build
+from he_processors.histogram.sums import BinSums, NodeTotal, subtract_sibling
+from nvflare_plugins.growth import arithmetic as tree_arithmetic
+from nvflare_plugins.growth import splits as growth_splits
+from nvflare_plugins.growth.bins import BinLayout as GrowthLayout
+from nvflare_plugins.growth.bins import bin_rows
 from nvflare_plugins.growth.rows import ROOT, BinnedRows, NodeSplit
-from nvflare_plugins.growth.splits import Entry, NodeConstraints
 from nvflare_plugins.growth.tree import NO_THRESHOLD, AppliedSplit, Tree, TreeDriver, finished_tree
-from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients
-from nvflare_plugins.kinds.vertical.messages import Bits, NodePartition, OwnDivision, OwnedSplit
+from nvflare_plugins.kinds.vertical import messages
+from nvflare_plugins.kinds.vertical.histogram_maker import Timer, untimed
+from nvflare_plugins.kinds.vertical.key_owner import EncodedGradients, GradientOwner
+from nvflare_plugins.kinds.vertical.noised import PartyNoise
 from nvflare_plugins.kinds.vertical.party_data import find_cut_points
-from nvflare_plugins.kinds.vertical.party_sums import Candidate, PartyEvaluator, PartySums
+
+# How the active party reads noised sums: in step with what it knows, and only as far as they stand out of the noise.
+#
+# The best of many noised candidates is one whose noise was lucky. Every candidate is therefore taken at less than it
+# shows: its left sum of gradients is moved one standard deviation of its noise towards that of a split which gains
+# nothing, and a side with a sum of hessians within three standard deviations of zero is none. Which split wins then
+# says how it is used, and no more: the owner's bits tell which rows go left, and the sums of both sides are exact
+# again.
+#
+# Privacy: post-processing of what was released.
+
+
+CAUTION = 1.0
+"""Standard deviations that a left sum is moved. 0, 0.5, 1 and 2 were tried: 1 was best or level in AUC."""
+LEAST_HESSIAN = 3.0
+"""Standard deviations that each side's sum of hessians must have; with 1, empty-looking sides win."""
+
+
+class NoisedBins:
+    """What is known of the noise on the sums of one tree.
+
+    Units: encoded integers of the pair format.
+    """
+
+    def __init__(self, layout: BinLayout, scales: tuple[float, float]) -> None:
+        """Args: scales: noise on one sum of g and on one of h."""
+        self._layout, self._scales = layout, scales
+        sizes = np.diff(layout.starts)
+        self._sizes = np.repeat(sizes, sizes)
+        # A split at bin b has b + 1 slots on its left: the bins up to b, or those before it and the missing values.
+        n_left = np.arange(layout.n_slots) - np.repeat(layout.starts[:-1], sizes) + 1
+        self._spread = np.sqrt(n_left * (self._sizes - n_left) / self._sizes)  # the slots' noise sums to nothing
+
+    def in_step(self, sums: NDArray[np.int64], totals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Spread over each feature's slots what they are off the node's sum, which is known.
+
+        Shapes: sums: int64[1, n_nodes, n_slots]; totals: int64[1, n_nodes, 1]; result: as sums.
+        """
+        starts = self._layout.starts[:-1]
+        excess = np.add.reduceat(sums, starts, axis=-1) - totals
+        each = np.rint(excess / np.diff(self._layout.starts)).astype(np.int64)
+        result: NDArray[np.int64] = sums - np.repeat(each, np.diff(self._layout.starts), axis=-1)
+        return result
+
+    def careful(
+        self,
+        left: tuple[NDArray[np.int64], NDArray[np.int64]],
+        totals: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return left sums at which candidates are compared; a hessian of -1 stands for a split that is none.
+
+        Shapes: left: (g, h), int64[1, n_nodes, n_slots], in step; totals: int64[1, n_nodes, 1]; results: as left.
+        """
+        g, h = (values.astype(np.float64) for values in left)
+        total_g, total_h = (values.astype(np.float64) for values in totals)
+        least = LEAST_HESSIAN * self._scales[1] * self._spread
+        is_split = (h >= least) & (total_h - h >= least) & (total_h > 0)
+        h = np.clip(h, 0, total_h)
+        neutral = total_g * h / np.where(total_h > 0, total_h, 1.0)
+        beyond = g - neutral
+        kept = np.sign(beyond) * np.maximum(np.abs(beyond) - CAUTION * self._scales[0] * self._spread, 0.0)
+        return np.rint(neutral + kept).astype(np.int64), np.where(is_split, np.rint(h), -1).astype(np.int64)
+
+
+# The best splits among one party's columns, on sums that are exact integers.
+#
+# Sums of encoded gradients are integers, so left and right always add up to their node, and a feature has missing
+# values exactly if its missing slot is not zero.
+#
+# Reference: XGBoost 3.2, src/tree/hist/evaluate_splits.h (EnumerateSplit).
+
+
+_MAX_BLOCK_CELLS = 1 << 21
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Candidate:
+    """The best split of a node among one party's features.
+
+    Attributes:
+        feature: the party's own number of the feature.
+        bin: the last bin that goes left; -1 if only rows without a value do.
+        right_bins: of a categorical feature, the bins that go right, ascending; ``bin`` then says nothing.
+    """
+
+    loss_change: np.float32
+    feature: int
+    bin: int
+    default_left: bool
+    left: NodeTotal
+    right: NodeTotal
+    right_bins: tuple[int, ...] | None = None
+
+
+class PartyEvaluator:
+    """Finds the best splits among the features of one party.
+
+    Security: runs where the sums are known, at the key owner; needs no threshold.
+    """
+
+    def __init__(
+        self,
+        layout: BinLayout,
+        formula: tree_arithmetic.SplitFormula,
+        unit: tree_arithmetic.GradientUnit,
+        monotone: NDArray[np.int8],
+        categorical: Sequence[int] = (),
+        noise: NoisedBins | None = None,
+    ) -> None:
+        """Prepare for the features of one tree.
+
+        Args:
+            monotone: constraint of each of the party's features. Shapes: int8[n_features].
+            categorical: features whose bins are categories.
+            noise: on the sums; None where they are exact.
+        """
+        self._noise = noise
+        self._layout = layout
+        self._formula = formula
+        self._unit = unit
+        self._feature = np.repeat(np.arange(layout.n_features), np.array(layout.n_bins, dtype=np.int64) + 1)
+        self._missing_slot = layout.starts[1:] - 1
+        self._is_bin = np.ones(layout.n_slots, dtype=bool)
+        self._is_bin[self._missing_slot] = False
+        self._slots_of_bins = np.flatnonzero(self._is_bin)
+        self._finder = None if noise is not None else _finder(layout, formula, unit, monotone, categorical)
+        self._categorical = {
+            feature: growth_splits.CategoryEvaluator(formula, unit, int(monotone[feature])) for feature in categorical
+        }
+        self._is_bin[np.isin(self._feature, list(self._categorical))] = False
+        self._monotone = monotone[self._feature]
+        # XGBoost scans a second time from the last bin down: on a tie the highest bin wins.
+        self._downwards = np.concatenate(
+            [
+                np.arange(end - 1, start - 1, -1)
+                for start, end in zip(layout.starts[:-1], layout.starts[1:], strict=True)
+            ]
+        )
+
+    def best_splits(self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
+        """Return each node's best split with a positive loss change, or None.
+
+        Shapes: sums: for each node int64[n_slots].
+        """
+        n_block = max(1, _MAX_BLOCK_CELLS // self._layout.n_slots)
+        if self._finder is not None and all(one.g.ndim == 1 or len(one.g) == 1 for one in sums):
+            return self._in_one_word(self._finder, sums, nodes)
+        found: list[Candidate | None] = []
+        for start in range(0, len(nodes), n_block):
+            found += self._block(sums[start : start + n_block], nodes[start : start + n_block])
+        return found
+
+    def _in_one_word(
+        self, finder: growth_splits.SplitFinder, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]
+    ) -> list[Candidate | None]:
+        """Let the kernel find the splits, which takes exact sums of 64 bits."""
+        if not nodes:
+            return []
+        bins = [np.stack([as_words(s.g)[0], as_words(s.h)[0]], axis=1)[self._slots_of_bins] for s in sums]
+        return [
+            None if split is None else self._from_split(split, node)
+            for split, node in zip(finder.best(bins, growth_splits.Question.of_nodes(nodes)), nodes, strict=True)
+        ]
+
+    @staticmethod
+    def _from_split(split: growth_splits.Split, node: tree_arithmetic.NodeToSplit) -> Candidate:
+        left = NodeTotal(0, *split.left)
+        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
+        change = np.float32(split.loss_change)
+        return Candidate(change, split.feature, split.bin, split.default_left, left, right, split.right_categories)
+
+    def _block(self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
+        # From here on int64[n_words, n_nodes, n_slots].
+        g = np.stack([as_words(s.g) for s in sums], axis=1)
+        h = np.stack([as_words(s.h) for s in sums], axis=1)
+        best = self._by_threshold(g, h, nodes)
+        for feature, evaluator in self._categorical.items():
+            best = list(map(_better_feature, best, self._by_category(feature, evaluator, g, h, nodes)))
+        return best
+
+    def _by_threshold(
+        self, g: NDArray[np.int64], h: NDArray[np.int64], nodes: list[tree_arithmetic.NodeToSplit]
+    ) -> list[Candidate | None]:
+        """Return each node's best split of the columns of numbers."""
+        if self._noise is not None:
+            totals = _totals(nodes, len(g))
+            g, h = self._noise.in_step(g, totals[0]), self._noise.in_step(h, totals[1])
+        left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
+        allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
+        forward = self._loss_changes(left_g, left_h, nodes, allowed)
+        best = [self._pick(forward[i], node, False, left_g[:, i], left_h[:, i]) for i, node in enumerate(nodes)]
+        missing_g, missing_h = g[..., self._missing_slot], h[..., self._missing_slot]
+        has_missing = ~(is_zero(missing_g) & is_zero(missing_h))
+        has_missing &= self._is_bin[self._layout.starts[:-1]]  # of a column of numbers
+        if not has_missing.any():
+            return best
+        # Row by row the same bins, with the rows that lack the value on the left: bin i then splits below itself.
+        left_g += missing_g[..., self._feature] - g
+        left_h += missing_h[..., self._feature] - h
+        backward = self._loss_changes(left_g, left_h, nodes, allowed & has_missing[:, self._feature])
+        for i, node in enumerate(nodes):
+            best[i] = _better(best[i], self._pick(backward[i], node, True, left_g[:, i], left_h[:, i]))
+        return best
+
+    def _prefix_sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add up each feature's bins from its first one. Sums over features may wrap; their differences do not."""
+        running = np.cumsum(values, axis=-1)
+        starts = self._layout.starts[:-1]
+        before = running[..., starts] - values[..., starts]
+        return running - before[..., self._feature]
+
+    def _loss_changes(
+        self,
+        left_g: NDArray[np.int64],
+        left_h: NDArray[np.int64],
+        nodes: list[tree_arithmetic.NodeToSplit],
+        allowed: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_slots]."""
+        totals = _totals(nodes, len(left_g))
+        left = (left_g, left_h) if self._noise is None else self._noise.careful((left_g, left_h), totals)
+        return tree_arithmetic.loss_changes(self._formula, self._unit, left, totals, nodes, self._monotone, allowed)
+
+    def _by_category(
+        self,
+        feature: int,
+        evaluator: growth_splits.CategoryEvaluator,
+        g: NDArray[np.int64],
+        h: NDArray[np.int64],
+        nodes: list[tree_arithmetic.NodeToSplit],
+    ) -> list[Candidate | None]:
+        """Return each node's best split of one categorical feature. Shapes: g, h: int64[n_words, n_nodes, n_slots]."""
+        bins = slice(int(self._layout.starts[feature]), int(self._missing_slot[feature]))
+        lacking = slice(bins.stop, bins.stop + 1)
+        allowed = np.array([node.allowed[feature] for node in nodes])
+        block = growth_splits.CategoryBlock(
+            g[..., bins], h[..., bins], *_totals(nodes, len(g)), g[..., lacking], h[..., lacking], allowed
+        )
+        return [
+            None if found is None else self._candidate(feature, found, node)
+            for found, node in zip(evaluator.best_splits(block, nodes), nodes, strict=True)
+        ]
+
+    @staticmethod
+    def _candidate(feature: int, split: growth_splits.CategorySplit, node: tree_arithmetic.NodeToSplit) -> Candidate:
+        left = NodeTotal(0, join(split.left_g), join(split.left_h))
+        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
+        return Candidate(split.loss_change, feature, -1, split.default_left, left, right, split.right)
+
+    def _pick(
+        self,
+        changes: NDArray[np.float32],
+        node: tree_arithmetic.NodeToSplit,
+        default_left: bool,
+        left_g: NDArray[np.int64],
+        left_h: NDArray[np.int64],
+    ) -> Candidate | None:
+        """Take the first of the largest loss changes in XGBoost's order: lowest feature, then along its scan."""
+        slot = int(self._downwards[np.argmax(changes[self._downwards])]) if default_left else int(np.argmax(changes))
+        if not changes[slot] > 0:
+            return None
+        feature = int(self._feature[slot])
+        left = NodeTotal(0, join(left_g[:, slot]), join(left_h[:, slot]))
+        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
+        last_left_bin = slot - int(self._layout.starts[feature]) - default_left
+        return Candidate(changes[slot], feature, last_left_bin, default_left, left, right)
+
+
+def _finder(
+    layout: BinLayout,
+    formula: tree_arithmetic.SplitFormula,
+    unit: tree_arithmetic.GradientUnit,
+    monotone: NDArray[np.int8],
+    categorical: Sequence[int],
+) -> growth_splits.SplitFinder:
+    """Return the search over the party's features as if they were all."""
+    params = replace(formula.params, monotone=tuple(monotone.tolist()) if formula.is_constrained else ())
+    starts = np.cumsum([0, *layout.n_bins]).astype(np.int64)
+    is_categorical = np.isin(np.arange(layout.n_features), list(categorical))
+    no_values = np.empty(0, dtype=np.float32)  # thresholds belong to the party
+    bins = GrowthLayout(no_values, starts, is_categorical, no_values)
+    return growth_splits.SplitFinder(bins, tree_arithmetic.SplitFormula(params, formula.arithmetic), unit)
+
+
+def _totals(nodes: list[tree_arithmetic.NodeToSplit], n_words: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the sums of nodes in words. Shapes: results: int64[n_words, n_nodes, 1]."""
+    return (
+        split([n.total.g for n in nodes], n_words)[..., None],
+        split([n.total.h for n in nodes], n_words)[..., None],
+    )
+
+
+def _better(forward: Candidate | None, backward: Candidate | None) -> Candidate | None:
+    """Compare the two scans: within a feature the forward one comes first, across features the lower one does."""
+    if forward is None or backward is None:
+        return forward or backward
+    if backward.loss_change == forward.loss_change:
+        return backward if backward.feature < forward.feature else forward
+    return backward if backward.loss_change > forward.loss_change else forward
+
+
+def _better_feature(one: Candidate | None, other: Candidate | None) -> Candidate | None:
+    """Compare the best splits of different features: on a tie the lower feature wins."""
+    if one is None or other is None:
+        return one or other
+    if one.loss_change == other.loss_change:
+        return min(one, other, key=lambda candidate: candidate.feature)
+    return max(one, other, key=lambda candidate: candidate.loss_change)
+
+
+# The sums of one passive party for the nodes of one tree: asked for, opened, completed by subtraction, evaluated.
+
+
+Division = messages.NodePartition | messages.OwnDivision
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Sums on their way: one answer for each block of features."""
+
+    divided: tuple[Division, ...]
+    answers: list[tuple[slice, Future[Any]]] = field(default_factory=list)
+    came_at: float | None = None  # the last of them so far; seconds of ``time.perf_counter``
+
+    def note(self, future: Future[Any]) -> None:
+        """Note that an answer came; called by the thread that takes it in."""
+        self.came_at = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SumsOfTraining:
+    """What the sums of all trees and parties share.
+
+    Attributes:
+        monotone: constraint of each column of all parties. Shapes: int8[n_columns].
+        may_withhold: the job is one in which a party may keep the sums of nodes.
+        timer: measures the stage "decrypt".
+    """
+
+    owner: GradientOwner
+    formula: tree_arithmetic.SplitFormula
+    monotone: NDArray[np.int8]
+    deadline_s: float
+    may_withhold: bool = False
+    timer: Timer = untimed
+
+
+class PartySums:
+    """One party's part in one tree.
+
+    Security: lives at the key owner; what it opens is checked against each node's known total before it is used.
+    """
+
+    def __init__(
+        self,
+        training: SumsOfTraining,
+        party: messages.Party,
+        tree: int,
+        columns: NDArray[np.bool_],
+        unit: tree_arithmetic.GradientUnit,
+        noise: PartyNoise | None = None,
+    ):
+        """Prepare for one tree.
+
+        Args:
+            columns: that the tree may use, of all parties. Shapes: bool[n_columns].
+            noise: what the party adds to its sums; None where they are exact.
+        """
+        self.party = party
+        self._tree = tree
+        self._owner, self._deadline_s = training.owner, training.deadline_s
+        self._may_withhold, self._timer = training.may_withhold, training.timer
+        self._features = np.flatnonzero(columns[party.columns])
+        self._layout = BinLayout(tuple(party.schema.n_bins[feature] for feature in self._features))
+        categorical = [i for i, feature in enumerate(self._features) if party.schema.categories[feature]]
+        self._noise = noise
+        self._evaluator = PartyEvaluator(
+            self._layout,
+            training.formula,
+            unit,
+            training.monotone[party.columns][self._features],
+            categorical,
+            None if noise is None else NoisedBins(self._layout, noise.scales),
+        )
+        self._opened: dict[int, BinSums] = {}
+        self._sent: list[Future[Any]] = []
+        self._asked: _Asked | None = None
+        self.is_closed = False  # the party kept the sums of all rows, and will in later trees
+
+    @property
+    def is_noised(self) -> bool:
+        """Whether the party's sums carry noise."""
+        return self._noise is not None
+
+    def most_noise(self, feature: int) -> tuple[int, int]:
+        """Return by how much left sums of a split may be off, of g and of h. Units: encoded integers."""
+        if self._noise is None:
+            return 0, 0
+        n_slots = self.party.schema.n_bins[feature] + 1
+        g, h = self._owner.pair_format.tails  # of a slot, and of its part of what all are off
+        return 2 * n_slots * g, 2 * n_slots * h
+
+    def send(self, gradients: bytes) -> None:
+        """Send the next block of the tree's protected gradients; the first one begins the tree."""
+        if self._sent:
+            self._sent.append(self.party.link.ask(messages.MoreGradients(self._tree, gradients)))
+            return
+        chosen = np.zeros(len(self.party.schema.n_bins), dtype=bool)
+        chosen[self._features] = True
+        self._sent.append(self.party.link.ask(messages.TreeGradients(self._tree, messages.Bits.of(chosen), gradients)))
+
+    def ask(
+        self, partitions: Sequence[messages.NodePartition], own: Sequence[messages.OwnDivision] = (), n_rows: int = 0
+    ) -> None:
+        """Ask for the sums of one child of each divided node, or of the root; do not wait.
+
+        Below a node whose sums were withheld nothing is asked for, and nothing of its rows is said.
+
+        Args:
+            partitions: nodes that others split.
+            own: nodes that the party split, with the numbers of rows that they have together.
+            n_rows: rows of the root, or of the nodes in ``own``.
+        """
+        known = tuple(part for part in partitions if part.node in self._opened)
+        if not (known or own) and partitions:
+            return
+        divided: tuple[Division, ...] = (*known, *own)
+        most_rows = (n_rows + sum(part.goes_left.n for part in known)) // 2 if divided else n_rows
+        n_nodes = max(len(divided) * (2 if self.is_noised else 1), 1)
+        blocks = messages.feature_blocks(self._layout, n_nodes, most_rows, is_streamed=self._owner.is_streamed)
+        self._asked = _Asked(divided)
+        for block in blocks:
+            first = not self._asked.answers
+            request = (
+                messages.HistogramRequest(self._tree, known, tuple(own)) if first else messages.MoreSums(self._tree)
+            )
+            answer = self.party.link.ask(request)
+            answer.add_done_callback(self._asked.note)
+            self._asked.answers.append((block, answer))
+
+    def split(self, splits: list[messages.OwnedSplit]) -> Future[Any]:
+        """Tell the party which splits it won."""
+        return self.party.link.ask(messages.SplitRequest(self._tree, tuple(splits)))
+
+    def split_answer(self, future: Future[Any], sizes: list[int]) -> list[NDArray[np.bool_]]:
+        """Return which rows of each node go left."""
+        answer = messages.collect(self.party, future, messages.SplitAnswer, self._deadline_s)
+        if answer.tree != self._tree or [bits.n for bits in answer.goes_left] != sizes:
+            raise ProtocolError(f"{self.party.name} divided other rows than it was asked to")
+        return [bits.unpack() for bits in answer.goes_left]
+
+    def evaluate(
+        self, nodes: list[int], totals: dict[int, NodeTotal], facts: list[tree_arithmetic.NodeToSplit]
+    ) -> list[Candidate | None]:
+        """Wait for the sums, open and check them, and find the best splits; none where sums were withheld.
+
+        The features of the result are numbered as in the party's schema.
+        """
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._receive(asked, totals)
+        known = [(node, fact) for node, fact in zip(nodes, facts, strict=True) if node in self._opened]
+        if len(known) < len(nodes) and not self._may_withhold:
+            raise ProtocolError("sums are due that nobody asked for")
+        best = self._evaluator.best_splits([self._opened[node] for node, _ in known], [fact for _, fact in known])
+        found = dict(zip((node for node, _ in known), best, strict=True))
+        return [
+            None if c is None else replace(c, feature=int(self._features[c.feature])) for c in map(found.get, nodes)
+        ]
+
+    def allowed(self, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Cut the party's features of this tree out of a mask over all columns."""
+        return columns[self.party.columns][self._features]
+
+    def _receive(self, asked: _Asked, totals: dict[int, NodeTotal]) -> None:
+        for sent in self._sent:
+            messages.collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
+        self._sent = []
+        built = [_built_child(part, totals) for part in asked.divided] or [ROOT]
+        families: list[tuple[int, ...]] = [(child,) for child in built]
+        if self.is_noised and asked.divided:
+            families = [(one, part.left + part.right - one) for part, one in zip(asked.divided, built, strict=True)]
+        opened, withheld = self._open(asked, families, totals)
+        self.is_closed = ROOT in withheld
+        self._opened |= opened
+        for part, child in zip(asked.divided, built, strict=False):
+            parent = self._opened.pop(part.node)
+            if child in withheld or self.is_noised:
+                continue
+            sibling = part.left + part.right - child
+            self._opened[sibling] = subtract_sibling(
+                parent, self._opened[child], totals[sibling], self._layout, self._owner.pair_format
+            )
+
+    def _open(
+        self, asked: _Asked, families: Sequence[tuple[int, ...]], totals: dict[int, NodeTotal]
+    ) -> tuple[dict[int, BinSums], set[int]]:
+        """Open the sums block by block as they come; return them, and the nodes that the party keeps.
+
+        Args:
+            families: nodes whose sums come together, or none of them; the first one stands for all.
+        """
+        built = [family[0] for family in families]
+        withheld: set[int] | None = None
+        opened: list[list[BinSums]] = []  # by block, then by node
+        for number, (block, future) in enumerate(asked.answers, 1):
+            answer = messages.collect(self.party, future, messages.HistogramAnswer, self._deadline_s)
+            if withheld is None:
+                withheld = self._checked_withheld(answer, built)
+            given = [node for family in families if family[0] not in withheld for node in family]
+            if (answer.tree, list(answer.nodes), set(answer.withheld)) != (self._tree, given, withheld):
+                raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
+            if given:
+                is_last = number == len(asked.answers)
+                opened.append(self._open_block(asked, answer.sums, block, [totals[node] for node in given], is_last))
+        kept = withheld or set()
+        given = [node for family in families if family[0] not in kept for node in family]
+        return dict(zip(given, map(_joined, zip(*opened, strict=True)), strict=True)), kept
+
+    def _open_block(
+        self, asked: _Asked, sums: bytes, block: slice, totals: list[NodeTotal], is_last: bool
+    ) -> list[BinSums]:
+        """Open one block; after the last one, or one that is refused, something follows that the party sees."""
+        with self._timer("decrypt"):
+            try:
+                return self._owner.open_sums(sums, messages.layout_of(self._layout, block), totals)
+            except ProtocolError:
+                is_last = True
+                raise
+            finally:
+                if is_last:
+                    self._owner.finish_sums(time.perf_counter() if asked.came_at is None else asked.came_at)
+
+    def _checked_withheld(self, answer: messages.HistogramAnswer, built: list[int]) -> set[int]:
+        """Return the nodes that the party keeps, of which all blocks must say the same."""
+        if answer.withheld and not self._may_withhold:
+            raise ProtocolError(f"{self.party.name} withheld sums in a job that promises the centralized model")
+        if not set(answer.withheld).issubset(built):
+            raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
+        return set(answer.withheld)
+
+
+def _joined(blocks: tuple[BinSums, ...]) -> BinSums:
+    """Join the blocks of a node's features."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return BinSums(
+        np.concatenate([block.g for block in blocks], axis=-1), np.concatenate([block.h for block in blocks], axis=-1)
+    )
+
+
+def _built_child(part: Division, totals: dict[int, NodeTotal]) -> int:
+    return child_to_build(part.left, totals[part.left].n_rows, part.right, totals[part.right].n_rows)
+
 
 # The active party's columns in its trees: one more party, whose sums are in the clear and need no asking.
 #
@@ -41,7 +597,7 @@ class OwnRows:
         max_bin: int,
         categorical: Sequence[int],
         monotone: NDArray[np.int8],
-        arithmetic: Arithmetic,
+        arithmetic: tree_arithmetic.Arithmetic,
     ) -> None:
         """Find cut points and bin the rows.
 
@@ -56,17 +612,17 @@ class OwnRows:
         starts = np.cumsum([0, *(bounds.size for bounds in cuts.upper)]).astype(np.int64)
         upper = np.concatenate([np.empty(0, dtype=np.float32), *cuts.upper])
         is_categorical = np.isin(np.arange(self.n_columns), list(categorical))
-        self.layout = BinLayout(upper, starts, is_categorical, cuts.lowest)
+        self.layout = GrowthLayout(upper, starts, is_categorical, cuts.lowest)
         self.rows = BinnedRows(self.layout, bin_rows(self.layout, [features], n_rows))
         self._categorical, self._monotone = tuple(categorical), monotone
 
-    def begin_tree(self, gradients: EncodedGradients, formula: SplitFormula) -> OwnSums | None:
+    def begin_tree(self, gradients: EncodedGradients, formula: tree_arithmetic.SplitFormula) -> OwnSums | None:
         """Put all rows into the root; return the sums of the tree, None without a column."""
         pairs = np.stack([gradients.g, gradients.h], axis=1)
         self.rows.begin_tree(pairs)
         if not self.n_columns:
             return None
-        layout = slots.BinLayout(tuple(self.layout.bins_of_feature.tolist()))
+        layout = BinLayout(tuple(self.layout.bins_of_feature.tolist()))
         evaluator = PartyEvaluator(layout, formula, gradients.unit, self._monotone, self._categorical)
         return OwnSums(self, layout, evaluator, _words(pairs, gradients.n_words))
 
@@ -75,7 +631,7 @@ class OwnSums:
     """The sums of one tree's nodes."""
 
     def __init__(
-        self, columns: OwnRows, layout: slots.BinLayout, evaluator: PartyEvaluator, words: Sequence[NDArray[np.int64]]
+        self, columns: OwnRows, layout: BinLayout, evaluator: PartyEvaluator, words: Sequence[NDArray[np.int64]]
     ) -> None:
         """Args: words: what adds up to the rows' pairs (``exact_sums``). Shapes: int64[n_rows, 2] each."""
         self._columns, self._evaluator, self._words = columns, evaluator, words
@@ -95,7 +651,7 @@ class OwnSums:
         self._of_node[built] = child
         self._of_node[other] = BinSums(parent.g - child.g, parent.h - child.h)
 
-    def best_splits(self, nodes: Sequence[int], facts: list[NodeToSplit]) -> list[Candidate | None]:
+    def best_splits(self, nodes: Sequence[int], facts: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
         """Return each node's best split with a positive loss change, or None."""
         return self._evaluator.best_splits([self._of_node[node] for node in nodes], facts)
 
@@ -135,7 +691,7 @@ _MASKED = np.float32(0)
 @dataclass(slots=True, repr=False)
 class _Node:
     depth: int
-    constraints: NodeConstraints
+    constraints: growth_splits.NodeConstraints
     root_gain: np.float32
     best: Candidate | None = None  # features numbered as its owner's
     owner: PartySums | None = None  # of the best split; None is this party
@@ -147,8 +703,8 @@ class TreeGrowth:
 
     def __init__(
         self,
-        params: TreeParameters,
-        formula: SplitFormula,
+        params: tree_arithmetic.TreeParameters,
+        formula: tree_arithmetic.SplitFormula,
         eta: np.float32,
         gradients: EncodedGradients,
         own: OwnRows,
@@ -167,15 +723,15 @@ class TreeGrowth:
         self._own, self._rows = own, own.rows
         self.parties = parties
         self._n_columns, self._node_columns = n_columns, node_columns
-        self._driver: TreeDriver[Entry] = TreeDriver(params)
+        self._driver: TreeDriver[growth_splits.Entry] = TreeDriver(params)
         self._own_sums = own.begin_tree(gradients, formula)
-        total, constraints = NodeTotal.of_rows(gradients.g, gradients.h), NodeConstraints()
+        total, constraints = NodeTotal.of_rows(gradients.g, gradients.h), growth_splits.NodeConstraints()
         self._totals = [total]  # of all nodes
         self._nodes = {ROOT: _Node(0, constraints, self._gain(total, constraints))}
         self._splits: list[NodeSplit] = []
         self._thresholds: list[np.float32] = []
         self._changes: list[float] = []
-        self._bounds: list[WeightBounds] = []  # of the nodes that were divided
+        self._bounds: list[tree_arithmetic.WeightBounds] = []  # of the nodes that were divided
         self._told: list[tuple[PartySums, list[int], Future[Any]]] = []  # of which splits, and the answers to come
         self._unasked: list[PartySums] = []  # parties that have yet to hear how another passive party divides rows
 
@@ -221,27 +777,27 @@ class TreeGrowth:
             if candidate is not None and (node.best is None or candidate.loss_change > node.best.loss_change):
                 node.best, node.owner = candidate, owner
 
-    def _entry(self, number: int, best: Candidate) -> Entry:
+    def _entry(self, number: int, best: Candidate) -> growth_splits.Entry:
         node, decode = self._nodes[number], self._gradients.unit.decode_total
         sides = decode(best.left), decode(best.right)
-        return Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
+        return growth_splits.Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
 
     def _columns_of(self, node: int) -> NDArray[np.bool_]:
         state = self._nodes[node]
         return self._node_columns(state.depth) & state.constraints.allowed_columns(self._params, self._n_columns)
 
-    def _facts(self, node: int, allowed: NDArray[np.bool_]) -> NodeToSplit:
+    def _facts(self, node: int, allowed: NDArray[np.bool_]) -> tree_arithmetic.NodeToSplit:
         state = self._nodes[node]
-        return NodeToSplit(self._totals[node], state.root_gain, state.constraints.bounds, allowed)
+        return tree_arithmetic.NodeToSplit(self._totals[node], state.root_gain, state.constraints.bounds, allowed)
 
-    def _gain(self, total: NodeTotal, constraints: NodeConstraints) -> np.float32:
+    def _gain(self, total: NodeTotal, constraints: growth_splits.NodeConstraints) -> np.float32:
         g, h = self._gradients.unit.decode_total(total)
         result: np.float32 = self._formula.gain(np.array([g]), np.array([h]), constraints.bounds)[0]
         return result
 
     # -- how rows are divided -----------------------------------------------------------------------------------------
 
-    def _announce(self, batch: Sequence[AppliedSplit[Entry]]) -> None:
+    def _announce(self, batch: Sequence[AppliedSplit[growth_splits.Entry]]) -> None:
         """Tell parties which splits they won, and ask for sums of children where all that takes is known by now."""
         for applied in batch:
             node, best = self._state_of(applied)
@@ -266,7 +822,7 @@ class TreeGrowth:
                 self._nodes[number].goes_left = goes_left
         self._told = []
 
-    def _divide(self, batch: Sequence[AppliedSplit[Entry]]) -> list[int]:
+    def _divide(self, batch: Sequence[AppliedSplit[growth_splits.Entry]]) -> list[int]:
         """Divide the rows, and ask the parties that could not be asked yet; return the children to evaluate."""
         pending: list[int] = []
         for applied in batch:
@@ -286,18 +842,18 @@ class TreeGrowth:
             del self._nodes[applied.entry.node]
         return pending
 
-    def _ask(self, parties: Sequence[PartySums], batch: Sequence[AppliedSplit[Entry]]) -> None:
+    def _ask(self, parties: Sequence[PartySums], batch: Sequence[AppliedSplit[growth_splits.Entry]]) -> None:
         """Ask parties for the sums of a child of each divided node whose children may be divided in turn."""
         evaluated = [split for split in batch if split.evaluates_children]
         states = [(split, self._nodes[split.entry.node]) for split in evaluated]
         for sums in parties if evaluated else ():
             partitions = [
-                NodePartition(s.entry.node, s.left, s.right, Bits.of(node.goes_left))
+                messages.NodePartition(s.entry.node, s.left, s.right, messages.Bits.of(node.goes_left))
                 for s, node in states
                 if node.owner is not sums and node.goes_left is not None
             ]
             own = [(s, node) for s, node in states if node.owner is sums]
-            divisions = [OwnDivision(s.entry.node, s.left, s.right) for s, _ in own]
+            divisions = [messages.OwnDivision(s.entry.node, s.left, s.right) for s, _ in own]
             sums.ask(partitions, divisions, sum(self._totals[s.entry.node].n_rows for s, _ in own))
         for sums in parties:
             sums.party.link.flush()
@@ -309,7 +865,7 @@ class TreeGrowth:
         if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
-    def _add_children(self, split: AppliedSplit[Entry], node: _Node) -> None:
+    def _add_children(self, split: AppliedSplit[growth_splits.Entry], node: _Node) -> None:
         """Take note of the children's sums, which are of their rows, exact also where candidates were noised."""
         total, rows = self._totals[split.entry.node], [self._rows.rows_of(child) for child in (split.left, split.right)]
         smaller = int(rows[0].size > rows[1].size)
@@ -320,7 +876,9 @@ class TreeGrowth:
             return
         decode, numbers = self._gradients.unit.decode_total, (split.left, split.right)
         sums = [decode(one) for one in totals]
-        division = Entry(split.entry.node, node.depth, split.entry.loss_change, split.entry.feature, sums[0], sums[1])
+        division = growth_splits.Entry(
+            split.entry.node, node.depth, split.entry.loss_change, split.entry.feature, sums[0], sums[1]
+        )
         constraints = node.constraints.of_children(division, self._params, self._formula)
         for child, child_total, child_constraints in zip(numbers, totals, constraints, strict=True):
             # XGBoost takes the gain of a new node under the bounds of its parent.
@@ -337,14 +895,14 @@ class TreeGrowth:
             raise ProtocolError("a node is divided that has no split")
         return best
 
-    def _state_of(self, split: AppliedSplit[Entry]) -> tuple[_Node, Candidate]:
+    def _state_of(self, split: AppliedSplit[growth_splits.Entry]) -> tuple[_Node, Candidate]:
         return self._nodes[split.entry.node], self._best(split.entry.node)
 
     @staticmethod
     def _column(node: _Node, best: Candidate) -> int:
         return best.feature + (0 if node.owner is None else node.owner.party.first_column)
 
-    def _as_split(self, split: AppliedSplit[Entry], best: Candidate) -> NodeSplit:
+    def _as_split(self, split: AppliedSplit[growth_splits.Entry], best: Candidate) -> NodeSplit:
         """Return a split as the model has it: without the sets of categories of other parties."""
         is_own = self._nodes[split.entry.node].owner is None
         right = best.right_bins if is_own else None
@@ -357,6 +915,6 @@ class TreeGrowth:
             return _MASKED
         return NO_THRESHOLD if best.right_bins is not None else self._own.layout.threshold(best.feature, best.bin)
 
-    def _owned_split(self, node: int) -> OwnedSplit:
+    def _owned_split(self, node: int) -> messages.OwnedSplit:
         best = self._best(node)
-        return OwnedSplit(node, best.feature, best.bin, best.default_left, best.right_bins or ())
+        return messages.OwnedSplit(node, best.feature, best.bin, best.default_left, best.right_bins or ())

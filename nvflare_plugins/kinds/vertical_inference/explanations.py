@@ -29,8 +29,7 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, PrivateSplit
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart
+from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, ActivePart, PassivePart, PrivateSplit
 from nvflare_plugins.kinds.vertical_inference.inference import rounds_of
 from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, set_categories
 

@@ -11,9 +11,9 @@ from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import Flag, JobId, Name, OneOf, Range, Seconds, Whole, Words, document
 from nvflare_plugins.kinds.vertical.job import AlignmentId
-from nvflare_plugins.kinds.vertical_inference.inference import BATCH_ROWS
 
 PROFILE = "vertical_model"  # the one way in which such a job protects its messages; the evidence names it
+BATCH_ROWS = 20_000
 _MAX_BATCH_ROWS = 1 << 20
 _MAX_EVIDENCE_MIB = 960  # what the server takes at the end has a bound of its own
 _ROUNDS = Words("all, best, or two numbers, [first, end)")

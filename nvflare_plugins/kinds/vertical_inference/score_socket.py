@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 import threading
@@ -35,9 +36,16 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.vertical_inference.scorer import Score, is_job_id
 
+Score = dict[str, Any]
+"""What is told of one row: ``row``, and ``class`` with ``probability``, or ``prediction``."""
 MOST_WAITING = 64
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether a text can be a job's id."""
+    return _JOB_ID.fullmatch(text) is not None and text not in (".", "..")
 
 
 class Refused(Exception):

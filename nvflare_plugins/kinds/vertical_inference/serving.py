@@ -1,4 +1,4 @@
-"""A job that stays, from the first conversation to the last: which rows it answers for, and both sides of it."""
+"""A job that stays, from the first conversation to the last: what is said, which rows it answers for, both sides."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.attempt.job_context import SiteContext
@@ -23,41 +27,275 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.data.identity import canonical
+from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.result import load_alignment
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
-from nvflare_plugins.kinds.vertical.model import REFUSED, structures
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, Part, PassivePart
-from nvflare_plugins.kinds.vertical.terms import rows_content
-from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
+from nvflare_plugins.kinds.vertical.messages import Answer, DecisionAnswer, from_bytes, rows_content, to_bytes
+from nvflare_plugins.kinds.vertical.model import REFUSED, ActivePart, FederatedModel, Part, PassivePart, structures
+from nvflare_plugins.kinds.vertical_inference import inference
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
-from nvflare_plugins.kinds.vertical_inference.run import (
-    ContentNotes,
-    RowBudget,
-    Rows,
-    Run,
-    UnreadRows,
-    bits_of,
-    flow_of,
-    load_rows,
-)
-from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Refused, Request, RequestQueue, ScoreSocket
-from nvflare_plugins.kinds.vertical_inference.scorer import (
-    LIMITS,
-    OwnerLink,
-    Question,
-    RowsRefused,
+from nvflare_plugins.kinds.vertical_inference.score_socket import (
+    Command,
+    Refused,
+    Request,
+    RequestQueue,
     Score,
-    Scorer,
-    answered,
-    opened_rows,
-    read_next_step,
-    refused,
-    split_question,
+    ScoreSocket,
+    is_job_id,
 )
 from nvflare_plugins.site.memory.budgets import ScoringRefusal
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
+
+# What the active party and the owners of splits say to each other in a job that stays.
+#
+# Questions: ``open`` names the rows of the next batch, by position in the standing alignment; ``ask`` is a
+# ``DecisionRequest`` about that batch; ``next`` says how to go on after this conversation: with another alignment, or
+# not at all. Every answer says first whether it is one, or which of the owner's limits forbids it.
+#
+# Bytes: a question is one byte (1 open, 2 ask, 3 next) and its content: positions as uint32, little-endian, ascending;
+# the bytes of the request; the id of a job in ASCII, or nothing. An answer is a byte 0 and the bytes of a
+# ``DecisionAnswer``, or nothing; or a byte 1 and one byte, a place in ``LIMITS``.
+
+
+LIMITS = ("", "predictions_per_job", "scoring_rows_per_day", "scoring_bits_per_row")
+"""Keys below ``vertical`` of a policy that refuse rows; the first: the owner's own log says why."""
+
+
+class Question(IntEnum):
+    """The first byte of a question."""
+
+    OPEN = 1
+    ASK = 2
+    NEXT = 3
+
+
+def split_question(data: bytes) -> tuple[Question, bytes]:
+    """Return what is asked, and the content. Raises: ProtocolError."""
+    if not data or data[0] not in tuple(Question):
+        raise ProtocolError(REFUSED)
+    return Question(data[0]), data[1:]
+
+
+def open_rows(positions: NDArray[np.int64]) -> bytes:
+    """Return the question that begins a batch. Shapes: positions: int64[n], ascending."""
+    return bytes([Question.OPEN]) + positions.astype("<u4").tobytes()
+
+
+def opened_rows(content: bytes, n_rows: int, most: int) -> NDArray[np.int64]:
+    """Read the rows of a batch.
+
+    Args:
+        n_rows: of the alignment.
+        most: rows of a batch.
+
+    Raises:
+        ProtocolError: none, too many, not ascending, or others than there are; always with the same text.
+    """
+    if len(content) % 4 or not 1 <= len(content) // 4 <= most:
+        raise ProtocolError(REFUSED)
+    positions = np.frombuffer(content, dtype="<u4").astype(np.int64)
+    if positions[-1] >= n_rows or (np.diff(positions) <= 0).any():
+        raise ProtocolError(REFUSED)
+    return positions
+
+
+def next_step(alignment: str | None) -> bytes:
+    """Return the last question of a conversation. Args: alignment: whose rows come next; None ends the job."""
+    return bytes([Question.NEXT]) + (alignment or "").encode("ascii")
+
+
+def read_next_step(content: bytes) -> str | None:
+    """Read how to go on, as given to ``next_step``. Raises: ProtocolError."""
+    alignment = content.decode("latin-1")
+    if alignment and not is_job_id(alignment):
+        raise ProtocolError(REFUSED)
+    return alignment or None
+
+
+def answered(content: bytes = b"") -> bytes:
+    """Return an answer."""
+    return b"\0" + content
+
+
+def refused(limit: str) -> bytes:
+    """Return a refusal. Args: limit: one of ``LIMITS``."""
+    return bytes([1, LIMITS.index(limit)])
+
+
+def read_answer(data: bytes) -> tuple[bytes, str | None]:
+    """Return an answer's content and None, or nothing and the limit that forbids one. Raises: ProtocolError."""
+    if data[:1] == b"\0":
+        return data[1:], None
+    if len(data) == 2 and data[0] == 1 and data[1] < len(LIMITS):
+        return b"", LIMITS[data[1]]
+    raise ProtocolError("an answer that is none")
+
+
+# The active party's walk for a few rows at a time, over parties that hold their rows ready.
+
+
+_BATCH = 0  # each batch is opened anew, so that all are the first
+
+
+class RowsRefused(PolicyRefusal):
+    """A party's limit forbids rows of a batch; the job goes on."""
+
+
+class OwnerLink:
+    """The active party's line to one owner of splits (a ``PassiveLink``)."""
+
+    def __init__(self, requester: Requester, rank: int, name: str, notes: inference.ContentNotes) -> None:
+        self._requester, self._rank, self._name, self._notes = requester, rank, name, notes
+        self._asked: list[Future[Any]] = []
+
+    def open(self, positions: NDArray[np.int64]) -> Future[Any]:
+        """Name the rows of the next batch."""
+        return self._send(open_rows(positions), _nothing)
+
+    def go_on(self, alignment: str | None) -> Future[Any]:
+        """Say how to go on after this conversation."""
+        return self._send(next_step(alignment), _nothing)
+
+    def ask(self, request: messages.Request) -> Future[Answer | None]:
+        """Queue a question about the open batch."""
+        return self._send(bytes([Question.ASK]) + to_bytes(request), _decisions)
+
+    def flush(self) -> None:
+        """Let questions go that wait for further ones."""
+        self._requester.flush()
+
+    def settle(self, deadline_s: float) -> None:
+        """Wait for the answers of a batch that was refused elsewhere. Raises: VeilBoostError, but for refusals."""
+        for asked in self._asked:
+            try:
+                asked.result(deadline_s)
+            except RowsRefused:
+                continue
+        self._asked.clear()
+
+    def begin(self) -> None:
+        """Forget the batch before."""
+        self._asked.clear()
+
+    def _send(self, question: bytes, read: Any) -> Future[Any]:
+        self._notes.note("sent", self._name, Content.DECISION_REQUEST, len(question))
+        asked = self._requester.ask(self._rank, question, lambda data: self._read(data, read))
+        self._asked.append(asked)
+        return asked
+
+    def _read(self, data: bytes, read: Any) -> Any:
+        self._notes.note("received", self._name, Content.DECISIONS, len(data))
+        content, limit = read_answer(data)
+        if limit is not None:
+            key = f"Policy key there: vertical.{limit}." if limit else "The log there says why."
+            raise RowsRefused(f"{self._name} does not answer for these rows. {key}")
+        return read(content)
+
+
+def _nothing(content: bytes) -> None:
+    if content:
+        raise ProtocolError("an answer where none is due")
+
+
+def _decisions(content: bytes) -> DecisionAnswer:
+    answer = from_bytes(content)
+    if not isinstance(answer, DecisionAnswer):
+        raise ProtocolError("an answer of another kind than was asked for")
+    return answer
+
+
+class Scorer:
+    """Scores rows of one alignment; one conversation long."""
+
+    def __init__(
+        self,
+        part: ActivePart,
+        own: NDArray[np.float32],
+        links: Mapping[str, OwnerLink],
+        rounds: str | list[int],
+        deadline_s: float,
+    ) -> None:
+        """Read the model once. Shapes: own: float32[n_rows, n_own_columns], in the order of the alignment."""
+        self._part, self._own, self._links, self._deadline_s = part, own, links, deadline_s
+        self._rounds = inference.rounds_of(part, rounds)
+        self._model = FederatedModel(
+            part.booster, inference.parties_of(part, links, own.shape[0]), len(part.columns), deadline_s
+        )
+        self._is_careful = True
+        self._names = [str(one) for one in inference.class_names(part)]
+        self._objective = json.loads(part.booster)["learner"]["objective"]["name"]
+
+    def score(self, positions: NDArray[np.int64]) -> list[Score]:
+        """Return what is told of each row.
+
+        A batch is named and asked about at once. After a refusal, and at first, owners are asked about it once all of
+        them have allowed it, so that one party's limits do not use up those of another.
+
+        Shapes: positions: int64[n], ascending.
+
+        Raises:
+            RowsRefused: a party does not answer for these rows; nothing else is wrong.
+            VeilBoostError: what ends the job.
+        """
+        for link in self._links.values():
+            link.begin()
+        try:
+            opened = [link.open(positions) for link in self._links.values()]
+            if self._is_careful:
+                self._wait_for(opened)
+            first, end = self._rounds
+            margin = self._model.margin(self._own[positions], _BATCH, end, first)
+            self._wait_for(opened)
+        except RowsRefused:
+            self._is_careful = True
+            for link in self._links.values():
+                link.settle(self._deadline_s)
+            raise
+        self._is_careful = False
+        return self._told(positions, margin)
+
+    def _wait_for(self, opened: Sequence[Future[Any]]) -> None:
+        """Wait until all owners allow the batch. Raises: RowsRefused, of all that do not."""
+        refusals = []
+        for asked in opened:
+            try:
+                asked.result(self._deadline_s)
+            except RowsRefused as error:
+                refusals.append(str(error))
+        if refusals:
+            raise RowsRefused(" ".join(refusals))
+
+    def _told(self, positions: NDArray[np.int64], margin: NDArray[np.float32]) -> list[Score]:
+        value = self._model.output(margin)
+        classes = inference.classes_of(self._part, value)
+        if classes is None:
+            return [{"row": int(row), "prediction": _shortest(one)} for row, one in zip(positions, value, strict=True)]
+        chances = self._probabilities(value, margin)
+        scores: list[Score] = []
+        for i, row in enumerate(positions.tolist()):
+            score: Score = {"row": row, "class": self._names[classes[i]]}
+            if chances is not None:
+                score["probability"] = dict(zip(self._names, map(_shortest, chances[i]), strict=True))
+            scores.append(score)
+        return scores
+
+    def _probabilities(self, value: NDArray[np.float32], margin: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """Return one of each class, or None where the objective has none."""
+        if self._objective == "multi:softmax":
+            risen = np.exp(margin - margin.max(axis=1, keepdims=True))
+            return np.asarray(risen / risen.sum(axis=1, keepdims=True), dtype=np.float32)
+        if value.ndim == 2:
+            return value
+        return None if self._objective == "binary:hinge" else np.stack([np.float32(1) - value, value], axis=1)
+
+
+def _shortest(value: np.float32) -> float:
+    """Return the number that is written with the fewest digits and read back as the same float32."""
+    return float(str(np.float32(value)))
+
 
 # Which rows a job that stays answers for: those of a standing alignment, which may be refreshed while it stays.
 
@@ -66,16 +304,16 @@ STATE_FILE = "serving.json"
 ALIGNMENT_FILE = "alignment.npz"
 
 
-def load_own(job: InferenceJob, context: SiteContext, part: Part) -> Rows | UnreadRows:
+def load_own(job: InferenceJob, context: SiteContext, part: Part) -> inference.Rows | inference.UnreadRows:
     """Load this site's columns of the job's data set, as the policy says. Raises: as ``load_rows``; PolicyRefusal."""
     data_set = context.policy.data_set_for(str(job.data_set), job.profile)
     held_by = "a job that stays answers at once for any row" if job.action == Action.SERVE.value else None
-    return load_rows(
+    return inference.load_rows(
         data_set, part.columns, part.categories, unknown_is_missing=job.unknown_category_is_missing, held_by=held_by
     )
 
 
-def alignment_in_use(run: Run) -> str | None:
+def alignment_in_use(run: inference.Run) -> str | None:
     """Return the alignment that an attempt begins with, the active party's word for all.
 
     A first attempt takes the job's; a later one what the attempt before it used last, since rows may have been
@@ -104,7 +342,7 @@ def noted_alignment(context: SiteContext, declared: str) -> str:
         return context.job_id if has_own else declared
 
 
-def refreshed(run: Run, part: Part, alignment: str, number: int) -> tuple[Rows | None, str]:
+def refreshed(run: inference.Run, part: Part, alignment: str, number: int) -> tuple[inference.Rows | None, str]:
     """Take the rows of a newer alignment at all parties, or at none.
 
     Args:
@@ -230,8 +468,8 @@ class RowOwner:
     def __init__(
         self,
         part: PassivePart,
-        rows: Rows,
-        budget: RowBudget,
+        rows: inference.Rows,
+        budget: inference.RowBudget,
         refuse: Callable[[list[str] | None], None],
         most_rows: int,
         in_job: AskedRows,
@@ -251,7 +489,7 @@ class RowOwner:
         self._names = rows.names()
         self._most_rows, self._in_job, self._note = most_rows, in_job, note
         self._alignment = "" if rows.ids is not None else alignment
-        self._batch: tuple[Rows, PathOwner] | None = None
+        self._batch: tuple[inference.Rows, inference.PathOwner] | None = None
         self._is_charged = np.zeros(rows.n_rows, dtype=bool)  # on the record with these values
         self._positions = np.zeros(0, dtype=np.int64)
         self._refusal: str | None = None
@@ -287,7 +525,7 @@ class RowOwner:
         self._batch, self._refusal = None, None
         positions = opened_rows(content, self._rows.n_rows, self._most_rows)
         names = [self._names[place] for place in positions]
-        rows = Rows(self._rows.features[positions], tuple(name.encode() for name in names))
+        rows = inference.Rows(self._rows.features[positions], tuple(name.encode() for name in names))
         self._refuse(None if self._rows.ids is None else names)
         new = self._in_job.new(names, self._alignment)
         if new is None:
@@ -296,7 +534,7 @@ class RowOwner:
             self._budget.check(rows)
         self._in_job.note(new)
         self._positions = positions
-        self._batch = rows, PathOwner(self._part, rows.features, rows.n_rows)
+        self._batch = rows, inference.PathOwner(self._part, rows.features, rows.n_rows)
 
     def _ask(self, content: bytes) -> bytes:
         if self._batch is None:
@@ -331,14 +569,14 @@ _INTERRUPTED = "the job was interrupted; with on_lost_site='wait' it goes on whe
 _SLOT = "this job stays: it takes one of the jobs that server and sites may run at a time (FLARE's max_jobs)"
 
 
-def _flow(run: Run, n_splits: int) -> FlowControl:
+def _flow(run: inference.Run, n_splits: int) -> FlowControl:
     """Return sizes and times of a conversation: empty steps are rare, and a question may name all rows of a batch."""
-    usual = flow_of(run, n_splits)
+    usual = inference.flow_of(run, n_splits)
     idle_s = min(_IDLE_STEP_S, run.attempt.timeout_s / 4)
     return dataclasses.replace(usual, patience_s=idle_s, message_bytes=usual.message_bytes + 4 * run.job.batch_rows)
 
 
-def _end(run: Run, number: int, n_splits: int) -> ConversationEnd:
+def _end(run: inference.Run, number: int, n_splits: int) -> ConversationEnd:
     return ConversationEnd.of(run.attempt, f"serving {number}", _flow(run, n_splits))
 
 
@@ -375,7 +613,7 @@ class Served:
 class _RowIndex:
     """The rows as the socket sees them."""
 
-    def __init__(self, rows: Rows, served: Served, form: IdForm) -> None:
+    def __init__(self, rows: inference.Rows, served: Served, form: IdForm) -> None:
         self.n_rows = rows.n_rows
         self._served, self._form = served, form
         self._places = {} if rows.ids is None else {one.decode(): place for place, one in enumerate(rows.ids)}
@@ -396,7 +634,9 @@ class _RowIndex:
 class _ServingLoop:
     """Answers what comes through the socket, at the active party."""
 
-    def __init__(self, run: Run, part: ActivePart, rows: Rows, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run: inference.Run, part: ActivePart, rows: inference.Rows, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._run, self._part, self._rows, self._clock = run, part, rows, clock
         self._queue = RequestQueue(clock=clock)
         alignment = run.job.alignment
@@ -432,7 +672,7 @@ class _ServingLoop:
 
     def _converse(self, number: int) -> bool:
         """Hold one conversation; return whether it has ended because the rows are to change."""
-        run, notes = self._run, ContentNotes(self._run.attempt)
+        run, notes = self._run, inference.ContentNotes(self._run.attempt)
         n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
         with Requester(_end(run, number, n_splits)) as requester:
             links = {
@@ -511,7 +751,7 @@ class _ServingLoop:
         command.answer.set_result({"refreshed": command.argument, "common_rows": rows.n_rows})
 
 
-def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
+def serve(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Callable[[Path], Path]:
     """Stay at the active party; return what writes the counts of what was answered."""
     served = _ServingLoop(run, part, rows).run()
     content = json.dumps(served.to_dict(), indent=2).encode() + b"\n"
@@ -521,7 +761,7 @@ def serve(run: Run, part: ActivePart, rows: Rows) -> Callable[[Path], Path]:
 # -- a passive party --------------------------------------------------------------------------------------------------
 
 
-def check_cap(run: Run, part: PassivePart) -> None:
+def check_cap(run: inference.Run, part: PassivePart) -> None:
     """Say, at a passive party, what a row counts, and refuse a model whose rows would all be refused.
 
     Raises:
@@ -529,7 +769,7 @@ def check_cap(run: Run, part: PassivePart) -> None:
     """
     cap, n_bits, site = (
         run.context.policy.vertical.scoring_bits_per_row,
-        bits_of(part, explains=False),
+        inference.bits_of(part, explains=False),
         run.context.site,
     )
     run.attempt.progress.say(
@@ -544,10 +784,10 @@ def check_cap(run: Run, part: PassivePart) -> None:
         )
 
 
-def stay(run: Run, part: PassivePart, rows: Rows) -> None:
+def stay(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     """Stay at a passive party until the active party ends the job."""
-    notes, active, policy = ContentNotes(run.attempt), run.identity.active, run.context.policy
-    budget = RowBudget.of(policy, run.job, run.identity.model_id, part)
+    notes, active, policy = inference.ContentNotes(run.attempt), run.identity.active, run.context.policy
+    budget = inference.RowBudget.of(policy, run.job, run.identity.model_id, part)
     run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
     key = Memory.open(policy).secret("rows of a job that stays")
     most = policy.vertical.predictions_per_job

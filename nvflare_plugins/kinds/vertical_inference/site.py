@@ -23,34 +23,25 @@ from nvflare_plugins.kinds.alignment.align import align, confirm, workers_of
 from nvflare_plugins.kinds.alignment.result import load_alignment, save_alignments
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
-from nvflare_plugins.kinds.vertical.messages import ConversationLink
-from nvflare_plugins.kinds.vertical.model import PrivateTable, merge, structures, table_from_json, table_to_json
-from nvflare_plugins.kinds.vertical.model_files import (
+from nvflare_plugins.kinds.vertical.messages import ConversationLink, RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.kinds.vertical.model import (
     ActivePart,
     ModelIdentity,
     Part,
     PassivePart,
+    PrivateTable,
     StoredPart,
     feature_importance,
     find_part,
+    merge,
+    structures,
+    table_from_json,
+    table_to_json,
     write_importance,
 )
-from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.kinds.vertical_inference import inference
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions, check_covers
-from nvflare_plugins.kinds.vertical_inference.inference import PathOwner, class_names, predict, rounds_of
 from nvflare_plugins.kinds.vertical_inference.job import Action, InferenceJob
-from nvflare_plugins.kinds.vertical_inference.run import (
-    MERGED_FILE,
-    ContentNotes,
-    RowBudget,
-    Rows,
-    Run,
-    UnreadRows,
-    flow_of,
-    write_contributions,
-    write_merged,
-    write_predictions,
-)
 from nvflare_plugins.kinds.vertical_inference.serving import alignment_in_use, check_cap, load_own, serve, stay
 from nvflare_plugins.pages.run_record import SCORING, DataFacts, ReportSection, missing_of
 from nvflare_plugins.site.memory.released import SentRows
@@ -60,7 +51,7 @@ from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUT
 _BLINDED = "Workers of this site's cluster blinded the ids; the rest ran in the site's own process."
 _PURPOSE = "prediction"
 _SHOWN_FEATURES = 20
-_NO_ROWS = Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
+_NO_ROWS = inference.Rows(np.empty((0, 0), dtype=np.float32), None)  # merging is about none
 _MAX_PART_BYTES = 256 << 20
 _TITLES = {
     Action.PREDICT: "Federated prediction",
@@ -98,9 +89,9 @@ _CONSENTS = {
 Write = Callable[[Path], Path]
 
 
-def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows | UnreadRows]) -> JobResult:
+def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], inference.Rows | inference.UnreadRows]) -> JobResult:
     stored, found = prepared
-    run = Run(attempt, stored.identity)
+    run = inference.Run(attempt, stored.identity)
     _agree(run, [])
     if run.job.data_set is not None:
         found = _align(run, found)
@@ -118,7 +109,7 @@ def _use(attempt: SiteAttempt, prepared: tuple[StoredPart[Part], Rows | UnreadRo
     return JobResult(keyed.hex(), message, {"action": run.job.action})
 
 
-def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], Rows | UnreadRows]:
+def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part], inference.Rows | inference.UnreadRows]:
     """Check the job against part, policy and data, at this site alone; return the part and this site's rows.
 
     Raises:
@@ -130,7 +121,7 @@ def _prepare(job: InferenceJob, context: SiteContext) -> tuple[StoredPart[Part],
     action = Action(job.action)
     if isinstance(stored.part, PassivePart) and action in _CONSENTS:
         context.policy.check_consent(*_CONSENTS[action])
-    rows: Rows | UnreadRows = _NO_ROWS
+    rows: inference.Rows | inference.UnreadRows = _NO_ROWS
     if job.data_set is not None:
         rows = load_own(job, context, stored.part)
     if job.alignment is not None and rows.ids is None:
@@ -152,7 +143,7 @@ def _check_parties(identity: ModelIdentity, context: SiteContext) -> None:
 # -- agreement --------------------------------------------------------------------------------------------------------
 
 
-def _agree(run: Run, sets: Sequence[Rows | UnreadRows]) -> None:
+def _agree(run: inference.Run, sets: Sequence[inference.Rows | inference.UnreadRows]) -> None:
     """Compare job and model with the other parties, then the rows too.
 
     Raises:
@@ -167,7 +158,7 @@ def _agree(run: Run, sets: Sequence[Rows | UnreadRows]) -> None:
     agree(terms, received, run.context.sites, rank, proof)
 
 
-def _allow(run: Run, part: Part, rows: Rows) -> None:
+def _allow(run: inference.Run, part: Part, rows: inference.Rows) -> None:
     """Go on once every owner would answer for the rows; nobody has charged anything before.
 
     Raises:
@@ -183,7 +174,7 @@ def _allow(run: Run, part: Part, rows: Rows) -> None:
     run.attempt.gather_sealed("budgets", b"")
 
 
-def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
+def _align(run: inference.Run, rows: inference.Rows | inference.UnreadRows) -> inference.Rows | inference.UnreadRows:
     """Bring the rows into the order of all parties, as the job asks for."""
     job, context, attempt = run.job, run.context, run.attempt
     alignment = alignment_in_use(run)
@@ -210,15 +201,15 @@ def _align(run: Run, rows: Rows | UnreadRows) -> Rows | UnreadRows:
 # -- the active party -------------------------------------------------------------------------------------------------
 
 
-def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
-    notes, classes = ContentNotes(run.attempt), class_names(part)
-    flow = flow_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
+def _predict(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Write:
+    notes, classes = inference.ContentNotes(run.attempt), inference.class_names(part)
+    flow = inference.flow_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
     with Requester(ConversationEnd.of(run.attempt, _PURPOSE, flow)) as requester:
         links = {
             party.site: ConversationLink(requester, run.context.sites.index(party.site), party.site, notes)
             for party in part.parties
         }
-        predictions = predict(
+        predictions = inference.predict(
             part,
             links,
             rows.features,
@@ -227,21 +218,21 @@ def _predict(run: Run, part: ActivePart, rows: Rows) -> Write:
             run.attempt.timeout_s,
             lambda done, n: run.attempt.progress.say(f"predicted batch {done} of {n}"),
         )
-    return lambda folder: write_predictions(folder, rows, predictions, classes, run.job.file_format)
+    return lambda folder: inference.write_predictions(folder, rows, predictions, classes, run.job.file_format)
 
 
-def _explain(run: Run, part: ActivePart, rows: Rows) -> Write:
+def _explain(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Write:
     check_covers(part, run.job.rounds)
     told = run.take_from_owners(Content.POSITIONS)
     positions = {site: RowPositions.from_bytes(data, rows.n_rows) for site, data in told.items()}
     explainer = Explainer(part, rows.features, positions, run.job.rounds)
-    contributions, classes = explainer.contributions(), class_names(part)
-    return lambda folder: write_contributions(
+    contributions, classes = explainer.contributions(), inference.class_names(part)
+    return lambda folder: inference.write_contributions(
         folder, rows, explainer.names, contributions, classes, run.job.file_format
     )
 
 
-def _merge(run: Run, part: ActivePart, rows: Rows) -> Write:
+def _merge(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Write:
     told = run.take_from_owners(Content.THRESHOLDS)
     tables, first = [], len(part.columns)
     for party in part.parties:
@@ -249,7 +240,7 @@ def _merge(run: Run, part: ActivePart, rows: Rows) -> Write:
         first += len(party.aliases)
     model = merge(part.booster, len(part.columns), tables)
     model = with_attribute(model, LEAST_XGBOOST_ATTRIBUTE, LEAST_XGBOOST)
-    return lambda folder: write_merged(folder, model)
+    return lambda folder: inference.write_merged(folder, model)
 
 
 def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
@@ -266,8 +257,8 @@ def _table(data: bytes, aliases: tuple[str, ...]) -> PrivateTable:
 # -- a passive party --------------------------------------------------------------------------------------------------
 
 
-def _answer(run: Run, part: PassivePart, rows: Rows) -> None:
-    owner = PathOwner(part, rows.features, run.job.batch_rows)
+def _answer(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
+    owner = inference.PathOwner(part, rows.features, run.job.batch_rows)
     budget = [_budget(run, part)]  # until it is charged
 
     def answer(question: bytes) -> bytes:
@@ -275,11 +266,14 @@ def _answer(run: Run, part: PassivePart, rows: Rows) -> None:
             budget.pop().charge(rows)
         return owner.answer_bytes(question)
 
-    flow, noted = flow_of(run, len(part.table)), ContentNotes(run.attempt).around(run.identity.active, answer)
+    flow, noted = (
+        inference.flow_of(run, len(part.table)),
+        inference.ContentNotes(run.attempt).around(run.identity.active, answer),
+    )
     Responder(ConversationEnd.of(run.attempt, _PURPOSE, flow), run.active_rank, noted).run()
 
 
-def _tell_positions(run: Run, part: PassivePart, rows: Rows) -> None:
+def _tell_positions(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     told = RowPositions.of(part, rows.features).to_bytes()
     if len(told) > _MAX_PART_BYTES:
         raise ConfigurationError("the job explains too many rows at once: name fewer (rows)")
@@ -287,22 +281,22 @@ def _tell_positions(run: Run, part: PassivePart, rows: Rows) -> None:
     run.give_active(told, Content.POSITIONS)
 
 
-def _tell_thresholds(run: Run, part: PassivePart, rows: Rows) -> None:
+def _tell_thresholds(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     run.give_active(table_to_json(part.table, part.aliases).encode(), Content.THRESHOLDS)
 
 
-def _budget(run: Run, part: PassivePart) -> RowBudget:
+def _budget(run: inference.Run, part: PassivePart) -> inference.RowBudget:
     """Return what is to be charged, durably, before anything about the rows leaves."""
-    return RowBudget.of(run.context.policy, run.job, run.identity.model_id, part)
+    return inference.RowBudget.of(run.context.policy, run.job, run.identity.model_id, part)
 
 
-_ACTIVE: Mapping[Action, Callable[[Run, ActivePart, Rows], Write]] = {
+_ACTIVE: Mapping[Action, Callable[[inference.Run, ActivePart, inference.Rows], Write]] = {
     Action.PREDICT: _predict,
     Action.EXPLAIN: _explain,
     Action.MERGE: _merge,
     Action.SERVE: serve,
 }
-_PASSIVE: Mapping[Action, Callable[[Run, PassivePart, Rows], None]] = {
+_PASSIVE: Mapping[Action, Callable[[inference.Run, PassivePart, inference.Rows], None]] = {
     Action.PREDICT: _answer,
     Action.EXPLAIN: _tell_positions,
     Action.MERGE: _tell_thresholds,
@@ -313,7 +307,7 @@ _PASSIVE: Mapping[Action, Callable[[Run, PassivePart, Rows], None]] = {
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, part: Part, write: Write | None, rows: Rows) -> str:
+def _finish(run: inference.Run, part: Part, write: Write | None, rows: inference.Rows) -> str:
     """Write results, record and report; return the line for this site's log."""
     folder = run.attempt.folder.path
     title, data = _TITLES[run.action], _data(run.job, part, rows)
@@ -321,7 +315,7 @@ def _finish(run: Run, part: Part, write: Write | None, rows: Rows) -> str:
         run.attempt.write_record(title, {}, None, data=data)
         return f"{run.identity.active} has the result of this job"
     path = write(folder)
-    importance = feature_importance(part, *rounds_of(part, run.job.rounds))
+    importance = feature_importance(part, *inference.rounds_of(part, run.job.rounds))
     write_importance(folder, importance)
     bars = tuple(
         (f"{row.party}.{row.feature}" if row.party else row.feature, row.total_gain, f"{row.total_gain:.4g}")
@@ -329,18 +323,22 @@ def _finish(run: Run, part: Part, write: Write | None, rows: Rows) -> str:
         if row.weight
     )
     section = ReportSection("Total gain of features, under the parties' aliases", bars=bars)
-    run.attempt.write_record(title, {}, MERGED_FILE if run.action is Action.MERGE else None, (section,), data=data)
+    run.attempt.write_record(
+        title, {}, inference.MERGED_FILE if run.action is Action.MERGE else None, (section,), data=data
+    )
     return f"the result is in {path}"
 
 
-def _data(job: InferenceJob, part: Part, rows: Rows) -> tuple[DataFacts, ...]:
+def _data(job: InferenceJob, part: Part, rows: inference.Rows) -> tuple[DataFacts, ...]:
     if job.data_set is None:
         return ()
     missing = missing_of(part.columns, rows.features.T)
     return (DataFacts(job.data_set, SCORING, rows.n_rows, part.columns, missing, dict(part.categories)),)
 
 
-def _facts(job: InferenceJob, prepared: tuple[StoredPart[Part], Rows | UnreadRows]) -> dict[str, str | int]:
+def _facts(
+    job: InferenceJob, prepared: tuple[StoredPart[Part], inference.Rows | inference.UnreadRows]
+) -> dict[str, str | int]:
     return {"model": prepared[0].identity.model_id, "reveals": _PROTECTION[Action(job.action)]}
 
 

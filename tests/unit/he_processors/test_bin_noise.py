@@ -10,7 +10,8 @@ from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolE
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, BinSums, NodeTotal, check_node
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner, elgamal_owner, gradient_owner, histogram_maker
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, elgamal_owner, gradient_owner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 

@@ -31,7 +31,7 @@ from nvflare_plugins.cli.demo import Split, split, write_sites
 from nvflare_plugins.data.declaration import EXTERNAL
 from nvflare_plugins.evidence.format import Lines
 from nvflare_plugins.evidence.reader import put_aside
-from nvflare_plugins.kinds.vertical.model_files import FeatureImportance, write_importance
+from nvflare_plugins.kinds.vertical.model import FeatureImportance, write_importance
 from nvflare_plugins.recipes.examples import write_patients
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.xgb.matrices import bins_below, page_files

@@ -13,9 +13,10 @@ from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Lists, SpreadKey, held_by, intersect
 from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
+from nvflare_plugins.workers.workers import Workers
 from tests.support.alignment import run_parties
 from tests.support.seeded_randomness import SeededRandomness
+from tests.support.workers_here import workers_here
 from tests.unit.nvflare_plugins.alignment.test_site import places, run
 
 ITEMS = [f"Müller, Jürgen {number}".encode() for number in range(23)]
@@ -151,7 +152,7 @@ def test_a_job_aligns_on_the_policys_workers_and_its_report_says_what_they_did(t
 
 
 def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(tmp_path, monkeypatch) -> None:
-    def with_a_loss(cluster: Any) -> LinkedWorkers:
+    def with_a_loss(cluster: Any) -> Workers:
         workers = workers_here(cluster.workers)
         workers._links[1] = _LostAtPoints(workers._links[1])  # type: ignore[index]
         return workers
@@ -167,7 +168,7 @@ def test_a_lost_worker_ends_the_job_at_all_parties_and_is_named(tmp_path, monkey
 def test_small_sets_leave_the_cluster_aside_and_large_ones_need_it(tmp_path, monkeypatch) -> None:
     parties = places(tmp_path / "large", IDS, cluster={"scheduler": "tcp://127.0.0.1:9", "workers": 2})
 
-    def nothing_listens(cluster: Any) -> LinkedWorkers:
+    def nothing_listens(cluster: Any) -> Workers:
         raise ConfigurationError("the scheduler that the policy names cannot be reached")
 
     monkeypatch.setattr("nvflare_plugins.kinds.alignment.align.open_workers", nothing_listens)

@@ -13,27 +13,20 @@ import pytest
 from he_processors.curve.equal_logarithms import PROOF_BYTES
 from he_processors.errors import AuthenticationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.kinds.alignment.intersection import (
-    POINT_BYTES,
-    REFUSED,
-    BlindingKey,
-    Lists,
-    Proofs,
-    _Party,
-    block_bytes,
-    intersect,
-    pack_block,
-    unpack_block,
-    unpack_chain,
-)
+from nvflare_plugins.kinds.alignment import intersection
 from tests.support.alignment import run_parties
 
 
 def lists_in(part: bytes, size: int) -> list[list[bytes]]:
     """Return the lists of a part: one, or on the way back one for each step."""
-    if len(part) == block_bytes(size):
-        return [unpack_block(part, size)]
-    return [points for points, _ in unpack_chain(part, size, len(part) // (block_bytes(size) + PROOF_BYTES))]
+    if len(part) == intersection.block_bytes(size):
+        return [intersection.unpack_block(part, size)]
+    return [
+        points
+        for points, _ in intersection.unpack_chain(
+            part, size, len(part) // (intersection.block_bytes(size) + PROOF_BYTES)
+        )
+    ]
 
 
 class Listener:
@@ -64,8 +57,8 @@ def run(
     **more: Any,
 ) -> list[Any]:
     def take_part(channel, session, policy):
-        lists = Lists(channel, listen(channel.rank, session), "test", max(map(len, sets)))
-        return sorted(intersect(lists, sets[channel.rank], [len(s) for s in sets], least, b"test"))
+        lists = intersection.Lists(channel, listen(channel.rank, session), "test", max(map(len, sets)))
+        return sorted(intersection.intersect(lists, sets[channel.rank], [len(s) for s in sets], least, b"test"))
 
     return run_parties(folder, len(sets), take_part, **more)
 
@@ -147,17 +140,19 @@ def test_what_a_party_sees_matches_no_more_than_it_may_learn(tmp_path):
 
 def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch):
     sets = overlapping(2, 4)
-    keys: list[BlindingKey] = []
+    keys: list[intersection.BlindingKey] = []
     received: dict[int, list[bytes]] = {}
 
-    class Known(BlindingKey):
+    class Known(intersection.BlindingKey):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             keys.append(self)
 
     def listen(rank, session):
         def keep(plaintext: bytes) -> None:
-            received.setdefault(rank, unpack_block(plaintext, (len(plaintext) - 4) // POINT_BYTES))
+            received.setdefault(
+                rank, intersection.unpack_block(plaintext, (len(plaintext) - 4) // intersection.POINT_BYTES)
+            )
 
         return Listener(session, on_open=keep)
 
@@ -172,7 +167,7 @@ def test_lists_are_shuffled_before_they_leave_their_owner(tmp_path, monkeypatch)
 # -- parties that do not keep to the protocol -------------------------------------------------------------------------
 
 
-class Greedy(_Party):
+class Greedy(intersection._Party):
     """Calls what it holds of another party common, and reads what comes back with a dictionary of all possible ids."""
 
     named: frozenset[bytes] = frozenset()
@@ -196,9 +191,9 @@ def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monk
     """The last of two named all ids of the other so, the middle of three all that the two others share."""
     greedy: list[Greedy] = []
 
-    def party(lists: Lists, *args: Any) -> _Party:
+    def party(lists: intersection.Lists, *args: Any) -> intersection._Party:
         if lists.channel.rank != rank:
-            return _Party(lists, *args)
+            return intersection._Party(lists, *args)
         greedy.append(Greedy(lists, *args))
         return greedy[0]
 
@@ -212,7 +207,7 @@ def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monk
 
 
 SETS = [[b"item%d" % number for number in range(16)]] * 3
-LINK = block_bytes(16) + PROOF_BYTES
+LINK = intersection.block_bytes(16) + PROOF_BYTES
 
 
 def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list[Any]:
@@ -223,7 +218,7 @@ def lie(tmp_path, change: Callable[[list[bytes]], list[bytes]], at: int) -> list
         if next(count) != at:
             return plaintext
         start, end = (len(plaintext) - LINK, len(plaintext) - PROOF_BYTES) if at in BACK else (0, len(plaintext))
-        changed = pack_block(change(unpack_block(plaintext[start:end], 16)), 16)
+        changed = intersection.pack_block(change(intersection.unpack_block(plaintext[start:end], 16)), 16)
         return plaintext[:start] + changed + plaintext[end:]
 
     outcomes = run(tmp_path, SETS, listen=lambda rank, s: Listener(s, on_seal) if rank == 1 else s)
@@ -253,8 +248,8 @@ def test_lists_that_change_on_their_way_are_noticed(tmp_path, change, at):
 
 @pytest.mark.parametrize("at", BACK)
 def test_points_of_another_key_on_the_way_back_are_noticed(tmp_path, at):
-    outcomes = lie(tmp_path, lambda points: BlindingKey(b"test").blind(points), at)
-    assert any(str(outcome) == REFUSED for outcome in outcomes)
+    outcomes = lie(tmp_path, lambda points: intersection.BlindingKey(b"test").blind(points), at)
+    assert any(str(outcome) == intersection.REFUSED for outcome in outcomes)
 
 
 @pytest.mark.parametrize("plaintext", [b"", b"\0", b"x" * 100, b"\xff" * 516, bytes(10_000)])
@@ -287,10 +282,10 @@ def on_the_way_back(n_parties: int) -> list[tuple[int, int, int]]:
 POSITIONS = [(n, *position) for n in (2, 3, 4) for position in on_the_way_back(n)]
 CHANGES: dict[str, Callable[[list[bytes], bytes], tuple[list[bytes], bytes]]] = {
     "permuted": lambda points, proof: ([points[1], points[0], *points[2:]], proof),
-    "replaced": lambda points, proof: ([*BlindingKey(b"x").blind_items([b"a"]), *points[1:]], proof),
+    "replaced": lambda points, proof: ([*intersection.BlindingKey(b"x").blind_items([b"a"]), *points[1:]], proof),
     "duplicated": lambda points, proof: ([points[0], points[0], *points[2:]], proof),
     "dropped": lambda points, proof: (points[1:], proof),
-    "another key": lambda points, proof: (BlindingKey(b"x").blind(points), proof),
+    "another key": lambda points, proof: (intersection.BlindingKey(b"x").blind(points), proof),
     "neutral": lambda points, proof: ([bytes(32), *points[1:]], proof),
     "outside the group": lambda points, proof: ([b"\2" + b"\xff" * 31, *points[1:]], proof),
     "no proof": lambda points, proof: (points, bytes(PROOF_BYTES)),
@@ -306,9 +301,9 @@ def test_what_a_party_does_to_a_chain_is_refused_by_the_next(tmp_path, case):
     def on_seal(part: bytes) -> bytes:
         if len(part) != step * LINK or next(count):
             return part
-        chain = unpack_chain(part, 16, step)
+        chain = intersection.unpack_chain(part, 16, step)
         chain[link] = CHANGES[name](*chain[link])
-        return b"".join(pack_block(points, 16) + proof for points, proof in chain)
+        return b"".join(intersection.pack_block(points, 16) + proof for points, proof in chain)
 
     outcomes = run(tmp_path, [SETS[0]] * n_parties, listen=lambda r, s: Listener(s, on_seal) if r == rank else s)
     assert isinstance(outcomes[(rank + 1) % n_parties], ProtocolError)
@@ -329,7 +324,7 @@ def test_what_was_proven_in_another_session_is_refused(tmp_path, n_parties):
 
     sets = [SETS[0]] * n_parties
     assert run(tmp_path / "first", sets, listen=replay) == [list(range(16))] * n_parties
-    assert any(str(outcome) == REFUSED for outcome in run(tmp_path / "second", sets, listen=replay))
+    assert any(str(outcome) == intersection.REFUSED for outcome in run(tmp_path / "second", sets, listen=replay))
 
 
 @pytest.mark.parametrize("bad", [b"", bytes(32), b"\xff" * 32, bytes(33)])
@@ -362,22 +357,24 @@ def test_two_of_three_cannot_have_the_third_take_its_key_off_what_they_choose(tm
             stolen.extend(points[0][:8])
         seen.update(*points)
 
-    real = Proofs.extend
+    real = intersection.Proofs.extend
 
-    def extend(self: Proofs, chain: bytes, first: int, number: int, blinded: list[bytes], size: int) -> bytes:
+    def extend(
+        self: intersection.Proofs, chain: bytes, first: int, number: int, blinded: list[bytes], size: int
+    ) -> bytes:
         if self.rank == before and first == before:
-            return pack_block(stolen, size) + real(self, chain, first, number, stolen, size)[-PROOF_BYTES:]
+            return intersection.pack_block(stolen, size) + real(self, chain, first, number, stolen, size)[-PROOF_BYTES:]
         return real(self, chain, first, number, blinded, size)
 
-    monkeypatch.setattr(Proofs, "extend", extend)
+    monkeypatch.setattr(intersection.Proofs, "extend", extend)
     listen = {after: lambda session: Listener(session, on_open=steal)}
     outcomes = run(tmp_path, sets, listen=lambda rank, session: listen.get(rank, lambda s: s)(session))
-    assert len(stolen) == 8 and str(outcomes[honest]) == REFUSED
+    assert len(stolen) == 8 and str(outcomes[honest]) == intersection.REFUSED
     hashes = curve_hashes(common + own)
     assert not seen & set(hashes)
 
 
 def curve_hashes(items: list[bytes]) -> list[bytes]:
     """Return the hashes of items, under no key."""
-    key = BlindingKey(b"test")
+    key = intersection.BlindingKey(b"test")
     return key.unblind(key.blind_items(items))

@@ -14,7 +14,7 @@ from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import REFUSED, BlindingKey, Proofs, held_by, pack_block, unpack_chain
-from nvflare_plugins.workers.workers import workers_here
+from tests.support.workers_here import workers_here
 
 SIZE = 8
 Chain = list[tuple[list[bytes], bytes]]

@@ -11,7 +11,8 @@ from nvflare_plugins.attempt.job_context import Silent
 from nvflare_plugins.attempt.worker_progress import WorkersProgress, watched
 from nvflare_plugins.pages.run_record import RoundRow
 from nvflare_plugins.workers.shards import BINS, READS, TELLS, Ask, Conversation, lead_on
-from nvflare_plugins.workers.workers import TRIAL, Work, begin, note_rows, work_section, workers_here
+from nvflare_plugins.workers.workers import TRIAL, Work, begin, note_rows, work_section
+from tests.support.workers_here import workers_here
 
 
 class Lines(Silent):

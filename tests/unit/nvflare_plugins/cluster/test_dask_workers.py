@@ -22,10 +22,9 @@ from he_processors.errors import ConfigurationError
 from he_processors.histogram.planner import BinLayout
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical.histogram_maker import CLEAR_CODE, histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.schemes import CLEAR_CODE, ClearGradientOwner, histogram_maker
-from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
 from nvflare_plugins.workers.dask_connection import DaskPartHost, _ended, _taken
 from nvflare_plugins.workers.dask_workers import _choose, open_workers
 from nvflare_plugins.workers.workers import TRIAL, begin, collect
@@ -53,7 +52,7 @@ def test_workers_add_among_themselves_and_one_that_is_lost_meanwhile_is_named(ho
     owner, nodes = ClearGradientOwner(pairs), [np.arange(n_rows, dtype=np.int32)]
     with local_cluster(3) as cluster, open_workers(Cluster(cluster.address, 3, deadline_s=20)) as workers:
         makers = [
-            ShardedHistogramMaker(setup, n_rows, workers, allow_clear=True),
+            histogram_maker(setup, n_rows, workers, allow_clear=True),
             histogram_maker(setup, n_rows, allow_clear=True),
         ]
         for maker in makers:

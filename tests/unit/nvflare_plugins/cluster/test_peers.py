@@ -12,16 +12,9 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
-from nvflare_plugins.workers.worker_connection import (
-    ALL,
-    ExchangeOver,
-    Parcel,
-    PeerLost,
-    Peers,
-    WorkerPart,
-    reduce_scatter,
-)
-from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, collect, workers_here
+from nvflare_plugins.workers import worker_connection
+from nvflare_plugins.workers.workers import Workers, WorkerSilent, collect
+from tests.support.workers_here import workers_here
 
 PATIENCE_S = 20.0
 
@@ -32,23 +25,23 @@ def sent(error: Exception | None = None) -> Future[Any]:
     return future
 
 
-def joined(n: int) -> list[Peers]:
+def joined(n: int) -> list[worker_connection.Peers]:
     """Return the peers of workers that reach one another."""
-    found: list[Peers] = []
+    found: list[worker_connection.Peers] = []
 
-    def send(to: int, parcel: Parcel) -> Future[Any]:
+    def send(to: int, parcel: worker_connection.Parcel) -> Future[Any]:
         found[to].deliver(parcel)
         return sent()
 
-    found += [Peers(number, send) for number in range(n)]
+    found += [worker_connection.Peers(number, send) for number in range(n)]
     return found
 
 
-def scatter(peers: Peers, exchange: int, bounds: list[int], values: np.ndarray) -> Any:
+def scatter(peers: worker_connection.Peers, exchange: int, bounds: list[int], values: np.ndarray) -> Any:
     def add(sums: np.ndarray, slots: slice, others: list[np.ndarray]) -> np.ndarray:
         return sums[slots] + sum(others)
 
-    return reduce_scatter(peers, exchange, bounds, values, lambda sums, slots: sums[slots], add)
+    return worker_connection.reduce_scatter(peers, exchange, bounds, values, lambda sums, slots: sums[slots], add)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 13])
@@ -76,30 +69,30 @@ def test_whoever_waits_and_whoever_comes_to_wait_hears_of_the_end() -> None:
             time.sleep(0.001)
         assert peers[0].waits_for() == 1
         peers[0].end(3)
-        with pytest.raises(ExchangeOver):
+        with pytest.raises(worker_connection.ExchangeOver):
             waiting.result(PATIENCE_S)
     peers[1].send(0, 3, 0, b"late")
-    with pytest.raises(ExchangeOver):
+    with pytest.raises(worker_connection.ExchangeOver):
         peers[0].receive(1, 3, 0)
     peers[1].send(0, 4, 0, b"next")
     assert peers[0].receive(1, 4, 0) == b"next"
 
 
 def test_a_worker_that_the_site_has_let_go_waits_no_longer() -> None:
-    peers = Peers(0, lambda to, parcel: sent())
-    peers.end(ALL)
-    with pytest.raises(ExchangeOver):
+    peers = worker_connection.Peers(0, lambda to, parcel: sent())
+    peers.end(worker_connection.ALL)
+    with pytest.raises(worker_connection.ExchangeOver):
         peers.receive(1, 1, 0)
 
 
 def test_a_worker_that_cannot_be_reached_is_named_by_whoever_sends() -> None:
-    peers = Peers(0, lambda to, parcel: sent(OSError()))
+    peers = worker_connection.Peers(0, lambda to, parcel: sent(OSError()))
     peers.send(2, 1, 0, b"")
-    with pytest.raises(PeerLost) as lost:
+    with pytest.raises(worker_connection.PeerLost) as lost:
         peers.receive(1, 1, 0)
     assert lost.value.number == 2
     peers.send(2, 2, 0, b"")
-    with pytest.raises(PeerLost):
+    with pytest.raises(worker_connection.PeerLost):
         peers.settle(2)
 
 
@@ -109,7 +102,7 @@ def test_nothing_but_plain_values_goes_from_worker_to_worker() -> None:
         peers[0].send(1, 1, 0, [peers])
 
 
-class Exchanging(WorkerPart):
+class Exchanging(worker_connection.WorkerPart):
     """Has a share of a sum, unless its worker does something else."""
 
     def __init__(self, does: str = "adds") -> None:
@@ -122,7 +115,7 @@ class Exchanging(WorkerPart):
         if self._does == "fails":
             raise KeyError("4711")
         if self._does == "reaches nobody":
-            raise PeerLost(0)
+            raise worker_connection.PeerLost(0)
         return scatter(self.peers, exchange, list(bounds), values)
 
 
@@ -134,7 +127,7 @@ def _tests_stand_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvflare_plugins.workers.worker_connection._PACKAGE", "tests.")
 
 
-def shares(workers: LinkedWorkers, *does: str) -> list[Future[Any]]:
+def shares(workers: Workers, *does: str) -> list[Future[Any]]:
     collect([workers.begin(number, PATH, *([one] if one else [])) for number, one in enumerate(does)])
     bounds = tuple(4 * number for number in range(len(does) + 1))
     return workers.together("share", [(bounds, np.full(4 * len(does), n + 1)) for n in range(len(does))])
@@ -210,7 +203,7 @@ class _Silent:
 
 def test_of_workers_that_wait_for_one_another_the_one_they_wait_for_is_named() -> None:
     desks = [_Silent(2), _Silent(0), _Silent(3), _Silent(None)]
-    workers = LinkedWorkers(desks, desks)
+    workers = Workers(desks, desks)
     with pytest.raises(WorkerLost, match="worker 3 of this site's cluster did not answer within 2 s"):
         workers.together("share", [()] * 4)[1].result(PATIENCE_S)
     assert all(desk.ended.is_set() for desk in desks)

@@ -19,8 +19,9 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.data.declaration import Cluster, ClusterSecurity
 from nvflare_plugins.workers import dask_connection as reach
 from nvflare_plugins.workers import dask_workers
-from nvflare_plugins.workers.workers import LinkedWorkers, workers_here
+from nvflare_plugins.workers.workers import Workers
 from tests.support.local_cluster import make_tls_files
+from tests.support.workers_here import workers_here
 
 
 def security(files: dict[str, str]) -> ClusterSecurity:
@@ -125,7 +126,7 @@ def test_the_check_of_a_site_tries_its_cluster(
     policy.write_text(json.dumps({**json.loads(policy.read_text()), "cluster": cluster}))
     asked = []
 
-    def opened(named: Cluster) -> LinkedWorkers:
+    def opened(named: Cluster) -> Workers:
         asked.append(named)
         if named.workers == 3:
             raise WorkerLost("worker 1 is lost")

@@ -11,7 +11,8 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.workers.worker_connection import REFUSED, PartHost, error_of, require_plain
-from nvflare_plugins.workers.workers import TRIAL, LinkedWorkers, begin, collect, shard_rows, workers_here
+from nvflare_plugins.workers.workers import TRIAL, Workers, begin, collect, shard_rows
+from tests.support.workers_here import workers_here
 
 
 class _Blocks:
@@ -38,7 +39,7 @@ def test_values_come_back_in_the_order_of_the_workers() -> None:
 
 def test_the_first_loss_ends_all_and_nobody_waits_for_the_others() -> None:
     blocked = _Blocks()
-    workers = LinkedWorkers([blocked, _IsLost()])
+    workers = Workers([blocked, _IsLost()])
     futures = [workers.call(number, "echo") for number in range(2)]
     with pytest.raises(WorkerFailure, match="worker 1"):
         collect(futures)

@@ -19,8 +19,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment
 from nvflare_plugins.kinds.federboost_vertical.training import run_site
-from nvflare_plugins.kinds.vertical.model import merge
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart, find_part
+from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, find_part, merge
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.pages.run_record import RunRecord

@@ -23,7 +23,7 @@ from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.payment import FILE_NAME, KeptBuckets, KeptEdges
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import run_site
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, find_part
+from nvflare_plugins.kinds.vertical.model import ActivePart, find_part
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy

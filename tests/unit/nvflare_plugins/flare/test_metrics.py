@@ -37,7 +37,8 @@ from nvflare_plugins.wire.envelope import (
     TrainingStep,
     Transfer,
 )
-from nvflare_plugins.workers.workers import TRIAL, Work, begin, workers_here
+from nvflare_plugins.workers.workers import TRIAL, Work, begin
+from tests.support.workers_here import workers_here
 
 LABELS = (("site", "site-1"), ("job_id", "j"), ("kind", "horizontal"), ("profile", "masks"))
 LINE = re.compile(r'[a-z_]+\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)+\} [-+.e0-9a-z]+')

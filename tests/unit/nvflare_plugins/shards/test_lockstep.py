@@ -13,7 +13,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.workers import shards, worker_connection
 from nvflare_plugins.workers.shards import Ask, Conversation, lead, one_model, runs_of, said_of_model
-from nvflare_plugins.workers.workers import workers_here
+from tests.support.workers_here import workers_here
 
 HERE = f"{__name__}:Adder"
 

@@ -23,10 +23,11 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.worker_connection import PartHost
-from nvflare_plugins.workers.workers import LinkedWorkers, WorkerSilent, workers_here
+from nvflare_plugins.workers.workers import Workers, WorkerSilent
 from tests.support.federation import Parties, dies_at, succeed
 from tests.support.shards import in_shards
 from tests.support.tunings import result_of
+from tests.support.workers_here import workers_here
 
 POLICY = {"consents": {"tuning": 1000}, "min_rows_per_node": 0}
 GIVEN = {"objective": "binary:logistic", "max_bin": 16}
@@ -223,7 +224,7 @@ def test_a_worker_that_sees_other_files_is_named_before_any_trial(
         shutil.copytree(parties.workspace("site-1") / "parts", other)
         change(pd.read_parquet(other / "2-März.parquet")).to_parquet(other / "2-März.parquet", index=False)
 
-    def second_elsewhere(n_workers: int) -> LinkedWorkers:
+    def second_elsewhere(n_workers: int) -> Workers:
         here = workers_here(n_workers)
         here._links[1] = Elsewhere()  # type: ignore[index]
         return here
@@ -291,7 +292,7 @@ def desks() -> Iterator[list[PartHost]]:
 def test_a_worker_that_is_lost_ends_the_job_at_all_sites_which_says_where(
     number: int, method: str, where: str, desks: list[PartHost], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second_dies(n_workers: int) -> LinkedWorkers:
+    def second_dies(n_workers: int) -> Workers:
         here = workers_here(n_workers)
         here._links[1] = Dies(number, method)  # type: ignore[index]
         desks.extend(link._host for link in here._links)  # type: ignore[attr-defined]

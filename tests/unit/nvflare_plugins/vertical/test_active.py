@@ -18,18 +18,8 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.kinds.vertical import active_party as training
 from nvflare_plugins.kinds.vertical import messages
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    DecisionAnswer,
-    DecisionRequest,
-    HistogramAnswer,
-    HistogramRequest,
-    SplitAnswer,
-    SplitRequest,
-)
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome, federate, first_difference
@@ -136,7 +126,7 @@ def test_a_later_block_of_other_nodes_is_refused(monkeypatch, change, guarded):
     seen = []
 
     def second(answer):
-        if not isinstance(answer, HistogramAnswer):
+        if not isinstance(answer, messages.HistogramAnswer):
             return answer
         seen.append(answer)
         return dataclasses.replace(answer, **change) if len(seen) == 2 else answer
@@ -157,7 +147,7 @@ def test_time_is_hidden_once_a_level_and_when_a_block_is_refused(monkeypatch, re
         return owners[0], StreamedMaker
 
     def lie(answer):
-        answers.extend([answer] if isinstance(answer, HistogramAnswer) else [])
+        answers.extend([answer] if isinstance(answer, messages.HistogramAnswer) else [])
         is_second = len(answers) == 2 and answers[1] is answer
         return dataclasses.replace(answer, sums=changed(0, 1)(answer.sums)) if is_second else answer
 
@@ -178,8 +168,10 @@ def answering(monkeypatch, change):
 
 
 def nothing_left(answer):
-    if isinstance(answer, SplitAnswer):
-        return dataclasses.replace(answer, goes_left=tuple(Bits.of(np.zeros(1, dtype=bool)) for _ in answer.goes_left))
+    if isinstance(answer, messages.SplitAnswer):
+        return dataclasses.replace(
+            answer, goes_left=tuple(messages.Bits.of(np.zeros(1, dtype=bool)) for _ in answer.goes_left)
+        )
     return answer
 
 
@@ -187,12 +179,12 @@ def nothing_left(answer):
     "change",
     [
         nothing_left,
-        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, SplitAnswer) else a,
-        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, HistogramAnswer) else a,
-        lambda a: dataclasses.replace(a, nodes=(4,)) if isinstance(a, HistogramAnswer) else a,
-        lambda a: DecisionAnswer(()) if isinstance(a, HistogramAnswer) else a,
-        lambda a: DecisionAnswer(()) if isinstance(a, DecisionAnswer) else a,
-        lambda a: DecisionAnswer(()) if a is None else a,
+        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, messages.SplitAnswer) else a,
+        lambda a: dataclasses.replace(a, tree=9) if isinstance(a, messages.HistogramAnswer) else a,
+        lambda a: dataclasses.replace(a, nodes=(4,)) if isinstance(a, messages.HistogramAnswer) else a,
+        lambda a: messages.DecisionAnswer(()) if isinstance(a, messages.HistogramAnswer) else a,
+        lambda a: messages.DecisionAnswer(()) if isinstance(a, messages.DecisionAnswer) else a,
+        lambda a: messages.DecisionAnswer(()) if a is None else a,
     ],
     ids=["rows", "split_tree", "sum_tree", "nodes", "type", "decisions", "begin"],
 )
@@ -202,7 +194,7 @@ def test_answers_to_other_questions_are_refused(monkeypatch, change):
         federate(data(with_valid=True), PARAMS, 2)
 
 
-@pytest.mark.parametrize("request_type", [HistogramRequest, SplitRequest])
+@pytest.mark.parametrize("request_type", [messages.HistogramRequest, messages.SplitRequest])
 def test_a_party_that_fails_within_a_tree_ends_the_job(monkeypatch, request_type):
     calls = []
 
@@ -265,7 +257,7 @@ def test_nobody_is_asked_for_the_ways_of_training_rows_whose_leaves_are_known(mo
     requests = asked(monkeypatch)
     params = {**PARAMS, "num_parallel_tree": n_trees, "eval_metric": "logloss"}
     federate(data(with_valid=True), params, 2, evaluate_training=True)
-    sets = {request.data_set for request in requests if isinstance(request, DecisionRequest)}
+    sets = {request.data_set for request in requests if isinstance(request, messages.DecisionRequest)}
     assert sets == {1}
 
 

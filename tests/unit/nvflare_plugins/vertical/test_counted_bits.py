@@ -9,18 +9,8 @@ import pytest
 
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    DecisionRequest,
-    HistogramRequest,
-    NodePartition,
-    OwnDivision,
-    OwnedSplit,
-    PathQuery,
-    SplitRequest,
-    TreeGradients,
-)
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.site.memory.released import ReleasedSums
@@ -45,19 +35,19 @@ def grown(guard: Guard) -> tuple[PassiveParty, np.ndarray, np.ndarray]:
     Returns the party, the rows to the left of the first split, and those of them that reach its last split, node 3.
     """
     party = PassiveParty([FEATURES.T, FEATURES[:50].T], ["a", "b"], 8, ClearHistogramMaker(), guard=guard)
-    party.answer(TreeGradients(0, Bits.of(np.ones(2, dtype=bool)), GRADIENTS))
-    party.answer(HistogramRequest(0, ()))
-    left = party.answer(SplitRequest(0, (OwnedSplit(0, 0, 3, False),))).goes_left[0].unpack()
-    party.answer(HistogramRequest(0, (), (OwnDivision(0, 1, 2),)))
+    party.answer(messages.TreeGradients(0, messages.Bits.of(np.ones(2, dtype=bool)), GRADIENTS))
+    party.answer(messages.HistogramRequest(0, ()))
+    left = party.answer(messages.SplitRequest(0, (messages.OwnedSplit(0, 0, 3, False),))).goes_left[0].unpack()
+    party.answer(messages.HistogramRequest(0, (), (messages.OwnDivision(0, 1, 2),)))
     rows = np.flatnonzero(left)
     reaches = np.arange(rows.size) % 3 > 0
-    party.answer(HistogramRequest(0, (NodePartition(1, 3, 4, Bits.of(reaches)),)))
-    party.answer(SplitRequest(0, (OwnedSplit(3, 1, 3, False),)))
+    party.answer(messages.HistogramRequest(0, (messages.NodePartition(1, 3, 4, messages.Bits.of(reaches)),)))
+    party.answer(messages.SplitRequest(0, (messages.OwnedSplit(3, 1, 3, False),)))
     return party, left, np.isin(np.arange(N_ROWS), rows[reaches])
 
 
 def ask(party: PassiveParty, node: int, rows: np.ndarray, data_set: int = 0) -> np.ndarray:
-    answer = party.answer(DecisionRequest(data_set, (PathQuery(0, node, Bits.of(rows)),)))
+    answer = party.answer(messages.DecisionRequest(data_set, (messages.PathQuery(0, node, messages.Bits.of(rows)),)))
     return answer.goes_left[0].unpack()
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
 from nvflare_plugins.kinds.vertical.messages import ConversationLink, answer_bytes, place_parties
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import ClearGradientOwner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.conversations import Site, converse, end_of
 

@@ -12,20 +12,10 @@ from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
 from nvflare_plugins.kinds.vertical import active_party as active
-from nvflare_plugins.kinds.vertical import schemes
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical import histogram_maker, key_owner
+from nvflare_plugins.kinds.vertical import histogram_maker as makers
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.schemes import (
-    CLEAR_CODE,
-    ClearGradientOwner,
-    HistogramMaker,
-    MaskPool,
-    PaillierTerms,
-    announced_terms,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
@@ -36,21 +26,21 @@ N_ROWS = 150
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    for module in (active, schemes):
+    for module in (active, makers):
         monkeypatch.setattr(module, "GRADIENT_BLOCK_ROWS", 40)
-    monkeypatch.setattr(schemes, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
+    monkeypatch.setattr(key_owner, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
 
 
 def encrypted(n_rows: int):
     owner = gradient_owner(toy_paillier(), pair_format(n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+    return owner, lambda: histogram_maker.histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
 
 
 def on_a_curve(n_rows: int):
     if available_backends()[0] == "reference":
         pytest.skip("the C extension was not built")
     owner = elgamal_owner(DigitFormat.of(40, n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows)
+    return owner, lambda: histogram_maker.histogram_maker(owner.setup(), n_rows)
 
 
 # Sums of so many rows leave 64 bits; what the parties have are a few of them.
@@ -63,7 +53,9 @@ def clear_in_two_words(n_rows: int):
 
 def encrypted_in_two_words(n_rows: int):
     key = toy_paillier()
-    return gradient_owner(key, LARGE), lambda: HistogramMaker(PaillierTerms.of(key.public_key, LARGE))
+    return gradient_owner(key, LARGE), lambda: histogram_maker.HistogramMaker(
+        histogram_maker.CiphertextPairs(key.public_key, LARGE)
+    )
 
 
 SCHEMES = {
@@ -96,7 +88,7 @@ def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
     ones = np.ones(N_ROWS, dtype=np.int64)
     blocks = [owner.encrypt(ones[s : s + 40], ones[s : s + 40]) for s in range(0, N_ROWS, 40)]
     codes = np.zeros((1, N_ROWS), dtype=np.uint8)
-    layout, rows = schemes.BinLayout((1,)), [np.arange(N_ROWS, dtype=np.int32)]
+    layout, rows = makers.BinLayout((1,)), [np.arange(N_ROWS, dtype=np.int32)]
     with pytest.raises(ProtocolError):
         maker.add_gradients(blocks[0])  # no tree has begun
     maker.begin_tree(N_ROWS)
@@ -115,13 +107,13 @@ def test_missing_surplus_and_wrong_blocks_are_refused(small_blocks, kind):
 @pytest.mark.parametrize("pair", [(1, 1), (-(1 << 40), 0), (1 << 40, 1 << 40)])
 @pytest.mark.parametrize("beyond", [(1 << 40) + 1, -(1 << 40) - 1, (1 << 63) - 1, -(1 << 63)])
 def test_pairs_in_the_clear_beyond_their_format_are_refused_where_they_come_in(pair, beyond):
-    setup = TrainingSetup(CLEAR_CODE, 40, 3, b"")
+    setup = TrainingSetup(histogram_maker.CLEAR_CODE, 40, 3, b"")
     for column in (0, 1):
         wrong = np.array([pair, pair, pair], dtype="<i8")
         wrong[1, column] = beyond
         for data, refused in ((wrong, True), (np.array([pair] * 3, dtype="<i8"), False)):
-            maker = histogram_maker(setup, 3, allow_clear=True)
-            shard = announced_terms(setup).pairs()
+            maker = histogram_maker.histogram_maker(setup, 3, allow_clear=True)
+            shard = histogram_maker.announced_pairs(setup)
             maker.begin_tree(3)
             shard.begin(3)
             for take in (
@@ -144,7 +136,7 @@ class Masks:
 
 def test_masks_are_made_ahead_as_the_last_tree_took_them_and_none_for_a_tree_that_never_comes():
     masks = Masks()
-    stock = MaskPool(masks, most=100, at_once=20)
+    stock = histogram_maker.MaskPool(masks, most=100, at_once=20)
 
     def make(is_last: bool = False) -> list[int]:
         masks.filled.clear()

@@ -11,19 +11,11 @@ import xgboost as xgb
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    HistogramAnswer,
-    HistogramRequest,
-    NodePartition,
-    OwnedSplit,
-    SplitRequest,
-    TreeGradients,
-)
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.key_owner import gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.schemes import gradient_owner, histogram_maker
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.schema import RELEASED_SUMS
 from nvflare_plugins.site.memory.store import Memory
@@ -184,7 +176,7 @@ def test_nothing_is_said_about_rows_below_a_withheld_node(tmp_path, monkeypatch)
     def answer(self, sent):
         reply = honest(self, sent)
         requests.append(sent)
-        if isinstance(reply, HistogramAnswer):
+        if isinstance(reply, messages.HistogramAnswer):
             withheld.extend((reply.tree, node) for node in reply.withheld)
         return reply
 
@@ -204,17 +196,19 @@ def changing(monkeypatch, change):
 
 
 def keeps_all(answer):
-    if not isinstance(answer, HistogramAnswer):
+    if not isinstance(answer, messages.HistogramAnswer):
         return answer
     return dataclasses.replace(answer, nodes=(), sums=b"", withheld=answer.nodes)
 
 
 def keeps_another(answer):
-    return dataclasses.replace(answer, withheld=(77,)) if isinstance(answer, HistogramAnswer) else answer
+    return dataclasses.replace(answer, withheld=(77,)) if isinstance(answer, messages.HistogramAnswer) else answer
 
 
 def gives_and_keeps(answer):
-    return dataclasses.replace(answer, withheld=answer.nodes) if isinstance(answer, HistogramAnswer) else answer
+    return (
+        dataclasses.replace(answer, withheld=answer.nodes) if isinstance(answer, messages.HistogramAnswer) else answer
+    )
 
 
 def test_exact_jobs_refuse_a_party_that_withholds(monkeypatch):
@@ -235,17 +229,19 @@ def test_a_split_of_a_withheld_node_is_refused(tmp_path):
     party = PassiveParty(
         [joined.part(1, joined.features).T], ["a", "b", "c"], 32, ClearHistogramMaker(), None, guard(tmp_path)
     )
-    party.answer(TreeGradients(0, Bits.of(np.ones(3, dtype=bool)), np.zeros((N_ROWS, 2), "<i8").tobytes()))
-    assert party.answer(HistogramRequest(0, ())).nodes == (0,)
-    few = Bits.of(np.arange(N_ROWS) < 10)
-    answer = party.answer(HistogramRequest(0, (NodePartition(0, 1, 2, few),)))
+    party.answer(
+        messages.TreeGradients(0, messages.Bits.of(np.ones(3, dtype=bool)), np.zeros((N_ROWS, 2), "<i8").tobytes())
+    )
+    assert party.answer(messages.HistogramRequest(0, ())).nodes == (0,)
+    few = messages.Bits.of(np.arange(N_ROWS) < 10)
+    answer = party.answer(messages.HistogramRequest(0, (messages.NodePartition(0, 1, 2, few),)))
     assert (answer.nodes, answer.sums, answer.withheld) == ((), b"", (1,))
     for node in (0, 1, 2):
         with pytest.raises(ProtocolError):
-            party.answer(SplitRequest(0, (OwnedSplit(node, 0, 3, False),)))
+            party.answer(messages.SplitRequest(0, (messages.OwnedSplit(node, 0, 3, False),)))
     for node in (1, 2):
         with pytest.raises(ProtocolError):
-            party.answer(HistogramRequest(0, (NodePartition(node, 3, 4, few),)))
+            party.answer(messages.HistogramRequest(0, (messages.NodePartition(node, 3, 4, few),)))
 
 
 def test_too_many_bins_are_refused_before_anything_is_sent(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 
-from nvflare_plugins.kinds.vertical.model_files import KINDS, FeatureImportance, write_importance
+from nvflare_plugins.kinds.vertical.model import KINDS, FeatureImportance, write_importance
 
 
 def test_the_file_holds_every_number_exactly(tmp_path):

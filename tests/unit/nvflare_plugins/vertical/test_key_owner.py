@@ -8,8 +8,7 @@ import time
 import numpy as np
 
 from nvflare_plugins.kinds.vertical import key_owner
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner
+from nvflare_plugins.kinds.vertical.key_owner import PrecomputingKeyOwner, pair_format
 
 
 class Recorder:

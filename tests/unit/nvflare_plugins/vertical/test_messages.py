@@ -8,29 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.vertical.messages import (
-    Bits,
-    DecisionAnswer,
-    DecisionRequest,
-    HistogramAnswer,
-    HistogramRequest,
-    MoreGradients,
-    MoreSums,
-    NodePartition,
-    OwnDivision,
-    OwnedSplit,
-    PartySchema,
-    PathQuery,
-    SplitAnswer,
-    SplitRequest,
-    TrainingSetup,
-    TreeGradients,
-    from_bytes,
-    to_bytes,
-)
+from nvflare_plugins.kinds.vertical import messages
 
 NODES = st.integers(0, 1 << 24)
-BITS = st.lists(st.booleans(), max_size=40).map(lambda values: Bits.of(np.array(values, dtype=bool)))
+BITS = st.lists(st.booleans(), max_size=40).map(lambda values: messages.Bits.of(np.array(values, dtype=bool)))
 BLOBS = st.binary(max_size=60)
 
 
@@ -43,28 +24,28 @@ def schemas(draw):
     aliases = draw(st.lists(st.text(max_size=8), min_size=1, max_size=5, unique=True))
     n_bins = draw(st.lists(st.integers(1, 65_535), min_size=len(aliases), max_size=len(aliases)))
     lists = [tuple(f"w{i}" for i in range(n)) if n < 9 and draw(st.booleans()) else () for n in n_bins]
-    return PartySchema(draw(tuples(st.integers(0, 2**31 - 1), 1)), tuple(n_bins), tuple(aliases), tuple(lists))
+    return messages.PartySchema(draw(tuples(st.integers(0, 2**31 - 1), 1)), tuple(n_bins), tuple(aliases), tuple(lists))
 
 
 MESSAGES = st.one_of(
     schemas(),
-    st.builds(TrainingSetup, st.integers(0, 255), st.integers(0, 62), st.integers(1, 2**31 - 1), BLOBS),
-    st.builds(TreeGradients, NODES, BITS, BLOBS),
-    st.builds(MoreGradients, NODES, BLOBS),
+    st.builds(messages.TrainingSetup, st.integers(0, 255), st.integers(0, 62), st.integers(1, 2**31 - 1), BLOBS),
+    st.builds(messages.TreeGradients, NODES, BITS, BLOBS),
+    st.builds(messages.MoreGradients, NODES, BLOBS),
     st.builds(
-        HistogramRequest,
+        messages.HistogramRequest,
         NODES,
-        tuples(st.builds(NodePartition, NODES, NODES, NODES, BITS)),
-        tuples(st.builds(OwnDivision, NODES, NODES, NODES)),
+        tuples(st.builds(messages.NodePartition, NODES, NODES, NODES, BITS)),
+        tuples(st.builds(messages.OwnDivision, NODES, NODES, NODES)),
     ),
-    st.builds(MoreSums, NODES),
-    st.builds(HistogramAnswer, NODES, tuples(NODES), BLOBS, tuples(NODES)),
+    st.builds(messages.MoreSums, NODES),
+    st.builds(messages.HistogramAnswer, NODES, tuples(NODES), BLOBS, tuples(NODES)),
     st.builds(
-        SplitRequest,
+        messages.SplitRequest,
         NODES,
         tuples(
             st.builds(
-                OwnedSplit,
+                messages.OwnedSplit,
                 NODES,
                 st.integers(0, 1 << 20),
                 st.integers(-1, 65_535),
@@ -73,60 +54,60 @@ MESSAGES = st.one_of(
             )
         ),
     ),
-    st.builds(SplitAnswer, NODES, tuples(BITS)),
-    st.builds(DecisionRequest, NODES, tuples(st.builds(PathQuery, NODES, NODES, BITS))),
-    st.builds(DecisionAnswer, tuples(BITS)),
+    st.builds(messages.SplitAnswer, NODES, tuples(BITS)),
+    st.builds(messages.DecisionRequest, NODES, tuples(st.builds(messages.PathQuery, NODES, NODES, BITS))),
+    st.builds(messages.DecisionAnswer, tuples(BITS)),
 )
 
 
 @given(MESSAGES)
 def test_messages_read_back(message):
-    assert from_bytes(to_bytes(message)) == message
+    assert messages.from_bytes(messages.to_bytes(message)) == message
 
 
 @given(st.lists(st.booleans(), max_size=100))
 def test_bits_read_back(values):
-    assert Bits.of(np.array(values, dtype=bool)).unpack().tolist() == values
+    assert messages.Bits.of(np.array(values, dtype=bool)).unpack().tolist() == values
 
 
 @given(st.binary(max_size=80), st.integers(0, 13))
 def test_any_bytes_are_a_message_or_refused(body, code):
     for data in (body, b"VLBV\x02" + bytes([code]) + body):
         try:
-            message = from_bytes(data)
+            message = messages.from_bytes(data)
         except ProtocolError:
             continue
-        assert to_bytes(message) == data  # every accepted form is the one form
+        assert messages.to_bytes(message) == data  # every accepted form is the one form
 
 
 @settings(max_examples=200)
 @given(MESSAGES, st.data())
 def test_every_changed_message_is_refused_or_another_message(message, data):
-    encoded = to_bytes(message)
+    encoded = messages.to_bytes(message)
     position = data.draw(st.integers(0, len(encoded) - 1))
     changed = bytearray(encoded)
     changed[position] ^= data.draw(st.integers(1, 255))
     try:
-        other = from_bytes(bytes(changed))
+        other = messages.from_bytes(bytes(changed))
     except ProtocolError:
         return
-    assert other != message and to_bytes(other) == bytes(changed)
+    assert other != message and messages.to_bytes(other) == bytes(changed)
 
 
 @given(MESSAGES, st.data())
 def test_cut_and_extended_messages_are_refused(message, data):
-    encoded = to_bytes(message)
+    encoded = messages.to_bytes(message)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     for broken in (encoded[:cut], encoded + b"\0"):
         with pytest.raises(ProtocolError):
-            from_bytes(broken)
+            messages.from_bytes(broken)
 
 
 def test_a_huge_announced_list_costs_no_memory():
     with pytest.raises(ProtocolError):
-        from_bytes(to_bytes(DecisionAnswer(()))[:-4] + b"\xff\xff\xff\x00")
+        messages.from_bytes(messages.to_bytes(messages.DecisionAnswer(()))[:-4] + b"\xff\xff\xff\x00")
 
 
 def test_two_columns_of_one_name_are_refused():
     with pytest.raises(ProtocolError):
-        from_bytes(to_bytes(PartySchema((5,), (2, 2), ("a", "a"))))
+        messages.from_bytes(messages.to_bytes(messages.PartySchema((5,), (2, 2), ("a", "a"))))

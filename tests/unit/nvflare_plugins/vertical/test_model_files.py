@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.kinds.vertical.model import PrivateSplit
-from nvflare_plugins.kinds.vertical.model_files import (
+from nvflare_plugins.kinds.vertical.model import (
     ACTIVE_FILE,
     PASSIVE_FILE,
     ActivePart,
@@ -18,6 +17,7 @@ from nvflare_plugins.kinds.vertical.model_files import (
     Part,
     PartyColumns,
     PassivePart,
+    PrivateSplit,
     commit,
     find_part,
     read_part,

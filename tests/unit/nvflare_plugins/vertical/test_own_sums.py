@@ -9,7 +9,7 @@ from he_processors.exact_sums import join
 from he_processors.histogram.sums import NodeTotal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, GradientUnit, SplitFormula, arithmetic_here
 from nvflare_plugins.growth.rows import ROOT, NodeSplit
-from nvflare_plugins.kinds.vertical.gradient_scale import EncodedGradients
+from nvflare_plugins.kinds.vertical.key_owner import EncodedGradients
 from nvflare_plugins.kinds.vertical.party_data import find_cut_points
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, OwnSums
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import parameters

@@ -12,7 +12,7 @@ from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.kinds.alignment.result import Alignment
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.party_data import PartyData, aliases_of, load_party
-from nvflare_plugins.kinds.vertical_inference.run import load_rows
+from nvflare_plugins.kinds.vertical_inference.inference import load_rows
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 

@@ -15,22 +15,14 @@ from he_processors.fixed_point import REFUSED, PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
-from nvflare_plugins.kinds.vertical import key_owner, schemes
-from nvflare_plugins.kinds.vertical import sharded_sums as passive
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
-from nvflare_plugins.kinds.vertical.key_owner import ShardedOwner
+from nvflare_plugins.kinds.vertical import histogram_maker as passive
+from nvflare_plugins.kinds.vertical import key_owner
+from nvflare_plugins.kinds.vertical.histogram_maker import CLEAR_CODE, histogram_maker
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
-from nvflare_plugins.kinds.vertical.schemes import (
-    CLEAR_CODE,
-    ClearGradientOwner,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
-from nvflare_plugins.kinds.vertical.sharded_sums import ShardedHistogramMaker
-from nvflare_plugins.workers.workers import Workers, workers_here
+from nvflare_plugins.workers.workers import Workers
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
+from tests.support.workers_here import workers_here
 
 HAS_CURVE = set(available_backends()) - {"reference"}
 SCHEMES = ("plain", "paillier", "elgamal")
@@ -50,7 +42,6 @@ def data(n_rows: int = 300) -> Joined:
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows so small that shards begin and end within them."""
-    monkeypatch.setattr(schemes, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(passive, "GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr("nvflare_plugins.kinds.vertical.active_party.GRADIENT_BLOCK_ROWS", 128)
     monkeypatch.setattr(key_owner, "GRADIENT_BLOCK_ROWS", 128)
@@ -68,26 +59,26 @@ def workers() -> Iterator[Callable[[int], Workers]]:
 def owner_of(scheme: str, n_rows: int):
     """Return the owner in this process, what passive parties need, and the secret that workers get."""
     if scheme == "plain":
-        pairs = pair_format(n_rows)
-        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
+        pairs = key_owner.pair_format(n_rows)
+        return key_owner.ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
     if scheme == "elgamal":
-        points = elgamal_owner(DigitFormat.of(40, n_rows))
+        points = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
         return points, points.setup(), points.secret_bytes()
     key = toy_paillier()
-    owner = gradient_owner(key, pair_format(n_rows))
+    owner = key_owner.gradient_owner(key, key_owner.pair_format(n_rows))
     return owner, owner.setup(), secret_key_to_bytes(key)
 
 
 def noised_owner_of(scheme: str, n_rows: int, tails: tuple[int, int]):
     """As ``owner_of``, of the format that sums with noise have."""
     if scheme == "elgamal":
-        points = elgamal_owner(DigitFormat.of(14, n_rows, tails))
+        points = key_owner.elgamal_owner(DigitFormat.of(14, n_rows, tails))
         return points, points.setup(), points.secret_bytes()
     pairs = PairFormat(20, n_rows, 1.0, 0.0, 1.0, tails)
     if scheme == "plain":
-        return ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
+        return key_owner.ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
     key = toy_paillier(512)
-    owner = gradient_owner(key, pairs)
+    owner = key_owner.gradient_owner(key, pairs)
     return owner, owner.setup(), secret_key_to_bytes(key)
 
 
@@ -95,13 +86,13 @@ def sharded(scheme: str, n_active: int, n_passive: int, workers):
     def make(n_rows: int):
         owner, setup, secret = owner_of(scheme, n_rows)
         if n_active:
-            owner = ShardedOwner(owner, workers(n_active), "auto", secret)
+            owner = key_owner.ShardedOwner(owner, workers(n_active), "auto", secret)
 
         def maker():
             if not n_passive:
                 return histogram_maker(setup, n_rows, allow_clear=True, allow_toy_keys=True)
             at = workers(n_passive)
-            return ShardedHistogramMaker(setup, n_rows, at, allow_clear=True, allow_toy_keys=True)
+            return histogram_maker(setup, n_rows, at, allow_clear=True, allow_toy_keys=True)
 
         return owner, maker
 
@@ -138,12 +129,12 @@ def test_weights_whose_sums_take_two_words(workers) -> None:
 
     def make(n_workers: int):
         def scheme(n_rows: int):
-            pairs = pair_format(n_rows, weighted=True)
+            pairs = key_owner.pair_format(n_rows, weighted=True)
             setup = TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b"")
             if not n_workers:
-                return ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, allow_clear=True)
+                return key_owner.ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, allow_clear=True)
             at = workers(2 * n_workers)
-            return ClearGradientOwner(pairs), lambda: ShardedHistogramMaker(setup, n_rows, at, allow_clear=True)
+            return key_owner.ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, at, allow_clear=True)
 
         return scheme
 
@@ -160,8 +151,8 @@ def test_noise_is_added_once_where_sums_are_joined(scheme, n_workers, workers) -
     codes = np.stack([rng.integers(0, n + 1, n_rows) for n in layout.n_bins]).astype(np.uint8)
     owner, setup, secret = noised_owner_of(scheme, n_rows, tails)
     if secret:
-        owner = ShardedOwner(owner, workers(2), "auto", secret)
-    maker = ShardedHistogramMaker(setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, tails=tails)
+        owner = key_owner.ShardedOwner(owner, workers(2), "auto", secret)
+    maker = histogram_maker(setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, tails=tails)
     g, h = rng.integers(-(1 << 14), 1 << 14, n_rows), rng.integers(0, 1 << 14, n_rows)
     noise = BinNoise(*(rng.integers(-tail, tail, 2 * layout.n_slots) for tail in tails))
     maker.hold(codes)
@@ -196,7 +187,7 @@ def test_workers_open_a_share_each_as_one_process_does_and_refuse_alike(scheme, 
     totals = [NodeTotal.of_rows(g[rows], h[rows]) for rows in nodes]
     here = owner.open_sums(sums, layout, totals)
     at = workers(3)
-    spread = ShardedOwner(owner, at, "auto", secret)
+    spread = key_owner.ShardedOwner(owner, at, "auto", secret)
     calls = [work.calls for work in at.work]
     there = spread.open_sums(sums, layout, totals)
     assert sum(work.calls for work in at.work) > sum(calls), "the control: workers were asked"
@@ -210,14 +201,14 @@ def test_workers_open_a_share_each_as_one_process_does_and_refuse_alike(scheme, 
 def test_fewer_rows_than_workers_are_refused_and_the_worker_named(workers) -> None:
     _, setup, _ = owner_of("paillier", 3)
     with pytest.raises(ConfigurationError, match="worker 0 would have none"):
-        ShardedHistogramMaker(setup, 3, workers(4), allow_toy_keys=True)
+        histogram_maker(setup, 3, workers(4), allow_toy_keys=True)
 
 
 @pytest.mark.parametrize("scheme", ["plain", "paillier", pytest.param("elgamal", marks=needs_curve)])
 def test_gradients_that_are_none_are_refused_at_the_next_sums(scheme, workers) -> None:
     n_rows = 100
     owner, setup, _ = owner_of(scheme, n_rows)
-    maker = ShardedHistogramMaker(setup, n_rows, workers(2), allow_clear=True, allow_toy_keys=True)
+    maker = histogram_maker(setup, n_rows, workers(2), allow_clear=True, allow_toy_keys=True)
     codes = np.zeros((1, n_rows), np.uint8)
     maker.hold(codes)
     maker.begin_tree(n_rows)

@@ -18,7 +18,7 @@ from nvflare_plugins.growth.arithmetic import (
     TreeParameters,
     WeightBounds,
 )
-from nvflare_plugins.kinds.vertical.party_sums import Candidate, PartyEvaluator
+from nvflare_plugins.kinds.vertical.tree_growth import Candidate, PartyEvaluator
 from tests.support.examples import examples
 
 F = np.float32

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.terms import RowsProof, VerticalTerms, agree, rows_content
+from nvflare_plugins.kinds.vertical.messages import RowsProof, VerticalTerms, agree, rows_content
 
 
 class ToyKey:

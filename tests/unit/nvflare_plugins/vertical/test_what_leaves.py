@@ -8,16 +8,9 @@ import pytest
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.kinds.vertical import schemes
-from nvflare_plugins.kinds.vertical.gradient_scale import pair_format
+from nvflare_plugins.kinds.vertical import key_owner
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.messages import Message, to_bytes
-from nvflare_plugins.kinds.vertical.schemes import (
-    ElGamalGradientOwner,
-    EncryptedGradientOwner,
-    elgamal_owner,
-    gradient_owner,
-    histogram_maker,
-)
 from tests.support import in_process_link
 from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time
@@ -32,14 +25,14 @@ def data() -> Joined:
 
 
 def encrypted(n_rows: int):
-    owner = gradient_owner(toy_paillier(), pair_format(n_rows))
+    owner = key_owner.gradient_owner(toy_paillier(), key_owner.pair_format(n_rows))
     return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
 
 
 def on_a_curve(n_rows: int):
     if available_backends()[0] == "reference":
         pytest.skip("the C extension was not built")
-    owner = elgamal_owner(DigitFormat.of(40, n_rows))
+    owner = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
     return owner, lambda: histogram_maker(owner.setup(), n_rows)
 
 
@@ -70,9 +63,9 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
 
     monkeypatch.setattr(in_process_link, "to_bytes", note)
     monkeypatch.setattr(Objective, "gradients", take)
-    listen(EncryptedGradientOwner)
-    listen(ElGamalGradientOwner)
-    listen(schemes.ClearGradientOwner)
+    listen(key_owner.EncryptedGradientOwner)
+    listen(key_owner.ElGamalGradientOwner)
+    listen(key_owner.ClearGradientOwner)
     params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "base_score": 0.37}
     outcome = federate(data(), params, 2, scheme=scheme)
     return b"".join(wire), secrets, outcome

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model import PrivateSplit
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PassivePart
+from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, PrivateSplit
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions, check_covers
 from nvflare_plugins.xgb.versions import installed_wheel
 

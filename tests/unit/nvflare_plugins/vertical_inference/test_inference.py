@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.kinds.vertical import model
 from nvflare_plugins.kinds.vertical.messages import (
     Bits,
     DecisionRequest,
@@ -19,13 +20,11 @@ from nvflare_plugins.kinds.vertical.messages import (
     from_bytes,
     to_bytes,
 )
-from nvflare_plugins.kinds.vertical.model import NOTHING_ABOVE, PrivateSplit
-from nvflare_plugins.kinds.vertical.model_files import ActivePart, PartyColumns, PassivePart
-from nvflare_plugins.kinds.vertical_inference.inference import REFUSED, PathOwner, batches, parties_of, rounds_of
+from nvflare_plugins.kinds.vertical_inference.inference import PathOwner, batches, parties_of, rounds_of
 
 FEATURES = np.array([[0.0], [1.0], [2.0], [np.nan], [4.0]], dtype=np.float32)
-TABLE = {(0, 3): PrivateSplit(0, np.float32(2.0), True), (4, 0): PrivateSplit(0, np.float32(1.0), False)}
-PART = PassivePart(TABLE, ("income",), ("f0",))
+TABLE = {(0, 3): model.PrivateSplit(0, np.float32(2.0), True), (4, 0): model.PrivateSplit(0, np.float32(1.0), False)}
+PART = model.PassivePart(TABLE, ("income",), ("f0",))
 
 
 def rows(*chosen: int, n: int = 3) -> Bits:
@@ -60,15 +59,15 @@ def test_batches_cover_every_row_once():
 
 # Tree 7: an own split at node 1 with own splits 4 and 6 to its left and right; node 2 is in another branch.
 PATHS = {
-    (7, 1): PrivateSplit(0, np.float32(1.5), False, NOTHING_ABOVE),
-    (7, 2): PrivateSplit(0, np.float32(9.0), False, NOTHING_ABOVE),
-    (7, 4): PrivateSplit(0, np.float32(0.5), False, (1, True)),
-    (7, 6): PrivateSplit(0, np.float32(9.0), False, (1, False)),
+    (7, 1): model.PrivateSplit(0, np.float32(1.5), False, model.NOTHING_ABOVE),
+    (7, 2): model.PrivateSplit(0, np.float32(9.0), False, model.NOTHING_ABOVE),
+    (7, 4): model.PrivateSplit(0, np.float32(0.5), False, (1, True)),
+    (7, 6): model.PrivateSplit(0, np.float32(9.0), False, (1, False)),
 }
 
 
 def path_owner() -> PathOwner:
-    return PathOwner(PassivePart(PATHS, ("income",), ("f0",)), FEATURES, batch_rows=3)
+    return PathOwner(model.PassivePart(PATHS, ("income",), ("f0",)), FEATURES, batch_rows=3)
 
 
 def test_rows_are_answered_for_along_their_paths():
@@ -96,7 +95,7 @@ def test_nothing_off_a_rows_path_is_answered(name):
     ask(party, 0, *before)
     with pytest.raises(ProtocolError) as caught:
         ask(party, 0, *hostile)
-    assert str(caught.value) == REFUSED
+    assert str(caught.value) == model.REFUSED
 
 
 HUGE = PathQuery(0, 3, Bits.of(np.ones(100_000, dtype=bool)))
@@ -126,7 +125,7 @@ def test_everything_else_gives_one_fixed_error(name):
         party.answer_bytes(to_bytes(request))
     with pytest.raises(ProtocolError) as caught:
         party.answer_bytes(to_bytes(hostile))
-    assert str(caught.value) == REFUSED
+    assert str(caught.value) == model.REFUSED
 
 
 @settings(max_examples=300, deadline=None)
@@ -135,12 +134,14 @@ def test_any_bytes_give_an_answer_or_the_fixed_error(data):
     try:
         owner().answer_bytes(data)
     except ProtocolError as error:
-        assert str(error) == REFUSED
+        assert str(error) == model.REFUSED
 
 
-def active(n_rounds: int = 4, best_round: int | None = None) -> ActivePart:
+def active(n_rounds: int = 4, best_round: int | None = None) -> model.ActivePart:
     booster = {"learner": {"gradient_booster": {"model": {"trees": [], "iteration_indptr": list(range(n_rounds + 1))}}}}
-    return ActivePart(json.dumps(booster).encode(), ("age",), (PartyColumns("site-2", ("f0",)),), best_round)
+    return model.ActivePart(
+        json.dumps(booster).encode(), ("age",), (model.PartyColumns("site-2", ("f0",)),), best_round
+    )
 
 
 def test_rounds():

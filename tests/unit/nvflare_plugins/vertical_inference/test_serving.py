@@ -14,43 +14,28 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.data.declaration import IdForm
-from nvflare_plugins.kinds.vertical_inference.run import Rows
+from nvflare_plugins.kinds.vertical_inference import serving
+from nvflare_plugins.kinds.vertical_inference.inference import Rows
 from nvflare_plugins.kinds.vertical_inference.score_socket import Command, Refused, RequestQueue, ScoreSocket, reachable
-from nvflare_plugins.kinds.vertical_inference.scorer import (
-    LIMITS,
-    Question,
-    answered,
-    next_step,
-    open_rows,
-    opened_rows,
-    read_answer,
-    read_next_step,
-    refused,
-    split_question,
-)
-from nvflare_plugins.kinds.vertical_inference.serving import (
-    ASKED_FILE,
-    AskedRows,
-    RowOwner,
-    Served,
-    _RowIndex,
-    alignment_in_use,
-    note_alignment,
-)
 from nvflare_plugins.site.memory.budgets import ScoringRefusal
 from tests.unit.nvflare_plugins.vertical_inference.test_explanations import FEATURES, PART
 
 
 def test_questions_and_answers_come_back_as_they_were():
     positions = np.array([0, 3, 2**31], dtype=np.int64)
-    what, content = split_question(open_rows(positions))
-    assert what is Question.OPEN and opened_rows(content, 2**31 + 1, 3).tolist() == positions.tolist()
+    what, content = serving.split_question(serving.open_rows(positions))
+    assert what is serving.Question.OPEN and serving.opened_rows(content, 2**31 + 1, 3).tolist() == positions.tolist()
     for alignment in ("night-2", None):
-        what, content = split_question(next_step(alignment))
-        assert what is Question.NEXT and read_next_step(content) == alignment
-    assert read_answer(answered(b"bits")) == (b"bits", None)
-    assert [read_answer(refused(limit)) for limit in LIMITS] == [(b"", limit) for limit in LIMITS]
-    assert open_rows(np.array([1, 258])).hex() == "010100000002010000" and refused(LIMITS[2]).hex() == "0102"
+        what, content = serving.split_question(serving.next_step(alignment))
+        assert what is serving.Question.NEXT and serving.read_next_step(content) == alignment
+    assert serving.read_answer(serving.answered(b"bits")) == (b"bits", None)
+    assert [serving.read_answer(serving.refused(limit)) for limit in serving.LIMITS] == [
+        (b"", limit) for limit in serving.LIMITS
+    ]
+    assert (
+        serving.open_rows(np.array([1, 258])).hex() == "010100000002010000"
+        and serving.refused(serving.LIMITS[2]).hex() == "0102"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,20 +43,20 @@ def test_questions_and_answers_come_back_as_they_were():
 )
 def test_rows_of_a_batch_are_ascending_and_there(content):
     with pytest.raises(ProtocolError, match="does not answer"):
-        opened_rows(content, 5, 3)
+        serving.opened_rows(content, 5, 3)
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_question_or_one_error(data):
     with contextlib.suppress(ProtocolError):
-        what, content = split_question(data)
-        if what is Question.OPEN:
-            assert opened_rows(content, 5, 3).size <= 3
-        elif what is Question.NEXT:
-            assert read_next_step(content) is None or "/" not in str(read_next_step(content))
+        what, content = serving.split_question(data)
+        if what is serving.Question.OPEN:
+            assert serving.opened_rows(content, 5, 3).size <= 3
+        elif what is serving.Question.NEXT:
+            assert serving.read_next_step(content) is None or "/" not in str(serving.read_next_step(content))
     with contextlib.suppress(ProtocolError):
-        content, limit = read_answer(data)
-        assert limit is None or (limit in LIMITS and not content)
+        content, limit = serving.read_answer(data)
+        assert limit is None or (limit in serving.LIMITS and not content)
 
 
 class Budget:
@@ -88,7 +73,7 @@ class Budget:
         self.charged.append(rows.names())
 
 
-class InJob(AskedRows):
+class InJob(serving.AskedRows):
     """The rows of a job, in memory."""
 
     def __init__(self, most: int) -> None:
@@ -98,15 +83,15 @@ class InJob(AskedRows):
         self._rows.update(rows)
 
 
-def owner_of(budget: Budget, most_in_job: int = 100, in_job: AskedRows | None = None) -> RowOwner:
+def owner_of(budget: Budget, most_in_job: int = 100, in_job: serving.AskedRows | None = None) -> serving.RowOwner:
     rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
-    return RowOwner(PART, rows, budget, lambda names: None, 3, InJob(most_in_job) if in_job is None else in_job)  # type: ignore[arg-type]
+    return serving.RowOwner(PART, rows, budget, lambda names: None, 3, InJob(most_in_job) if in_job is None else in_job)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_any_conversation_ends_in_one_text(questions):
     owner = owner_of(Budget())
-    for question in (open_rows(np.array([0, 2])), *questions):
+    for question in (serving.open_rows(np.array([0, 2])), *questions):
         try:
             owner.answer(question)
         except ProtocolError as error:
@@ -118,27 +103,27 @@ def test_a_row_is_charged_before_its_first_answer_and_once_a_batch():
 
     def ask(tree: int, node: int, rows: list[bool]) -> bytes:
         request = DecisionRequest(0, (PathQuery(tree, node, Bits.of(np.array(rows))),))
-        return bytes([Question.ASK]) + to_bytes(request)
+        return bytes([serving.Question.ASK]) + to_bytes(request)
 
     budget = Budget()
     owner = owner_of(budget)
     with pytest.raises(ProtocolError):
         owner.answer(ask(0, 0, [True]))
-    owner.answer(open_rows(np.array([1, 3])))
+    owner.answer(serving.open_rows(np.array([1, 3])))
     assert budget.checked == [["bob", "dan"]] and not budget.charged
     owner.answer(ask(0, 0, [True, True]))
     owner.answer(ask(1, 0, [True, True]))
     assert budget.charged == [["bob", "dan"]]
-    owner.answer(open_rows(np.array([1, 3])))
+    owner.answer(serving.open_rows(np.array([1, 3])))
     owner.answer(ask(0, 0, [True, True]))
     assert len(budget.checked) == len(budget.charged) == 1, "the same values as before"
-    owner.answer(open_rows(np.array([0, 1])))
+    owner.answer(serving.open_rows(np.array([0, 1])))
     owner.answer(ask(0, 0, [True, True]))
     assert budget.charged[1:] == [["ann", "bob"]]
-    owner.answer(next_step(None))
+    owner.answer(serving.next_step(None))
     assert owner.is_over and owner.next_alignment is None
     with pytest.raises(ProtocolError):
-        owner.answer(open_rows(np.array([0])))
+        owner.answer(serving.open_rows(np.array([0])))
 
 
 def test_what_is_asked_with_a_batch_that_is_refused_is_refused_too():
@@ -149,38 +134,41 @@ def test_what_is_asked_with_a_batch_that_is_refused_is_refused_too():
     said: list[str] = []
     rows = Rows(FEATURES, (b"ann", b"bob", b"cyd", b"dan"))
     in_job = InJob(100)
-    owner = RowOwner(PART, rows, Spent(), lambda names: None, 3, in_job, said.append)  # type: ignore[arg-type]
+    owner = serving.RowOwner(PART, rows, Spent(), lambda names: None, 3, in_job, said.append)  # type: ignore[arg-type]
     for _ in range(3):
-        assert read_answer(owner.answer(open_rows(np.array([1])))) == (b"", "scoring_bits_per_row")
-        assert read_answer(owner.answer(bytes([Question.ASK]) + b"anything")) == (b"", "scoring_bits_per_row")
+        assert serving.read_answer(owner.answer(serving.open_rows(np.array([1])))) == (b"", "scoring_bits_per_row")
+        assert serving.read_answer(owner.answer(bytes([serving.Question.ASK]) + b"anything")) == (
+            b"",
+            "scoring_bits_per_row",
+        )
     assert len(in_job) == 0 and len(said) == 1
     job = owner_of(Budget(), most_in_job=2)
-    job.answer(open_rows(np.array([0, 1])))
-    assert read_answer(job.answer(open_rows(np.array([2])))) == (b"", "predictions_per_job")
-    assert read_answer(job.answer(open_rows(np.array([1])))) == (b"", None)
+    job.answer(serving.open_rows(np.array([0, 1])))
+    assert serving.read_answer(job.answer(serving.open_rows(np.array([2])))) == (b"", "predictions_per_job")
+    assert serving.read_answer(job.answer(serving.open_rows(np.array([1])))) == (b"", None)
 
 
 def test_rows_of_a_job_are_counted_over_its_attempts(tmp_path):
     """A server that breaks a job off again and again gets no more rows of it."""
-    path = tmp_path / ASKED_FILE
+    path = tmp_path / serving.ASKED_FILE
 
-    def attempt() -> RowOwner:
-        return owner_of(Budget(), in_job=AskedRows(path, b"key", 3))
+    def attempt() -> serving.RowOwner:
+        return owner_of(Budget(), in_job=serving.AskedRows(path, b"key", 3))
 
-    assert read_answer(attempt().answer(open_rows(np.array([0, 1])))) == (b"", None)
+    assert serving.read_answer(attempt().answer(serving.open_rows(np.array([0, 1])))) == (b"", None)
     with path.open("ab") as file:  # torn by a crash
         file.write(b"\x01" * 5)
-    assert read_answer(attempt().answer(open_rows(np.array([1, 2])))) == (b"", None)
+    assert serving.read_answer(attempt().answer(serving.open_rows(np.array([1, 2])))) == (b"", None)
     later = attempt()
-    assert read_answer(later.answer(open_rows(np.array([3])))) == (b"", "predictions_per_job")
-    assert read_answer(later.answer(open_rows(np.array([0, 1, 2])))) == (b"", None)
+    assert serving.read_answer(later.answer(serving.open_rows(np.array([3])))) == (b"", "predictions_per_job")
+    assert serving.read_answer(later.answer(serving.open_rows(np.array([0, 1, 2])))) == (b"", None)
     assert path.stat().st_size == 24 and path.stat().st_mode & 0o777 == 0o600
     assert b"ann" not in path.read_bytes()
 
 
 def test_rows_that_could_not_be_noted_are_not_answered_for_and_positions_count_by_alignment(tmp_path, monkeypatch):
-    path = tmp_path / ASKED_FILE
-    asked = AskedRows(path, b"key", 9)
+    path = tmp_path / serving.ASKED_FILE
+    asked = serving.AskedRows(path, b"key", 9)
     asked.note(asked.new(["0", "1"], "a"))
 
     def full(descriptor, data, offset):
@@ -191,11 +179,11 @@ def test_rows_that_could_not_be_noted_are_not_answered_for_and_positions_count_b
         asked.note(asked.new(["2"], "a"))
     assert len(asked) == 2 and len(asked.new(["0", "2"], "a")) == 1 and len(asked.new(["0", "2"], "b")) == 2
     asked.note(asked.new(["0", "1", "2"], "b"))
-    assert len(AskedRows(path, b"key", 9)) == 5
+    assert len(serving.AskedRows(path, b"key", 9)) == 5
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
-        AskedRows(path, b"key", 9)
+        serving.AskedRows(path, b"key", 9)
 
 
 def test_the_desk_hands_out_commands_first_and_no_more_rows_than_asked():
@@ -250,20 +238,22 @@ def test_a_later_attempt_goes_on_with_the_alignment_in_use(tmp_path):
         )
 
     (tmp_path / "job").mkdir()
-    assert alignment_in_use(run(1, "first")) == "first" == alignment_in_use(run(2, "first"))
-    assert alignment_in_use(run(2, None)) is None
+    assert serving.alignment_in_use(run(1, "first")) == "first" == serving.alignment_in_use(run(2, "first"))
+    assert serving.alignment_in_use(run(2, None)) is None
     (tmp_path / "job" / "alignment.npz").touch()
-    assert alignment_in_use(run(1, "first")) == "first"
-    assert alignment_in_use(run(2, "first")) == "job" and alignment_in_use(run(2, "night-1")) == "night-1"
-    note_alignment(run(1, "first").context, "night-2")  # type: ignore[arg-type]  # a context's two facts
-    assert alignment_in_use(run(3, "first")) == "night-2"
+    assert serving.alignment_in_use(run(1, "first")) == "first"
+    assert (
+        serving.alignment_in_use(run(2, "first")) == "job" and serving.alignment_in_use(run(2, "night-1")) == "night-1"
+    )
+    serving.note_alignment(run(1, "first").context, "night-2")  # type: ignore[arg-type]  # a context's two facts
+    assert serving.alignment_in_use(run(3, "first")) == "night-2"
 
 
 @pytest.mark.parametrize("asked", ["größe 7", "gr\u006f\u0308ße  7", " größe\t7 "])
 def test_an_id_is_found_however_its_text_is_written(asked):
     """As in the files of the parties: the same letters in another form of Unicode, other white space."""
     rows = Rows(np.zeros((2, 1), np.float32), (b"a", "größe 7".encode()))
-    shown = _RowIndex(rows, Served("night", 2), IdForm())
+    shown = serving._RowIndex(rows, serving.Served("night", 2), IdForm())
     assert shown.places([asked, "a"]) == [1, 0]
     for bad in ("grosse 7", "", "größe\u200b 7", "\ud800", "x" * 5000):
         with pytest.raises(Refused, match="1 of 1 ids are not among"):

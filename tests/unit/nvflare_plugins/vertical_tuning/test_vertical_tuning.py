@@ -22,9 +22,9 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
-from nvflare_plugins.workers.workers import workers_here
 from tests.support.federation import Parties, dies_at, succeed
 from tests.support.vertical_jobs import give_columns, table
+from tests.support.workers_here import workers_here
 
 WIDTHS = (2, 3, 1)
 CONSENTS = {"plain_profile": True, "exact_bins": True, "tuning": 1000}

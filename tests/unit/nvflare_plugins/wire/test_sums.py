@@ -20,14 +20,6 @@ from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Phase, TrainingStep, unpack
-from nvflare_plugins.wire.profiles import (
-    BfvSums,
-    CkksSums,
-    MaskedSums,
-    PlainSums,
-    ShortMaskedSums,
-    ShortPlainSums,
-)
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 
 SITES = ("a", "b", "c")
@@ -73,14 +65,14 @@ def federate(work, plain: bool = False, finest: int | None = None, scheme: str |
         channel.moment = TrainingStep(Phase.UPDATE, 0)
         secrets = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
         keys = (b"session-" * 4, rank, secrets, b"g" * 32)
-        processor = PlainSums() if plain else MaskedSums(PairwiseMasks(*keys))
+        processor = profiles.PlainSums() if plain else profiles.MaskedSums(PairwiseMasks(*keys))
         if key is not None:
-            wrapper, codec = (BfvSums, Codec.BFV) if scheme == "bfv" else (CkksSums, Codec.CKKS)
+            wrapper, codec = (profiles.BfvSums, Codec.BFV) if scheme == "bfv" else (profiles.CkksSums, Codec.CKKS)
             processor = wrapper(key, PairwiseMasks(b"lattice-" * 4, rank, secrets, b"g" * 32))
             channel.gather(Kind.HE_PUBLIC, key.public_parameters() if rank == 0 else b"", codec)
         pairs = None
         if short:
-            pairs = ShortPlainSums() if plain else ShortMaskedSums(PairwiseMasks(*keys))
+            pairs = profiles.ShortPlainSums() if plain else profiles.ShortMaskedSums(PairwiseMasks(*keys))
         sums = ProtectedSums(channel, processor, SumTags(*keys), finest, pairs=pairs)
         try:
             results[site] = work(sums, rank)
@@ -167,7 +159,7 @@ def test_a_new_scale_for_what_has_none_is_refused_by_name(what):
 
     channel = Channel("a", ("a",), "job", ATTEMPT, Lying(Aggregator(("a",), ATTEMPT, 10.0), "a"), 10.0)
     keys = (b"s" * 32, 0, {}, b"g" * 32)
-    sums = ProtectedSums(channel, MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
+    sums = ProtectedSums(channel, profiles.MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
     with pytest.raises(ProtocolError, match="which has none"):
         if what == "scale":
             sums.agree_scales({Family.GRADIENTS: 1.0})
@@ -210,7 +202,7 @@ def test_a_server_that_changes_the_secure_maximum_is_noticed():
     aggregator = Aggregator(("a",), ATTEMPT, 10.0)
     channel = Channel("a", ("a",), "job", ATTEMPT, Lying(aggregator, "a"), 10.0)
     keys = (b"s" * 32, 0, {}, b"g" * 32)
-    sums = ProtectedSums(channel, MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
+    sums = ProtectedSums(channel, profiles.MaskedSums(PairwiseMasks(*keys)), SumTags(*keys))
     with pytest.raises(AuthenticationError, match=r"SCALE \(setup:0\).*the server or a site"):
         sums.agree_scales({Family.GRADIENTS: 1.0})
 
