@@ -16,7 +16,7 @@ from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_
 from nvflare_plugins.cli.predict import training_set
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.part_files import is_in_parts
-from nvflare_plugins.pages.charts import Bar, horizontal_bars
+from nvflare_plugins.pages.charts import Bar, horizontal_bars, legend, paired_bars
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
@@ -28,7 +28,7 @@ from nvflare_plugins.site.policy import SitePolicy
 
 DRIFTED = 3
 _SHOWN = 12
-_MOST_BARS = 30
+_MOST_BARS, _MOST_HISTOGRAMS = 30, 8
 
 
 def run(options: Options) -> int:
@@ -55,7 +55,7 @@ def run(options: Options) -> int:
     now = _rows(options, spec, options.data, model, options.ignore)
     if not before.n_rows or not now.n_rows:
         raise ConfigurationError("there is nothing to compare: one of the files has no rows")
-    features, scores = features_of(model, before, now), scores_of(model, before, now)
+    features, scores = features_of(model, before, now, spec.dates), scores_of(model, before, now)
     document = {
         "model": options.model,
         "job": path.parent.name,
@@ -82,17 +82,24 @@ def run(options: Options) -> int:
 
 def build_page(document: Mapping[str, Any]) -> str:
     """Return the page as HTML. Args: document: what the command writes as JSON."""
-    threshold = document["threshold"]
-    figures = {
-        f"of_{what}": horizontal_bars(
-            [
-                Bar(one["name"], one["index"], f"{one['index']:.3f}", 5 if one["index"] >= threshold else 1)
-                for one in document[what][:_MOST_BARS]
-            ]
-        )
-        for what in ("scores", "features")
-    }
-    return page("drift.html", **document, **figures)
+    threshold, found = document["threshold"], (*document["scores"], *document["features"])
+    longest = max([threshold, *(one["index"] for one in found)])  # one scale for scores and columns
+    figures: dict[str, Any] = {}
+    for what in ("scores", "features"):
+        bars = [
+            Bar(one["name"], one["index"], f"{one['index']:.3f}", 5 if one["index"] >= threshold else 1)
+            for one in document[what][:_MOST_BARS]
+        ]
+        figures[f"of_{what}"] = horizontal_bars(bars, longest, threshold)
+        figures[f"shares_of_{what}"] = [(one["name"], _shares(one)) for one in document[what][:_MOST_HISTOGRAMS]]
+    key = legend([("training rows", 1), ("new rows", 2)])
+    return page("drift.html", **document, **figures, key=key)
+
+
+def _shares(one: Mapping[str, Any]) -> str:
+    """Draw the bins of both batches; that of missing values, the last one, only where there are some."""
+    n = len(one["labels"]) - (one["missing_before"] == one["missing_now"] == 0)
+    return paired_bars(one["labels"][:n], list(zip(one["before"][:n], one["now"][:n], strict=True)))
 
 
 def _check(options: Options) -> None:

@@ -156,13 +156,33 @@ def stacked_bars(
     )
 
 
-def horizontal_bars(bars: Sequence[Bar]) -> str:
-    """Draw labelled bars, one below the other."""
+def horizontal_bars(bars: Sequence[Bar], longest: float = 0.0, mark: float | None = None) -> str:
+    """Draw labelled bars, one below the other.
+
+    Args:
+        longest: the value that fills the picture, where figures share a scale; 0 takes the largest.
+        mark: a value at which a line stands.
+    """
     zero, room = 190, WIDTH - 2 * 190 - 16
-    longest = max((bar.value for bar in bars), default=0.0) or 1.0
+    longest = longest or max((bar.value for bar in bars), default=0.0) or 1.0
     widths = [max(room * bar.value / longest, 1.5) for bar in bars]
     places = [(zero, width, zero + width + 8, "start", bar.colour) for bar, width in zip(bars, widths, strict=True)]
-    return _bars(bars, places, row=26, name="bars", label_at=zero - 10, most=26)
+    axis = None if mark is None else zero + room * mark / longest
+    return _bars(bars, places, row=26, name="bars", label_at=zero - 10, most=26, axis=axis)
+
+
+def paired_bars(labels: Sequence[str], pairs: Sequence[tuple[float, float]]) -> str:
+    """Draw two shares for each label, one below the other, in the first two colours: a histogram beside another."""
+    left, row, longest = 158, 30, max(max(pair) for pair in pairs) or 1.0
+    marks: list[Mark] = []
+    for place, (label, pair) in enumerate(zip(labels, pairs, strict=True)):
+        marks.append(text_mark(left - 8, row * place + 19, shortened(label, 23), "end", "tick"))
+        for n, share in enumerate(pair):
+            top, width = row * place + 4 + 11 * n, (HALF - left - 50) * share / longest
+            bar = {"kind": "rect", "x": left, "y": top, "width": width, "height": 10, "hint": f"{label}: {share:.1%}"}
+            marks.append({**bar, "fill": f"var(--c{n + 1})"})
+            marks.append(text_mark(left + width + 4, top + 9, f"{share:.1%}", "start", "tick"))
+    return figure("drawing", width=HALF, height=row * len(labels) + 4, name="shares of rows", marks=marks)
 
 
 def two_sided_bars(bars: Sequence[Bar]) -> str:

@@ -13,8 +13,9 @@ Reference: Siddiqi, Credit Risk Scorecards (2006), chapter 10.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,17 +61,18 @@ class Drift:
 Batch = Rows | RowsInPasses
 
 
-def features_of(model: FinishedModel, before: Batch, now: Batch) -> list[Drift]:
+def features_of(model: FinishedModel, before: Batch, now: Batch, dates: Collection[str] = ()) -> list[Drift]:
     """Compare all columns of a model, the largest index first.
 
     Args:
+        dates: columns of days since 1970-01-01, whose bins are named by dates.
         before, now: training rows and new ones, with categories in no list counted (``Rows.unknown``).
     """
     cuts = _thresholds(model)
     found = []
     for feature, of_feature, then, here in zip(model.features, cuts, before.columns(), now.columns(), strict=True):
         old, new = then.values[:, 0], here.values[:, 0]
-        labels, bins = _bins(feature, of_feature, old)
+        labels, bins = _bins(feature, of_feature, old, is_date=feature.name in dates)
         unknown = here.unknown.get(feature.name, {})
         found.append(_drift(feature.name, labels, bins(old), bins(new), unknown))
     return sorted(found, key=lambda one: -one.index)
@@ -110,7 +112,7 @@ def _thresholds(model: FinishedModel) -> list[NDArray[np.float64]]:
 
 
 def _bins(
-    feature: Feature, cuts: NDArray[np.float64], old: Values
+    feature: Feature, cuts: NDArray[np.float64], old: Values, *, is_date: bool
 ) -> tuple[tuple[str, ...], Callable[[Values], NDArray[np.int64]]]:
     """Return the names of a column's bins, and what counts values in them."""
     if feature.categories is not None:
@@ -122,7 +124,8 @@ def _bins(
 
         return tuple(feature.categories), categories
     kept = _fewer(cuts, old)
-    return _intervals(kept), lambda values: _counts(values, kept)
+    shown = np.ceil(kept) if is_date and (np.isnan(old) | (old == np.floor(old))).all() else kept  # of whole days
+    return _intervals(shown, is_date=is_date), lambda values: _counts(values, kept)
 
 
 def _fewer(cuts: NDArray[np.float64], old: Values) -> NDArray[np.float64]:
@@ -148,12 +151,21 @@ def _counts(values: NDArray[np.floating], cuts: NDArray[np.float64]) -> NDArray[
     return np.append(np.bincount(places, minlength=cuts.size + 1), np.count_nonzero(is_missing))
 
 
-def _intervals(cuts: NDArray[np.float64]) -> tuple[str, ...]:
+def _intervals(cuts: NDArray[np.float64], *, is_date: bool = False) -> tuple[str, ...]:
     if not cuts.size:
         return ("any",)
-    texts = bounds(cuts.tolist())
+    texts = (_dates(cuts) if is_date else []) or bounds(cuts.tolist())
     inner = (f"{low} to {high}" for low, high in itertools.pairwise(texts))
     return (f"below {texts[0]}", *inner, f"{texts[-1]} or more")
+
+
+def _dates(days: NDArray[np.float64]) -> list[str]:
+    """Return days since 1970-01-01 as dates, with the time where some have one; none where a calendar has no such."""
+    try:
+        found = [datetime(1970, 1, 1) + timedelta(days=day) for day in days.tolist()]
+    except OverflowError:
+        return []
+    return [f"{one:%Y-%m-%d}" if (days == np.floor(days)).all() else f"{one:%Y-%m-%d %H:%M}" for one in found]
 
 
 def _drift(

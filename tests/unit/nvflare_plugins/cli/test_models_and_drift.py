@@ -211,6 +211,25 @@ def test_what_changed_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -
     assert drift(site, new, "--threshold", "50") == 0
 
 
+@pytest.mark.parametrize("hours", [24, 6])
+def test_bins_of_dates_are_named_by_dates(site: Path, hours: int) -> None:
+    times = pd.date_range("2024-01-01", periods=200, freq=f"{hours}h")
+    frame = rows(200, 1).assign(age=times.strftime("%Y-%m-%d %H:%M"))
+    frame.to_csv(site / "august.csv", index=False)
+    days = pd.Series((times - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1))
+    dated = frame.assign(age=days, y=(days > days[100]).astype(int))
+    (site / "veilboost_runs" / "job-a" / "model.json").write_bytes(model_of(dated, 1))
+    policy = json.loads((site / "local" / "veilboost.json").read_text())
+    policy["data_sets"]["patients"]["dates"] = {"age": "YYYY-MM-DD hh:mm"}
+    (site / "local" / "veilboost.json").write_text(json.dumps(policy))
+    assert drift(site, frame[:60], "--out", str(site / "drift.html")) == 3
+    column = next(one for one in json.loads((site / "drift.json").read_text())["features"] if one["name"] == "age")
+    cut = str(times[101])[: 10 if hours == 24 else 16]
+    first = re.fullmatch(r"below (\d{4}-\d\d-\d\d( \d\d:\d\d)?)", column["labels"][0])
+    assert first is not None and (first[1] == cut if hours == 24 else str(times[100])[:16] < first[1] <= cut)
+    assert column["labels"][0] in (site / "drift.html").read_text()
+
+
 def test_folders_of_files_drift_as_one_file_does(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nvflare_plugins.scoring.rows.BLOCK_VALUES", 240)
     new = rows(400, 9, shift=5.0).assign(ward=lambda frame: frame.ward.where(frame.index > 30, "D"))

@@ -18,6 +18,7 @@ from nvflare_plugins.pages.charts import (
     legend,
     line_chart,
     number,
+    paired_bars,
     stacked_bars,
     ticks,
 )
@@ -69,6 +70,20 @@ def test_stacked_bars_show_all_rounds_in_few_bars(n, first):
     bars = list(root.iter("rect"))
     assert len(bars) == 2 * min(n, -(-n // (-(-n // 60)))) and len(bars) <= 120
     assert all(-0.1 <= float(b.get("x")) <= WIDTH and float(b.get("height")) >= 0 for b in bars)
+
+
+def test_bars_share_a_scale_and_its_mark() -> None:
+    few, many = horizontal_bars([Bar("a", 1.0, "")], 4.0, 2.0), horizontal_bars([Bar("a", 4.0, "")], 4.0, 2.0)
+    short, long = (float(next(ElementTree.fromstring(one).iter("rect")).get("width", "")) for one in (few, many))
+    assert long == pytest.approx(4 * short)
+    for one in (few, many):
+        assert float(next(ElementTree.fromstring(one).iter("line")).get("x1", "")) == pytest.approx(190 + long / 2)
+
+
+def test_shares_stand_in_pairs_of_one_scale() -> None:
+    bars = list(ElementTree.fromstring(paired_bars(["a", "<b>"], [(0.5, 0.25), (0.5, 0.75)])).iter("rect"))
+    widths = [float(bar.get("width", "")) for bar in bars]
+    assert [w / widths[3] for w in widths] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1], rel=0.01)
 
 
 def test_bars_and_legend_escape_foreign_names():
