@@ -12,8 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
-from scipy.special import log_ndtr
 
 from dp_components.errors import SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
@@ -116,6 +114,8 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
         raise ValueError("mu and epsilon must be finite and not negative")
     if mu == 0:
         return 0.0
+    from scipy.special import log_ndtr  # SciPy takes long to import, and most processes account nothing
+
     log_first = float(log_ndtr(mu / 2 - epsilon / mu))
     log_second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     # As a difference of logarithms the result keeps its digits where both terms are tiny.
@@ -146,6 +146,8 @@ def delta_of_rho(rho: float, epsilon: float) -> float:
 
     # The least over the orders 1 + 10^-4 .. 1 + 10^8, on a logarithmic scale.
     orders = (math.log(1e-4), math.log(1e8))
+    from scipy.optimize import minimize_scalar
+
     found = minimize_scalar(
         lambda x: log_delta(1 + math.exp(x)), bounds=orders, method="bounded", options={"xatol": 1e-10}
     )

@@ -21,7 +21,6 @@ from nvflare_plugins.cli.main import COMMANDS, parse
 from nvflare_plugins.cli.options import Options, as_data_set, check_output
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
-from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.job import VerticalJob
@@ -42,7 +41,11 @@ _OPTION_OF = {
 
 def run(options: Options) -> int:
     """Look, and say what was found."""
-    job = None if options.job is None else read_job(options.job)
+    job = None
+    if options.job is not None:
+        from nvflare_plugins.flare.kinds import read_job
+
+        job = read_job(options.job)
     if options.where.is_dir():
         if options.names or options.format:
             raise ConfigurationError("--names and --format belong to a file: a data set's stand in the site's policy")

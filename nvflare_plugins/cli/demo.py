@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -39,6 +38,7 @@ from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.survey.columns import Use
 from nvflare_plugins.survey.survey import survey
 from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
 
 # ``veilboost demo``: the main job from data to report on one machine, beside centralized XGBoost.

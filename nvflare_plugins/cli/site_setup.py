@@ -9,7 +9,6 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.options import Options
-from nvflare_plugins.recipes.examples import prepare
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, no_duplicates
 from nvflare_plugins.site.policy_values import POLICY_FILE
@@ -100,6 +99,8 @@ def _alone(args: Options, option: str) -> None:
 
 
 def _example(args: Options) -> int:
+    from nvflare_plugins.recipes.examples import prepare
+
     _alone(args, "example")
     print("\n".join(prepare(args.folder)))
     return 0

@@ -12,9 +12,9 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
@@ -27,6 +27,9 @@ from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 # Runs a site's own loader, and makes Arrow columns of the frame that it returns.
 
 
@@ -35,6 +38,8 @@ _NO_ARRAY = (pa.ArrowException, UnicodeError, OverflowError, TypeError)
 
 def table_of_loader(spec: DataSet, repair: bool) -> pa.Table:
     """Run the site's own loader; its exceptions may quote data, so only their type is told."""
+    import pandas as pd
+
     module, _, function = str(spec.loader).partition(":")
     try:
         frame = getattr(importlib.import_module(module), function)(spec)
@@ -54,6 +59,8 @@ def table_of_loader(spec: DataSet, repair: bool) -> pa.Table:
 def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
     if repair:  # Arrow would guess one type from all values
         return column_of_frame(column)
+    import pandas as pd
+
     # Of some mixtures, such as numpy's dates and half floats, Arrow dies instead of refusing them.
     if column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "mixed":
         raise TypeError("mixed")

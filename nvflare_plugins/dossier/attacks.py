@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
@@ -27,6 +26,7 @@ from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import load_again
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.profiles import Family, profiles_of
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import trees_model
 
 # How well scores tell two groups apart, with intervals: area under the ROC curve, and hits at few false alarms.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,16 @@ from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, SiteCo
 from nvflare_plugins.attempt.plan import Planner
 from nvflare_plugins.base.checks import shown
 from nvflare_plugins.flare.attempt import ServerSum
-from nvflare_plugins.kinds.alignment.align import align_site
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.bagging import planner as bagging
 from nvflare_plugins.kinds.bagging.job import BaggingJob, check_bagging_early
-from nvflare_plugins.kinds.bagging.training import run_bagging_site
-from nvflare_plugins.kinds.dpboost import planner as dpboost
-from nvflare_plugins.kinds.dpboost.job import DpBoostJob
-from nvflare_plugins.kinds.dpboost.server import FILE as DPBOOST_KEPT
-from nvflare_plugins.kinds.dpboost.server import DpBoostServer
-from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
-from nvflare_plugins.kinds.federboost_vertical import planner as federboost_vertical
+from nvflare_plugins.kinds.dpboost.job import KEPT_FILE, DpBoostJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
-from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters
-from nvflare_plugins.kinds.federboost_vertical.training import run_site as run_bucket_site
-from nvflare_plugins.kinds.horizontal import planner as horizontal
-from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
-from nvflare_plugins.kinds.private_trees import planner as private_trees
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
-from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
-from nvflare_plugins.kinds.profile import planner as profile
 from nvflare_plugins.kinds.profile.job import ProfileJob
-from nvflare_plugins.kinds.profile.site import run_profile_site
-from nvflare_plugins.kinds.tuning import planner as tuning
 from nvflare_plugins.kinds.tuning.job import TuningJob, check_tuning_early
-from nvflare_plugins.kinds.tuning.site import run_tuning_site
-from nvflare_plugins.kinds.vertical import planner as vertical
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_active_party, check_vertical_early
-from nvflare_plugins.kinds.vertical.site import run_vertical_site
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
-from nvflare_plugins.kinds.vertical_inference.site import run_inference
-from nvflare_plugins.kinds.vertical_tuning import planner as vertical_tuning
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob, check_vertical_tuning_early
-from nvflare_plugins.kinds.vertical_tuning.site import run_vertical_tuning_site
 from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.flare_boundary import CONTROLLER, refuse_removed
 from nvflare_plugins.wire.channel import Transport
@@ -110,12 +87,26 @@ class JobKind:
     planner: Planner | str = "none has been written"
 
 
+def _named(name: str) -> Callable[..., Any]:
+    """Return a function below ``nvflare_plugins.kinds`` imported when called: a process needs one kind."""
+    module, _, function = name.rpartition(".")
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"nvflare_plugins.kinds.{module}"), function)(*arguments)
+
+    return call
+
+
 def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
+    from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
+
     plan = JobPlan.of(job, n_sites)
     return TrustedServer(plan).answer if plan.training.trust.is_trusted_aggregator else None
 
 
 def _choices_of_dpboost(job: DpBoostJob, n_sites: int) -> ServerSum | None:
+    from nvflare_plugins.kinds.dpboost.server import DpBoostServer
+
     return DpBoostServer(job).answer
 
 
@@ -124,6 +115,8 @@ def _active_party(job: VerticalJob, sites: tuple[str, ...]) -> str:
 
 
 def _check_buckets(job: BucketJob, sites: Sites, n_sites: int) -> None:
+    from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters
+
     check_bucket_parameters(job.params, job.n_buckets)
     check_active_party(job.active, sites)
 
@@ -136,72 +129,78 @@ NO_ALIGNMENT_PLAN = "it takes about 14 CPU seconds of each party for 100,000 ids
 NO_INFERENCE_PLAN = "it takes seconds; what it may ask is in the passive parties' policies (predictions_per_row)"
 _LABELLED = ("data_set", "label")
 _ROWS = (
-    JobKind("alignment", AlignmentJob, align_site, fewest=2, planner=NO_ALIGNMENT_PLAN),
+    JobKind("alignment", AlignmentJob, _named("alignment.align.align_site"), fewest=2, planner=NO_ALIGNMENT_PLAN),
     JobKind(
         "bagging",
         BaggingJob,
-        run_bagging_site,
+        _named("bagging.training.run_bagging_site"),
         stated=(*_LABELLED, "num_rounds"),
         check=check_bagging_early,
-        planner=Planner(bagging.plan),
+        planner=Planner(_named("bagging.planner.plan")),
     ),
     JobKind(
         "dpboost",
         DpBoostJob,
-        run_dpboost_site,
+        _named("dpboost.training.run_dpboost_site"),
         _choices_of_dpboost,
-        kept=(DPBOOST_KEPT,),
+        kept=(KEPT_FILE,),
         stated=(*_LABELLED, "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile"),
-        planner=Planner(dpboost.plan),
+        planner=Planner(_named("dpboost.planner.plan")),
     ),
     JobKind(
         "federboost_vertical",
         BucketJob,
-        run_bucket_site,
+        _named("federboost_vertical.training.run_site"),
         stated=(*_LABELLED, "active", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile"),
         check=_check_buckets,
-        planner=Planner(federboost_vertical.plan),
+        planner=Planner(_named("federboost_vertical.planner.plan")),
     ),
     JobKind(
         "horizontal",
         HorizontalJob,
-        run_horizontal_site,
+        _named("horizontal.site.run_site"),
         stated=(*_LABELLED, "profile", "num_rounds"),
         check=check_horizontal_early,
-        planner=Planner(horizontal.plan),
+        planner=Planner(_named("horizontal.planner.plan")),
     ),
     JobKind(
         "private_trees",
         PrivateTreesJob,
-        run_private_trees_site,
+        _named("private_trees.training.run_private_trees_site"),
         _noise_of_trees,
         stated=(*_LABELLED, "epsilon", "delta", "method", "trust"),
         check=_check_plan,
-        planner=Planner(private_trees.plan, uses=("base_rate",)),
+        planner=Planner(_named("private_trees.planner.plan"), uses=("base_rate",)),
     ),
-    JobKind("profile", ProfileJob, run_profile_site, stated=(*_LABELLED, "profile"), planner=Planner(profile.plan)),
+    JobKind(
+        "profile",
+        ProfileJob,
+        _named("profile.site.run_profile_site"),
+        stated=(*_LABELLED, "profile"),
+        planner=Planner(_named("profile.planner.plan")),
+    ),
     JobKind(
         "tuning",
         TuningJob,
-        run_tuning_site,
+        _named("tuning.site.run_tuning_site"),
         stated=(*_LABELLED, "profile", "num_rounds", "folds"),
         check=check_tuning_early,
-        planner=Planner(tuning.plan),
+        planner=Planner(_named("tuning.planner.plan")),
     ),
     JobKind(
         "vertical",
         VerticalJob,
-        run_vertical_site,
+        _named("vertical.site.run_vertical_site"),
         metrics_site=_active_party,
         stated=("active", *_LABELLED, "profile", "preset", "num_rounds"),
         fewest=2,
         check=check_vertical_early,
-        planner=Planner(vertical.plan, uses=("workers",)),
+        planner=Planner(_named("vertical.planner.plan"), uses=("workers",)),
     ),
     JobKind(
         "vertical_inference",
         InferenceJob,
-        run_inference,
+        _named("vertical_inference.site.run_inference"),
         stated=("model", "action"),
         fewest=2,
         planner=NO_INFERENCE_PLAN,
@@ -209,11 +208,11 @@ _ROWS = (
     JobKind(
         "vertical_tuning",
         VerticalTuningJob,
-        run_vertical_tuning_site,
+        _named("vertical_tuning.site.run_vertical_tuning_site"),
         stated=("active", *_LABELLED, "profile", "preset", "num_rounds", "folds"),
         fewest=2,
         check=check_vertical_tuning_early,
-        planner=Planner(vertical_tuning.plan, uses=("workers",)),
+        planner=Planner(_named("vertical_tuning.planner.plan"), uses=("workers",)),
     ),
 )
 KINDS: dict[str, JobKind] = {kind.name: kind for kind in _ROWS}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from he_processors.exact_sums import to_float
 from he_processors.histogram.sums import NodeTotal
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 # What decides the growth of a tree, read from XGBoost itself.

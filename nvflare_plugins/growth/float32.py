@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from nvflare_plugins.growth import _native
 
@@ -309,6 +308,8 @@ def lgamma(x: Floats) -> Floats:
 
 
 def _lgamma(x: Floats) -> Floats:
+    from scipy.special import gammaln  # which takes long to import, and few objectives need
+
     inside = np.where((x >= 1) & (x < np.inf), x, _F(1))
     result = np.where(inside < 2, _lgamma_below_2(inside), _lgamma_below_8(inside))
     inverse: Floats = np.divide(_F(1), inside, dtype=np.float32)

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.xgb import model_json
+from nvflare_plugins.xgb import stock as xgb
 
 VERSIONS = {"3.2": [3, 2, 0], "3.3": [3, 3, 0], "3.4": [3, 4, 1]}
 """Arithmetic -> the version that models of it carry."""

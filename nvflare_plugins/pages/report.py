@@ -17,8 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import xgboost as xgb
-
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.declared import description_of
 from nvflare_plugins.base.failures import reason_of
@@ -47,6 +45,7 @@ from nvflare_plugins.site.policy_values import Consents, is_private
 from nvflare_plugins.site.profiles import ThreatModel
 from nvflare_plugins.wire.envelope import CURVE_METRICS, Kind
 from nvflare_plugins.wire.profiles import plugin_of
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model
 
 FILE_NAME = "report.html"

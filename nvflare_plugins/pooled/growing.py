@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -57,6 +56,7 @@ from nvflare_plugins.workers.shards import (
     one_model,
     said_of_model,
 )
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import n_categories, unlabelled_blocks
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
@@ -38,6 +37,7 @@ from nvflare_plugins.wire.aggregation import add_words, lattice
 from nvflare_plugins.wire.envelope import CHUNK_BYTES, Codec, Kind
 from nvflare_plugins.wire.profiles import SumProcessor
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
 from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.rounds import widest_batch

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import xgboost as xgb
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
@@ -24,6 +23,7 @@ from nvflare_plugins.site.memory.registry import ADDED_ROWS, ADDED_SITES, Verdic
 from nvflare_plugins.site.policy_values import Consents, Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import trees_model, walked_leaves
 from nvflare_plugins.xgb.parameters import TrainingParameters, obeys_child_weight
 

@@ -11,20 +11,21 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder, write_private_table
 from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.profiles import PROFILES
 from nvflare_plugins.site.runtimes import Runtime, runtime_of, site_name
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, workspaces
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SITES = ("site-1", "site-2", "site-3")
 SIMULATED = "simulate_job"  # what FLARE's simulator calls every job
@@ -111,6 +112,8 @@ def write_parts(folder: Path) -> None:
 
 def invented_credit(n_rows: int = 30_000) -> pd.DataFrame:
     """Return rows with the columns of the credit set: uniform within their bounds; two columns tell the label."""
+    import pandas as pd
+
     random = np.random.default_rng(1)
     frame = pd.DataFrame({name: random.integers(low, high + 1, n_rows) for name, (low, high) in CREDIT_BOUNDS.items()})
     risk = frame.PAY_0 - frame.LIMIT_BAL / 250_000 + random.normal(size=n_rows)
@@ -214,6 +217,8 @@ def keep_simulated_model(workspace: Path, inputs: Path) -> list[str]:
     Returns:
         One sentence, if there was a model.
     """
+    from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
+
     parts = [workspace / site / FOLDERS["runs"] / SIMULATED / ACTIVE_FILE for site in SITES]
     parts = [path if path.is_file() else path.with_name(PASSIVE_FILE) for path in parts]
     if not all(path.is_file() for path in parts):

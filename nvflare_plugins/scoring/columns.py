@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.special import digamma
 
 from nvflare_plugins.base.formatting import counted, near_name, printable
 from nvflare_plugins.data.table import positions_of
@@ -239,6 +238,8 @@ def average_precision(negative: Counts, positive: Counts) -> Between:
 
     Shapes: as ``auc``.
     """
+    from scipy.special import digamma
+
     of_negative, of_positive = _floats(negative)[::-1], _floats(positive)[::-1]
     true = np.concatenate([[0.0], np.cumsum(of_positive)[:-1]])
     false = np.concatenate([[0.0], np.cumsum(of_negative)[:-1]])

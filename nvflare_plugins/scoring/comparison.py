@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.metrics import (
     accuracy_score,
@@ -33,9 +32,10 @@ from nvflare_plugins.scoring.explanation import row_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.scoring.rows import load_again
 from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.xgb.matrices import RowBlocks
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import with_lists
 from nvflare_plugins.xgb.rounds import parse_metrics
+from nvflare_plugins.xgb.row_blocks import RowBlocks
 
 _RESAMPLINGS = 200
 _FOLDS = 5

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.continuation import clipping_of, recalibrated
 from nvflare_plugins.xgb.model_json import (
     CATEGORIES_ATTRIBUTE,
@@ -174,6 +173,8 @@ class FinishedModel:
             return scores if scores.ndim == 2 else np.column_stack([np.float32(1) - scores, scores])
         margins = self.predict(values, rounds, output_margin=True).astype(np.float64)
         if self.objective == "binary:logitraw":
+            from scipy.special import expit
+
             second = expit(margins).astype(np.float32)
             return np.column_stack([np.float32(1) - second, second])
         powers = np.exp(margins - margins.max(axis=1, keepdims=True))

@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import VerificationError
-from nvflare.lighter.utils import verify_cert_chain
 
 from he_processors.errors import AuthenticationError, ConfigurationError
 
@@ -175,6 +174,8 @@ def check_site_chain(
     Raises:
         AuthenticationError: malformed, not leading to the root, not valid now, or not this site's certificate.
     """
+    from nvflare.lighter.utils import verify_cert_chain
+
     if not 1 <= len(encoded) <= _MAX_CHAIN or any(len(item) > _MAX_CERTIFICATE_BYTES for item in encoded):
         raise AuthenticationError(f"{site} shows a certificate chain of unacceptable length")
     try:

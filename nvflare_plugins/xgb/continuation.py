@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
 from nvflare_plugins.xgb.model_json import (
     check_trees,

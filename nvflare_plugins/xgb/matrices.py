@@ -1,4 +1,4 @@
-"""Hands XGBoost the rows of a table some at a time, as often as it asks."""
+"""XGBoost's matrices of one site's rows."""
 
 from __future__ import annotations
 
@@ -8,62 +8,20 @@ import gc
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import BLOCK_VALUES, Table
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts, reference_table
-
-
-class RowBlocks(xgb.DataIter):
-    """What XGBoost builds a matrix from whose values are never all held.
-
-    Args:
-        blocks: gives all rows in their order. Shapes: float32[some rows, n_features].
-        label, weight: of all rows. Shapes: float32[n_rows].
-        layout: names and types of the features, as XGBoost's matrices take them.
-        cache_prefix: where XGBoost puts its files, if it is to make some.
-    """
-
-    def __init__(
-        self,
-        blocks: Callable[[], Iterator[NDArray[np.float32]]],
-        label: NDArray[np.float32],
-        weight: NDArray[np.float32] | None,
-        layout: Mapping[str, Sequence[str]],
-        cache_prefix: str | None = None,
-    ) -> None:
-        self._blocks, self._label, self._weight, self._layout = blocks, label, weight, layout
-        self._first = 0
-        self._rest: Iterator[NDArray[np.float32]] = iter(())
-        super().__init__(cache_prefix)
-
-    def next(self, input_data: Callable[..., None]) -> bool:
-        """Hand over the next block. Returns: whether there was one."""
-        block = next(self._rest, None)
-        if block is None:
-            return False
-        rows = slice(self._first, self._first + block.shape[0])
-        self._first = rows.stop
-        facts: dict[str, Any] = dict(self._layout)
-        if self._weight is not None:
-            facts["weight"] = self._weight[rows]
-        input_data(data=block, label=self._label[rows], **facts)
-        return True
-
-    def reset(self) -> None:
-        """Begin again."""
-        self._rest, self._first = (block for block in self._blocks() if len(block)), 0
-
 
 # XGBoost's matrices of one site, built outside any communicator so that XGBoost sends nothing about them.
 
@@ -95,6 +53,8 @@ def _binned(table: Table, reference: xgb.DMatrix, max_bin: int, pages: Path | No
     layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
     if table.passes is None or not table.n_rows:
         return xgb.QuantileDMatrix(table.features, label=table.label, weight=table.weight, **layout, **common)
+    from nvflare_plugins.xgb.row_blocks import RowBlocks
+
     most_values, prefix = (BLOCK_VALUES, None) if pages is None else (_PAGE_VALUES, str(pages / "bins"))
     rows = RowBlocks(lambda: table.blocks(most_values), table.label, table.weight, layout, prefix)
     return (xgb.QuantileDMatrix if pages is None else xgb.ExtMemQuantileDMatrix)(rows, **common)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.tree import LEAF, Tree
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.xgb import stock as xgb
 
 # XGBoost's model document, with the public lists that give it meaning.
 #

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import xgboost
-
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import check_plain, expect, shown
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
 
 # Monotone and interaction constraints in one form: by position in the agreed column order.
@@ -426,11 +425,11 @@ def effective_parameters(params: Mapping[str, object], n_features: int) -> dict[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            probe = xgboost.Booster({**params, "num_feature": n_features, "validate_parameters": True, "nthread": 1})
+            probe = xgb.Booster({**params, "num_feature": n_features, "validate_parameters": True, "nthread": 1})
             config = json.loads(probe.save_config())["learner"]
-        except (xgboost.core.XGBoostError, ValueError) as error:
+        except (xgb.core.XGBoostError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigurationError(f"XGBoost {xgboost.__version__} refuses the parameters: {reason}") from None
+            raise ConfigurationError(f"XGBoost {xgb.__version__} refuses the parameters: {reason}") from None
     for warning in caught:
         if unused := _UNUSED.search(str(warning.message)):
             raise ConfigurationError(f"XGBoost does not use the parameters {unused['names'].strip()}; leave them out.")

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import xgboost as xgb
-
 from nvflare_plugins.wire.envelope import is_larger_better
+from nvflare_plugins.xgb import stock as xgb
 
 # Rounds of a training: their records and metrics, and the model that they end with.
 

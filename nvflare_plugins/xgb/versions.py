@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import xgboost as xgb
-
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.xgb import stock as xgb
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.format import export_name
-from nvflare_plugins.kinds.dpboost.job import DpBoostJob
-from nvflare_plugins.kinds.dpboost.server import FILE, HASH_BYTES, KEY_BYTES, DpBoostServer, steps
+from nvflare_plugins.kinds.dpboost.job import KEPT_FILE, DpBoostJob
+from nvflare_plugins.kinds.dpboost.server import HASH_BYTES, KEY_BYTES, DpBoostServer, steps
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Kind
@@ -88,7 +88,7 @@ class Job:
         return {round(self.ledger(site).spent().pure_epsilon, 6) for site in self.parties.sites}
 
     def kept(self, site: str) -> Path:
-        return self.parties.run_folder(site) / FILE
+        return self.parties.run_folder(site) / KEPT_FILE
 
     def model(self) -> bytes:
         models = {(self.parties.run_folder(site) / "model.json").read_bytes() for site in self.parties.sites}

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from nvflare_plugins.base.files import make_folder, write_private_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ID = "id"
 LABEL = "target"

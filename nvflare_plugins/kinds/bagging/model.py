@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import model_bytes, tree_document
 
 # Trees as they travel between sites: what scores a row, and nothing of the statistics that XGBoost keeps beside it.

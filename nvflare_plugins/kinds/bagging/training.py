@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -30,9 +29,10 @@ from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
 from nvflare_plugins.workers.workers import OnCluster
-from nvflare_plugins.xgb.matrices import RowBlocks
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import check_names_survive, finished, with_positive_covers
 from nvflare_plugins.xgb.parameters import TrainingParameters, child_weight, with_floor
+from nvflare_plugins.xgb.row_blocks import RowBlocks
 
 # A site's own rows with the margins that the common model gives them.
 #

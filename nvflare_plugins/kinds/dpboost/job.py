@@ -41,6 +41,8 @@ from nvflare_plugins.base.declared import (
 )
 
 PROFILE = "dp_trusted"
+KEPT_FILE = "dpboost_kept"
+"""What an attempt leaves to the next, in the run's folder (server.py)."""
 _MOST = MAX_CANDIDATES + 1  # categories
 VARIANTS = ("dpboost", "para", "seq")
 _BELOW = 1 - 1e-9  # so that a budget equal to the job's promise is enough for it, whatever the last digits do

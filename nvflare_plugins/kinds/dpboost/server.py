@@ -23,7 +23,7 @@ from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import REPLAYED, event_text
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.files import write_private
-from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.dpboost.job import KEPT_FILE, DpBoostJob
 from nvflare_plugins.wire.envelope import Codec, Frame, Kind, Phase, TrainingStep
 
 # The trusted server's part: it turns exact sums into noised choices of splits and noised leaves.
@@ -200,7 +200,6 @@ def price(plan: DpBoostPlan, step: TreeStep) -> Event:
 
 
 KEY_BYTES = HASH_BYTES = 32
-FILE = "dpboost_kept"
 _log = logging.getLogger(__name__)
 
 
@@ -220,7 +219,7 @@ class KeptAnswers:
         Args:
             is_kept: the job waits for lost sites; otherwise nothing is read or written.
         """
-        self._path, self._is_kept = folder / FILE, is_kept
+        self._path, self._is_kept = folder / KEPT_FILE, is_kept
         self.key, self._answers, self._n_taken = b"", b"", 0
         if is_kept and self._path.is_file():
             content = self._path.read_bytes()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Candidates
@@ -49,6 +48,7 @@ from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE
 from nvflare_plugins.xgb.parameters import TrainingParameters
 

@@ -48,7 +48,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -63,6 +62,7 @@ from nvflare_plugins.pooled.row_floors import counts_leaves, row_weights, rows_n
 from nvflare_plugins.site.memory.registry import Reservation, Verdict
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents, Floors
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.continuation import MOST_STEPS, state_of, with_last_round_weighed
 from nvflare_plugins.xgb.matrices import every_nth
 from nvflare_plugins.xgb.model_json import trees_model

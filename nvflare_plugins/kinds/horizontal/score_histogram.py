@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
@@ -27,6 +25,7 @@ from nvflare_plugins.pooled.job import SCORE_BINS
 from nvflare_plugins.scoring.columns import auc, average_precision, kolmogorov_smirnov
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import shortest_between
 from nvflare_plugins.xgb.matrices import unlabelled_blocks
 
@@ -96,6 +95,8 @@ def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDAr
 
 
 def _probabilities(booster: xgb.Booster, table: Table) -> Scores:
+    from scipy.special import expit
+
     if not table.n_rows:
         return np.empty(0, dtype=np.float32)
     margins = [booster.predict(block, output_margin=True) for block in unlabelled_blocks(table)]

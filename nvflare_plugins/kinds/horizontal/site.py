@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, Earlier, JobResult, SiteContext, waiting_s
@@ -48,6 +47,7 @@ from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of
 from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, in_own_process, shards_line
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.continuation import check_initial_model, keep_thresholds
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import as_weighed, bins_below, evaluation_matrix, page_files, training_matrix

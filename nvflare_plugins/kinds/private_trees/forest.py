@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.batched_updates import batch_sizes, tree_scale
@@ -46,6 +45,7 @@ from nvflare_plugins.kinds.private_trees.plan import (
 )
 from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import empty_tree_document, model_bytes, model_document, shortest_decimals, written
 
 # Columns of private training: clipped values, candidates of splits, features of a tree, targets.

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -44,6 +43,7 @@ from nvflare_plugins.workers.shards import (
     telling,
 )
 from nvflare_plugins.workers.workers import Workers, collect, note_rows
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import evaluation_matrix, n_categories, training_matrix
 from nvflare_plugins.xgb.rounds import TrainingResult
@@ -271,8 +271,6 @@ class FoldRows:
 
 PATH = "nvflare_plugins.kinds.tuning.folds:TuningShard"
 
-_Bins = list[tuple[xgb.DMatrix, xgb.DMatrix]]
-
 
 class TuningShard(Conversation):
     """Makes the bins of a shard's rows, and trains over them as often as it is told to."""
@@ -298,7 +296,7 @@ class TuningShard(Conversation):
             folds: of each row. Shapes: int8[n_rows].
             arithmetic: in which it grows the trees itself; "" where XGBoost does.
         """
-        self._number, self._bins, self._rows = number, _Bins(), list[FoldRows]()
+        self._number, self._bins, self._rows = number, list[tuple["xgb.DMatrix", "xgb.DMatrix"]](), list[FoldRows]()
         bins, own = self._bins, self._rows  # the work must not know the conversation
 
         def work(ask: Ask) -> None:

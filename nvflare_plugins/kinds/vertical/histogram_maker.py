@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum import registry
@@ -315,6 +314,8 @@ class ClearPairs(ProtectedPairs):
         return np.stack([low, (pairs - low) >> WORD_BITS], axis=2).reshape(len(pairs), 2 * self._n_words)
 
     def _sum_node(self, pairs: NDArray[np.int64], layout: BinLayout, rows: NDArray[np.int32]) -> NDArray[np.int64]:
+        from scipy import sparse
+
         # The sums are a product with the 0/1 matrix of slots and rows, block by block to bound the memory.
         total = np.zeros((layout.n_slots, 2 * self._n_words), dtype=np.int64)
         first_slots = layout.starts[:-1].astype(np.int32)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
@@ -27,6 +26,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt
 from nvflare_plugins.base.files import inert_csv, write_atomically, write_durably
 from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, Party, PathQuery, collect
 from nvflare_plugins.xgb import model_json
+from nvflare_plugins.xgb import stock as xgb
 
 # What a passive party keeps of a model: its own splits, with the thresholds that nobody else has.
 

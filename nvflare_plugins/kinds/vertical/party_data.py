@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
@@ -25,6 +24,7 @@ from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.kinds.alignment.result import Alignment
 from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.xgb import stock as xgb
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, ActivePart, PassivePart, PrivateSplit
 from nvflare_plugins.kinds.vertical_inference.inference import rounds_of
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, set_categories
 
 _HEADER = struct.Struct("<4sBIIII")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import xgboost as xgb
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from he_processors.errors import ConfigurationError, VeilBoostError
@@ -48,7 +47,7 @@ def blocked(thread: threading.Thread) -> Blocked | None:
     return None if since is None else Blocked(time.monotonic() - since, reason)
 
 
-class Federated(xgb.collective.CommunicatorContext):
+class Federated:
     """A communicator whose tracker is a mediator. A context manager; both ends must be in the same thread.
 
     Raises:
@@ -56,8 +55,10 @@ class Federated(xgb.collective.CommunicatorContext):
     """
 
     def __init__(self, mediator: Mediator, world: int, rank: int) -> None:
+        from xgboost import collective
+
         installed_release()
-        super().__init__(
+        self._context = collective.CommunicatorContext(
             dmlc_communicator="federated",
             federated_server_address=mediator.address,
             federated_world_size=world,
@@ -66,9 +67,11 @@ class Federated(xgb.collective.CommunicatorContext):
         self._mediator, self._place = mediator, (world, rank)
 
     def __enter__(self) -> dict[str, Any]:
+        from xgboost import collective
+
         with _Waiting(_OPENING):
-            xgb.collective.init(**self.args)  # a wheel that lacks the communicator joins nobody and says nothing
-            world, rank = xgb.collective.get_world_size(), xgb.collective.get_rank()
+            collective.init(**self._context.args)  # a wheel that lacks the communicator joins nobody and says nothing
+            world, rank = collective.get_world_size(), collective.get_rank()
         if (world, rank) != self._place:
             error = ConfigurationError(
                 f"XGBoost joined a federation of {world} as rank {rank} where this site is rank {self._place[1]} of "
@@ -76,13 +79,13 @@ class Federated(xgb.collective.CommunicatorContext):
             )
             self.__exit__(type(error), error, None)
             raise error
-        return self.args
+        return dict(self._context.args)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with _Waiting(_CLOSING if error is None else self._reason(error)):
-            super().__exit__(kind, error, trace)
+            self._context.__exit__(kind, error, trace)
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, VeilBoostError) and self._mediator.error is None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
@@ -30,6 +29,7 @@ from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import BaseScoreSource, Phase, TrainingStep
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import Answer, one_model
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import bin_starts, reference_matrix
 from nvflare_plugins.xgb.parameters import TrainingParameters

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
@@ -40,6 +39,7 @@ from nvflare_plugins.wire.envelope import (
     TrainingStep,
 )
 from nvflare_plugins.workers.shards import TELLS, Ask, Conversation, ShardPlace, said_of_model
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts, leaf_quantiles, quantile
 from nvflare_plugins.xgb.matrices import as_weighed, evaluation_matrix, training_matrix
 from nvflare_plugins.xgb.model_json import walked_leaves

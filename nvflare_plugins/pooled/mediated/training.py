@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xgboost as xgb
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
@@ -23,6 +22,7 @@ from nvflare_plugins.pooled.row_floors import SampledWeights
 from nvflare_plugins.wire.channel import SiteProgress
 from nvflare_plugins.wire.envelope import BaseScoreSource, Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family, ProtectedSums
+from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult, parse_metrics, widest_batch
 from nvflare_plugins.xgb.versions import installed_release

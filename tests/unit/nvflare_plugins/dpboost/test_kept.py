@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
-from nvflare_plugins.kinds.dpboost.server import FILE, HASH_BYTES, KEY_BYTES, KeptAnswers
+from nvflare_plugins.kinds.dpboost.job import KEPT_FILE
+from nvflare_plugins.kinds.dpboost.server import HASH_BYTES, KEY_BYTES, KeptAnswers
 
 KEYS = [bytes([n]) * KEY_BYTES for n in range(3)]
 OFFER_BYTES = KEY_BYTES + 8 + HASH_BYTES
@@ -42,7 +43,7 @@ def kept(folder: Path, *answers: list[int], key: bytes = KEYS[1]) -> KeptAnswers
 def test_what_is_kept_is_read_back(answers: list[list[int]]) -> None:
     with TemporaryDirectory() as folder:
         again = kept(Path(folder), *answers)
-        assert again.key == KEYS[1] and (Path(folder) / FILE).stat().st_mode & 0o777 == 0o600
+        assert again.key == KEYS[1] and (Path(folder) / KEPT_FILE).stat().st_mode & 0o777 == 0o600
         assert [again.take(len(answer)).tolist() for answer in answers] == answers
         assert again.take(1) is None
         again.drop()
@@ -52,7 +53,7 @@ def test_what_is_kept_is_read_back(answers: list[list[int]]) -> None:
 @given(st.binary(max_size=200))
 def test_a_file_of_any_other_bytes_counts_as_lost(content: bytes) -> None:
     with TemporaryDirectory() as folder:
-        (Path(folder) / FILE).write_bytes(content)
+        (Path(folder) / KEPT_FILE).write_bytes(content)
         one = KeptAnswers(Path(folder), is_kept=True)
         assert one.key == one.offer() == b"" and one.take(1) is None
 
@@ -61,10 +62,10 @@ def test_a_job_that_does_not_wait_keeps_and_reads_nothing(tmp_path: Path) -> Non
     kept(tmp_path, [1, 2])
     one = KeptAnswers(tmp_path, is_kept=False)
     assert one.offer() == b"" and one.take(1) is None
-    content = (tmp_path / FILE).read_bytes()
+    content = (tmp_path / KEPT_FILE).read_bytes()
     one.agree(Sites(b""), [b""], KEYS[2])
     one.add(np.array([3]))
-    assert one.key == KEYS[2] and (tmp_path / FILE).read_bytes() == content
+    assert one.key == KEYS[2] and (tmp_path / KEPT_FILE).read_bytes() == content
 
 
 def test_a_site_takes_what_another_one_holds_and_keeps_it(tmp_path: Path) -> None:
