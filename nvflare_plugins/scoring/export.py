@@ -34,7 +34,9 @@ _PROBES = 256
 _TOLERANCE = 1e-5  # of max(1, |prediction|): other libraries add the same float32 leaves in another order
 _DECIDED = 1e-4  # margins that a class hangs on must be so far apart to be compared
 _LABELS = ("multi:softmax", "binary:hinge")
-_OPSET, _ML_OPSET, _IR = 15, 3, 8  # read by runtimes from 2022 on
+_WITHOUT_SETS = 15, 3, 8  # versions of operators, of those for trees, and of the file: read by runtimes from 2022 on
+_WITH_SETS = 21, 5, 10  # by runtimes from 2024 on
+_LESS, _MEMBER = 1, 6  # modes of nodes: BRANCH_LT, BRANCH_MEMBER
 _LOGISTIC = ("binary:logistic", "reg:logistic")
 _EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie")
 
@@ -162,8 +164,8 @@ def to_onnx(model: FinishedModel) -> bytes:
     """Return the file; its metadata hold the facts on columns, categories and classes under ``veilboost``.
 
     Raises:
-        ScoringError: onnx or onnxruntime is not installed, the model splits by sets of categories or has vector leaves,
-            or the file would answer otherwise than XGBoost.
+        ScoringError: onnx or onnxruntime is not installed, the model has vector leaves, or the file would answer
+            otherwise than XGBoost.
     """
     try:
         import onnx
@@ -171,13 +173,6 @@ def to_onnx(model: FinishedModel) -> bytes:
     except ImportError as error:
         raise missing("ONNX", "onnx", error) from None
     document = model.document()
-    if splits_by_sets(document):
-        raise refusal(
-            model,
-            "ONNX",
-            "it splits columns by sets of categories, which ONNX's trees do not have (a job whose max_cat_to_onehot is "
-            "above the length of its lists splits by one category at a time)",
-        )
     if has_vector_leaves(document):
         raise refusal(model, "ONNX", "its leaves are vectors (multi_output_tree)")
     made = _graph(onnx.helper, onnx.TensorProto, model, document)
@@ -192,10 +187,9 @@ def to_onnx(model: FinishedModel) -> bytes:
 
 def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, Any]) -> Any:
     n_outputs = len(model.classes or ()) if model.objective.startswith("multi:") else 1
-    trees = helper.make_node(
-        "TreeEnsembleRegressor", ["features"], ["margins"], domain="ai.onnx.ml", **_ensemble(document, n_outputs)
-    )
-    nodes = [trees, *_after(helper, types, model)]
+    has_sets = splits_by_sets(document)
+    grown = (_ensemble_of_sets if has_sets else _ensemble)(helper, types, document, n_outputs)
+    nodes = [*grown, *_after(helper, types, model)]
     shape = [None, n_outputs] if model.objective == "multi:softprob" else [None]
     outputs = [helper.make_tensor_value_info("prediction", types.FLOAT, shape)]
     if model.has_probabilities:
@@ -206,12 +200,14 @@ def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, An
         helper.make_tensor("one", types.FLOAT, [], [1.0]),
         helper.make_tensor("zero", types.FLOAT, [], [0.0]),
         helper.make_tensor("columns", types.INT64, [1], [1]),
+        helper.make_tensor("base", types.FLOAT, [n_outputs], _base_margins(document["learner"], n_outputs)),
     ]
     wanted = {name for node in nodes for name in node.input}
     used = [constant for constant in constants if constant.name in wanted]
     graph = helper.make_graph(nodes, "veilboost", [given], outputs, used)
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", _ML_OPSET)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=_IR, producer_name="veilboost")
+    opset, ml_opset, ir = _WITH_SETS if has_sets else _WITHOUT_SETS
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("ai.onnx.ml", ml_opset)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir, producer_name="veilboost")
 
 
 def _after(helper: Any, types: Any, model: FinishedModel) -> list[Any]:
@@ -246,8 +242,86 @@ def _after(helper: Any, types: Any, model: FinishedModel) -> list[Any]:
     return [flat, node(name, ["margin"], ["prediction"])]
 
 
-def _ensemble(document: dict[str, Any], n_outputs: int) -> dict[str, Any]:
-    """Return the attributes of the ensemble: one entry for each node of each tree, and for each leaf."""
+def _ensemble_of_sets(helper: Any, types: Any, document: dict[str, Any], n_outputs: int) -> list[Any]:
+    """Return the operators of trees that split by sets: leaves are in a list of their own, and nothing is added."""
+    learner = document["learner"]
+    trees = trees_model(learner)
+    scales = tree_weights(learner) or [1.0] * len(trees["trees"])
+    roots: list[int] = []
+    nodes: dict[str, list[Any]] = {
+        f"nodes_{name}": []
+        for name in (
+            *("featureids", "splits", "modes", "truenodeids", "trueleafs", "falsenodeids", "falseleafs"),
+            "missing_value_tracks_true",
+        )
+    }
+    outputs: list[int] = []
+    weights: list[float] = []
+    members: list[float] = []
+    for tree, output, scale in zip(trees["trees"], trees["tree_info"], scales, strict=True):
+        reached = _reached(tree)
+        inner = [place for place in reached if tree["left_children"][place] != -1] or [-1]
+        first, place_of = len(nodes["nodes_modes"]), {place: number for number, place in enumerate(inner)}
+        roots.append(first)
+        leaf_of = {}
+        for place in reached:
+            if tree["left_children"][place] == -1:
+                leaf_of[place] = len(weights)
+                outputs.append(output)
+                weights.append(float(np.float32(scale) * np.float32(tree["split_conditions"][place])))
+        for place in inner:
+            if place == -1:  # a tree of one leaf: it is where both ways go
+                row: tuple[Any, ...] = (0, 0.0, _LESS, leaf_of[0], 1, leaf_of[0], 1, 0)
+            else:
+                left, right = tree["left_children"][place], tree["right_children"][place]
+                to_left, to_right = (
+                    (leaf_of[c], 1) if c in leaf_of else (first + place_of[c], 0) for c in (left, right)
+                )
+                feature, goes_left = tree["split_indices"][place], int(tree["default_left"][place])
+                chosen = _right_categories(tree, place)
+                members += [*chosen, float("nan")] if chosen else []
+                row = (
+                    (feature, 0.0, _MEMBER, *to_right, *to_left, 1 - goes_left)
+                    if chosen
+                    else (
+                        feature,
+                        float(np.float32(tree["split_conditions"][place])),
+                        _LESS,
+                        *to_left,
+                        *to_right,
+                        goes_left,
+                    )
+                )
+            for held, value in zip(nodes.values(), row, strict=True):
+                held.append(value)
+
+    def tensor(kind: int, values: list[Any]) -> Any:
+        return helper.make_tensor("values", kind, [len(values)], values)
+
+    given: dict[str, Any] = {
+        **nodes,
+        "nodes_splits": tensor(types.FLOAT, nodes["nodes_splits"]),
+        "nodes_modes": tensor(types.UINT8, nodes["nodes_modes"]),
+        "membership_values": tensor(types.FLOAT, members),
+        "leaf_targetids": outputs,
+        "leaf_weights": tensor(types.FLOAT, weights),
+    }
+    domain, names = "ai.onnx.ml", (["features"], ["sums"])
+    grown = helper.make_node("TreeEnsemble", *names, domain=domain, tree_roots=roots, n_targets=n_outputs, **given)
+    return [grown, helper.make_node("Add", ["sums", "base"], ["margins"])]
+
+
+def _right_categories(tree: dict[str, Any], place: int) -> list[float]:
+    """Return the categories that a node sends to the right; none if it splits by a number."""
+    if place not in tree["categories_nodes"]:
+        return []
+    which = tree["categories_nodes"].index(place)
+    first, size = tree["categories_segments"][which], tree["categories_sizes"][which]
+    return [float(one) for one in tree["categories"][first : first + size]]
+
+
+def _ensemble(helper: Any, types: Any, document: dict[str, Any], n_outputs: int) -> list[Any]:
+    """Return the operator of trees that split by numbers and single categories: an entry for each node and leaf."""
     learner = document["learner"]
     trees = trees_model(learner)
     scales = tree_weights(learner) or [1.0] * len(trees["trees"])
@@ -262,8 +336,9 @@ def _ensemble(document: dict[str, Any], n_outputs: int) -> dict[str, Any]:
                 weight = np.float32(scale) * np.float32(tree["split_conditions"][place])
                 for name, value in zip(_LEAVES, (number, place, output, float(weight)), strict=True):
                     leaves[name].append(value)
-    base = _base_margins(learner, n_outputs)
-    return {**nodes, **leaves, "n_targets": n_outputs, "aggregate_function": "SUM", "base_values": base}
+    given = {"n_targets": n_outputs, "aggregate_function": "SUM", "base_values": _base_margins(learner, n_outputs)}
+    names = (["features"], ["margins"])
+    return [helper.make_node("TreeEnsembleRegressor", *names, domain="ai.onnx.ml", **nodes, **leaves, **given)]
 
 
 _NODES = (

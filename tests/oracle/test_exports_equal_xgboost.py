@@ -62,9 +62,10 @@ def test_treelite(tmp_path: Path, name: str, kind: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_onnx(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("kind", [ONE_BY_ONE, SETS], ids=["categories", "sets"])
+def test_onnx(tmp_path: Path, name: str, kind: dict[str, int]) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    trained = trained_as(tmp_path, name, **ONE_BY_ONE)
+    trained = trained_as(tmp_path, name, **kind)
     out = tmp_path / "model.onnx"
     assert main(["export", str(trained.path), str(out)]) == 0
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
@@ -93,14 +94,28 @@ def test_vector_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "vectors (multi_output_tree)" in capsys.readouterr().err and not (tmp_path / "model.onnx").exists()
 
 
-def test_sets_of_categories_are_refused_for_onnx_with_the_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("onnxruntime")
-    trained = trained_as(tmp_path, "partitions")
-    assert main(["export", str(trained.path), str(tmp_path / "model.onnx")]) == 1
-    error = capsys.readouterr().err
-    assert "sets of categories" in error and "max_cat_to_onehot" in error and not (tmp_path / "model.onnx").exists()
+def test_sets_of_many_categories_and_trees_of_one_leaf(tmp_path: Path) -> None:
+    """Runtimes keep small sets as bits and large ones as chains; a set may hold the first category and the last."""
+    runtime = pytest.importorskip("onnxruntime")
+    draw = np.random.default_rng(3)
+    rows = np.stack([draw.integers(0, 90, 3000), draw.normal(size=3000)], axis=1).astype(np.float32)
+    rows[draw.random(3000) < 0.1, 0] = np.nan
+    label = (np.nan_to_num(rows[:, 0] * 7919 % 13, nan=3) > 5).astype(np.float32)
+    matrix = xgb.DMatrix(rows, label, feature_names=["c", "x"], feature_types=["c", "float"], enable_categorical=True)
+    for gamma in (0, 1e6):
+        params = {"objective": "binary:logistic", "max_cat_to_onehot": 1, "max_depth": 4, "gamma": gamma}
+        booster = xgb.train({**params, "nthread": 1, "base_score": 0.3}, matrix, 5)
+        booster.set_attr(veilboost_categories=json.dumps({"c": [f"k{one}" for one in range(90)]}))
+        booster.save_model(tmp_path / "model.json")
+        sizes = [
+            s
+            for t in json.loads((tmp_path / "model.json").read_text())["learner"]["gradient_booster"]["model"]["trees"]
+            for s in t["categories_sizes"]
+        ]
+        assert not sizes if gamma else max(sizes) > 32
+        assert main(["export", str(tmp_path / "model.json"), str(tmp_path / "model.onnx")]) == 0
+        session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+        near(session.run(["prediction"], {"features": rows})[0], booster.predict(matrix))
 
 
 def test_files_say_what_their_columns_and_classes_are_and_hold_no_row_counts(tmp_path: Path) -> None:
