@@ -24,7 +24,6 @@ _ONLY: dict[str, tuple[object, str]] = {
 }
 """Parameter -> the only value that a job may give, and why."""
 _WITHOUT_USE = {
-    "eval_metric": "nothing is evaluated during the training",
     "max_cat_to_onehot": "columns are numbers",
     "max_cat_threshold": "columns are numbers",
 }
@@ -43,8 +42,9 @@ class BaggingJob(JobDocument):
     """Label column."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters, as for horizontal jobs, but for objectives with one output and a bounded hessian, every row
-    at the same weight, no metric, and trees of depth 1 to 12. Each tree counts 1/W of ``learning_rate``, W the number
-    of sites. ``base_score`` is public, 0.5 unless given: there is no exchange that would estimate it.
+    at the same weight, and trees of depth 1 to 12. ``eval_metric`` has no effect: nothing is evaluated. Each tree
+    counts 1/W of ``learning_rate``, W the number of sites. ``base_score`` is public, 0.5 unless given: there is no
+    exchange that would estimate it.
     """
     num_rounds: Rounds = 10
     """Rounds; each adds one tree of every site, so that the model has as many trees as rounds times sites."""
@@ -57,7 +57,9 @@ class BaggingJob(JobDocument):
 
     def parameters(self, features: Sequence[str]) -> TrainingParameters:
         """Return the job's XGBoost parameters. Raises: ConfigurationError."""
-        parameters = check_parameters({"base_score": BASE_SCORE, **self.params}, features)
+        check_parameters({"base_score": BASE_SCORE, **self.params}, features)  # the metric too, which is not used
+        used = {name: value for name, value in self.params.items() if name != "eval_metric"}
+        parameters = check_parameters({"base_score": BASE_SCORE, **used}, features)
         agreed, facts = parameters.agreed, parameters.objective
         for name, (only, why) in _ONLY.items():
             if agreed.get(name, only) != only:

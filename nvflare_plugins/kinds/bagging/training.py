@@ -281,6 +281,7 @@ class _BaggingTraining:
         return (
             f"{weight}. Other sites may have another one.",
             f"Each tree counts 1/{n_sites} of learning_rate: a round holds one of each of the {n_sites} sites.",
+            *(("eval_metric has no effect: nothing is evaluated.",) if self._job.params.get("eval_metric") else ()),
         )
 
 

@@ -50,12 +50,18 @@ class ProfileJob(JobDocument):
     """The cut search stops where fewer pooled rows would be singled out, and bins are merged until each holds as many
     pooled rows of every class. At least what every site's policy asks for.
     """
+    monotonic: Flag = False
+    """Join neighbouring bins of numbers so that the share of the second class rises throughout, or falls, at the
+    largest information value: what scorecards want, and optbinning does. For two classes.
+    """
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
         if self.label_classes is not None and not 2 <= len(self.label_classes) <= MOST_CLASSES:
             raise ConfigurationError(f"label_classes of a profile must have 2 to {MOST_CLASSES} entries")
+        if self.monotonic and self.n_classes != 2:
+            raise ConfigurationError("monotonic bins need two classes: with more, no share rises or falls for all")
 
     @property
     def n_classes(self) -> int:

@@ -11,8 +11,8 @@ Privacy: needs the consent ``feature_profile`` of every site. The server sees pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from nvflare_plugins.kinds.profile.cells import (
     least_values,
     local_bits,
     merge,
+    monotone_groups,
     rows_of_bins,
     rows_of_cells,
     rows_of_spans,
@@ -102,12 +103,27 @@ class Counted:
         rows = [of_feature.tolist() for of_feature in self.rows]
         return json.dumps([self.n_rows, self.missing, self.least, self.cuts.to_lists(), cells, rows]).encode()
 
+    def monotone(self, names: Sequence[str], listed: Collection[str]) -> Counted:
+        """Return the counts with bins of numbers joined (``monotone_groups``). Args: listed: columns of categories."""
+        cells, rows, own = list(self.cells), list(self.rows), list(self.own)
+        for place, name in enumerate(names if self.cells else ()):
+            of_values = [cell for cell in cells[place] if cell.first < cell.end]
+            if name in listed:
+                continue
+            runs = monotone_groups(rows[place][: len(of_values)])
+            joined = [Cell(of_values[i].first, of_values[j - 1].end, of_values[i].has_missing) for i, j in runs]
+            starts = [*(i for i, _ in runs), *range(len(of_values), len(cells[place]))]
+            cells[place] = joined + cells[place][len(of_values) :]
+            rows[place], own[place] = (np.add.reduceat(of[place], starts, axis=0) for of in (rows, own))
+        return replace(self, cells=tuple(cells), rows=tuple(rows), own=tuple(own))
+
 
 class Profile:
     """Names and numbers of a profile."""
 
     def __init__(self, job: ProfileJob, job_id: str, table: Table, counted: Counted) -> None:
-        self._job, self._job_id, self._table, self._counted = job, job_id, table, counted
+        self._job, self._job_id, self._table = job, job_id, table
+        self._counted = counted.monotone(table.feature_names, table.categories) if job.monotonic else counted
         listed = job.label_classes if job.label_classes is not None else range(job.n_classes)
         self._classes = tuple(map(str, listed))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from nvflare_plugins.kinds.profile.cells import (
     least_values,
     local_bits,
     merge,
+    monotone_groups,
     rows_of_bins,
     rows_of_cells,
     rows_of_spans,
@@ -244,3 +246,29 @@ def test_a_shift_is_seen_also_where_a_site_has_no_row_in_a_cell() -> None:
     assert stability_index(rest, rest) == 0
     assert stability_index(np.array([1000, 1000, 1000]), rest) < 1e-4
     assert 0.25 < stability_index(np.array([0, 50, 100]), rest) < 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=8))
+def test_monotone_bins_are_the_best_of_all(counts: list[tuple[int, int]]) -> None:
+    """Against all ways to join neighbours, and the control: the bins themselves are not always monotone."""
+    rows = np.array(counts)
+    found = monotone_groups(rows)
+    assert [first for first, _ in found] == [0, *(end for _, end in found[:-1])] and found[-1][1] == len(rows)
+
+    def joined(ends: list[int]) -> np.ndarray:
+        return np.stack([rows[first:end].sum(axis=0) for first, end in zip([0, *ends], ends, strict=False)])
+
+    def is_monotone(of: np.ndarray) -> bool:
+        rates = of[:, 0] / of.sum(axis=1)
+        return bool((np.diff(rates) >= 0).all() or (np.diff(rates) <= 0).all())
+
+    inner = range(1, len(rows))
+    ways = [[*chosen, len(rows)] for n in range(len(rows)) for chosen in combinations(inner, n)]
+    best = max(information_values(joined(ends))[0] for ends in ways if is_monotone(joined(ends)))
+    ours = joined([end for _, end in found])
+    assert is_monotone(ours) and information_values(ours)[0] == pytest.approx(best, abs=1e-9)
+
+
+def test_bins_that_rise_already_stay_and_a_wave_does_not() -> None:
+    assert monotone_groups(np.array([[1, 9], [5, 5], [9, 1]])) == [(0, 1), (1, 2), (2, 3)]
+    assert len(monotone_groups(np.array([[1, 9], [9, 1], [2, 9], [9, 2]]))) < 4

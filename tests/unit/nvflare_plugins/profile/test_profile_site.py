@@ -144,6 +144,26 @@ def test_pages_and_record(tmp_path: Path) -> None:
         assert {"CLASS_COUNTS", "CELL_FLAGS"} <= {message.kind for message in log.messages}
 
 
+def test_bins_that_rise_or_fall_throughout_hold_the_same_rows(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = sites(tmp_path / "plain")
+    succeed(plain.run(run_profile_site, job()))
+    parties = sites(tmp_path)
+    succeed(parties.run(run_profile_site, job(monotonic=True)))
+    before = {one["name"]: one["bins"] for one in profile_of(plain)["features"]}
+    n_joined = 0
+    for one in profile_of(parties)["features"]:
+        bins, was = one["bins"], before[one["name"]]
+        assert np.sum([b["counts"] for b in bins], 0).tolist() == np.sum([b["counts"] for b in was], 0).tolist()
+        if one["name"] == "station":
+            assert bins == was, "categories have no order"
+            continue
+        n_joined += len(was) - len(bins)
+        rates = [b["counts"][1] / b["rows"] for b in bins if b["values"]]
+        assert sorted(rates) in (rates, rates[::-1])
+    assert n_joined > 0
+
+
 def test_the_stability_index_sees_the_site_that_differs(tmp_path: Path) -> None:
     parties = sites(tmp_path)
     succeed(parties.run(run_profile_site, job()))
