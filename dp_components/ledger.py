@@ -904,7 +904,7 @@ def describe(state: LedgerState, identity: LedgerIdentity, budget: Budget) -> st
 # resumed is closed; one that can is interrupted, which frees what it did not use as well and keeps its replies, so that
 # whoever resumes it asks for the rest anew.
 #
-# Files, mode 0600 in folders of mode 0700: ``<data set>.ledger`` (ledger.py) and its lock; and elsewhere
+# Files, mode 0600 in folders of mode 0700: ``<data set>.ledger`` and its lock; and elsewhere
 # ``<data set>.head``, which says how far the ledger was written and what was spent, so that a ledger that lacks its
 # last records is refused. The noised replies of open jobs stand in the ledger; under distributed noise they carry this
 # site's share only, so the file must stay at the site. Keep both: deleting them, or putting both back to the same

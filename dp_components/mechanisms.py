@@ -81,7 +81,7 @@ def _settle(i: int, word: int, exact: ExactProbability, randomness: RandomSource
 #
 # Proposal: |y| = j w + r with P(j) = 2^-(j + 1), r uniform below a power of two w, and a fair sign; -0 is thrown away.
 # All of that is bits of random words, hence exact. A proposal is kept with probability exp(-energy(y)) 2^j e, tossed
-# exactly (``exact_bernoulli``), where the envelope e makes this at most 1. Kept values have exactly the distribution
+# exactly (``toss``), where the envelope e makes this at most 1. Kept values have exactly the distribution
 # proportional to exp(-energy), without truncation; one proposal in two to four is kept.
 #
 # Reference: rejection on the integers with exact coins as in Canonne, Kamath and Steinke, The Discrete Gaussian for

@@ -262,7 +262,7 @@ def _apply_keystream(values: NDArray[Any], key: bytes, info: bytes, modulus: int
 
 # Pairwise masks modulo p = 2^61 - 1 for the few words that travel with every sum: its tags, and flags.
 #
-# As masks.py: for every pair of sites i < j both derive the same keystream, site i adds it, site j subtracts it, and
+# As above: for every pair of sites i < j both derive the same keystream, site i adds it, site j subtracts it, and
 # one site adds a keystream of the key that all share, which every site takes off the total. What is masked is short and
 # comes with every message, so that setting up a cipher for each message and pair would be most of the cost: here a pair
 # has one AES-256 key for the whole session, and the block for residue k of message c is the encryption of (c, k).

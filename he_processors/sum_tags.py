@@ -180,7 +180,7 @@ def random_flags(is_set: NDArray[np.bool_], randomness: RandomSource = OS_RANDOM
 
 # MACs on what a site gives to all others through a server: for each peer one, under the secret of the two.
 #
-# Sums are checked by tags (sum_tags.py). What the server hands on as it is carries these: a message that is changed,
+# Sums are checked by tags. What the server hands on as it is carries these: a message that is changed,
 # withheld and replaced, taken from another place in the job, or put in another site's name does not pass, even if the
 # server pools with a third site, which knows what all sites share.
 

@@ -69,7 +69,7 @@ def plus_and_minus(self: ClassShares, margin: np.ndarray, label: np.ndarray, que
     counts = np.ones((label.size, self.n_outputs), dtype=np.int64)
     counts[np.arange(label.size), label.astype(int)] = -1
     claimed = clip_class_rows(np.zeros((0, self.n_outputs)), np.zeros((0, 0)), 1.0, 1.0).sensitivity
-    return ClippedRows(counts << GRID_BITS, claimed, GRID_BITS)
+    return ClippedRows(counts << GRID_BITS, claimed)
 
 
 def uncut(self: SoftmaxWeights, values: np.ndarray) -> np.ndarray:

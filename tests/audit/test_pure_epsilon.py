@@ -10,7 +10,6 @@ Reference: dp_components/README.md, sections 8 and 9.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -185,51 +184,47 @@ def ranked_edges(columns: np.ndarray) -> Candidates:
     return Candidates(tuple(as_candidates(np.quantile(c, np.arange(1, 16) / 16, method="lower")) for c in columns))
 
 
-def edge_errors(edges_of: Callable[[np.ndarray, int], Candidates]) -> Errors:
+def edge_errors(edges_of: Callable[[np.ndarray], Candidates]) -> Errors:
     """One value of 160 moves from the lower end to the upper one; the adversary reads the log-likelihood ratio."""
     worlds = [np.arange(160, dtype=np.float32)[np.newaxis] / 10 for _ in range(2)]
     worlds[1][0, 0] = 15.99
-    tables = [edges_of(columns, 0).bin_rows(columns)[0].astype(int) for columns in worlds]
+    tables = [edges_of(columns).bin_rows(columns)[0].astype(int) for columns in worlds]
     keep, move = np.exp(2.0) / (np.exp(2.0) + 15), 1 / (np.exp(2.0) + 15)
     differs = tables[0] != tables[1]
-    ratios: list[list[float]] = [[], []]
+    ratios = []
     for i, columns in enumerate(worlds):
-        source = SeededRandomness(11 + i)
-        for run in range(N_RUNS):
-            sent = release_buckets(columns, edges_of(columns, run), 2.0, randomness=source).value[:, 0]
-            odds = [np.where(sent == table, keep, move)[differs] for table in tables]
-            ratios[i].append(float(np.log(odds[1] / odds[0]).sum()))
-    return Errors.of(np.array(ratios[0]), np.array(ratios[1]))
+        all_runs = np.tile(columns, N_RUNS)  # each row is randomised by itself
+        sent = release_buckets(all_runs, edges_of(columns), 2.0, randomness=SeededRandomness(11 + i)).value
+        odds = [np.where(sent.reshape(N_RUNS, -1) == table, keep, move)[:, differs] for table in tables]
+        ratios.append(np.log(odds[1] / odds[0]).sum(axis=1))
+    return Errors.of(*ratios)
 
 
 def test_public_edges_let_one_value_move_one_bucket() -> None:
-    assert edge_errors(lambda columns, run: EDGES).epsilon() <= 2
+    assert edge_errors(lambda columns: EDGES).epsilon() <= 2
 
 
 def test_edges_that_are_ranks_are_caught() -> None:
     """As in the paper: one value that changes moves a row across every edge."""
-    assert edge_errors(lambda columns, run: ranked_edges(columns)).epsilon() > 2
+    assert edge_errors(ranked_edges).epsilon() > 2
 
 
-def count_errors(release: Callable[[np.ndarray, int], np.ndarray]) -> Errors:
+def count_errors(epsilon: float) -> Errors:
     """A value moves from one cell of the public grid to another: the difference of both counts goes from 1 to -1."""
     feature, differences = [FeatureBounds(0, 16)], []
+    place = [int(count_cells(np.array([[v]], np.float32), feature, 2)[0].argmax()) for v in (0.01, 15.99)]
     for i, value in enumerate((0.01, 15.99)):
-        columns = np.array([[8.0, value]], np.float32)
-        place = [int(count_cells(np.array([[v]], np.float32), feature, 16)[0].argmax()) for v in (0.01, 15.99)]
-        counts = np.stack([release(columns, 1000 * i + run) for run in range(N_RUNS)])[:, place].astype(float)
+        columns = np.tile(np.array([[8.0, value]], np.float32), (N_RUNS, 1))  # a run is a feature: each has its noise
+        release = release_cell_counts(columns, feature * N_RUNS, 2, epsilon, randomness=SeededRandomness(i))
+        counts = release.value.reshape(N_RUNS, -1)[:, place].astype(float)
         # Both likelihood ratios at once: large noise tells nothing beyond the two counts' places.
         differences.append(np.clip(counts[:, 1], 0, 1) - np.clip(counts[:, 0], 0, 1))
     return Errors.of(differences[0], differences[1], 0.5)
 
 
 def test_paid_edges_keep_their_epsilon() -> None:
-    assert 0.5 < count_errors(partial(_counts, 2.0)).epsilon() <= 2
-    assert count_errors(partial(_counts, 4.0)).epsilon() > 2, "half the noise must be caught"
-
-
-def _counts(epsilon: float, columns: np.ndarray, seed: int) -> np.ndarray:
-    return release_cell_counts(columns, [FeatureBounds(0, 16)], 16, epsilon, randomness=SeededRandomness(seed)).value
+    assert 0.5 < count_errors(2.0).epsilon() <= 2
+    assert count_errors(4.0).epsilon() > 2, "half the noise must be caught"
 
 
 def test_every_candidate_is_in_the_race() -> None:

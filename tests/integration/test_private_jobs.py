@@ -20,9 +20,9 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.wire.envelope import unpack
+from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.model_json import with_positive_covers
-from tests.support.federation import SiteDied
+from tests.support.federation import SiteDied, dies_at
 from tests.support.private_federation import BUDGET, PrivateFederation, Run, frame_of, job_of
 from tests.support.refreshed import refreshed
 
@@ -272,16 +272,9 @@ def test_a_trusted_server_answers_only_what_the_plan_pays_for(tmp_path: Path) ->
     """A sum that the sites ask for a second time is refused."""
     federation = PrivateFederation(tmp_path)
     job = job_of(trust="trusted_aggregator", method="dp_tr_newton", components={"n_trees": 2})
-    seen = []
-
-    def late(data: bytes) -> bytes:
-        frame = unpack(data)
-        seen.append(frame)
-        return data
-
-    federation.run_private(job, tamper={"site-1": late}).succeed()
+    frames = [unpack(data) for _, data in federation.run_private(job).succeed().frames]
     server = TrustedServer(JobPlan.of(job, 3))
-    sums = next(frame for frame in seen if frame.kind.name == "NODE_STATS")
+    sums = next(frame for frame in frames if frame.kind is Kind.NODE_STATS)
     total = bytes(8 * sums.n_values)
     server.answer(sums, total, lambda *spend: None)
     with pytest.raises(ProtocolError, match="pays for no such sum"):
@@ -291,22 +284,10 @@ def test_a_trusted_server_answers_only_what_the_plan_pays_for(tmp_path: Path) ->
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
-def dies_at(kind: str, number: int):
-    """The site's process ends after the ledger was charged for a round's sums and before they leave."""
-
-    def tamper(data: bytes) -> bytes:
-        frame = unpack(data)
-        if frame.kind.name == kind and frame.moment.round == number:
-            raise SiteDied
-        return data
-
-    return tamper
-
-
 def test_a_crash_between_charge_and_send_costs_nothing_more_when_resumed(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path)
     job = job_of()
-    run = federation.run_private(job, "first", tamper={"site-2": dies_at("NODE_STATS", 3)})
+    run = federation.run_private(job, "first", tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
     assert isinstance(run.error("site-2"), SiteDied)
     charged = {site: federation.ledger(site).job_spent("first") for site in federation.sites}
     assert all(cost.mu_squared > 0 for cost in charged.values())
@@ -328,7 +309,7 @@ def test_jobs_that_are_broken_off_leave_the_budget_to_others(tmp_path: Path) -> 
     federation = PrivateFederation(tmp_path)
     for number in range(3):
         run = federation.run_private(
-            job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at("CELL_COUNTS", 0)}
+            job_of(epsilon=1.9), f"attack-{number}", tamper={"site-2": dies_at(Kind.CELL_COUNTS)}
         )
         assert isinstance(run.error("site-2"), SiteDied)
     for site in federation.sites:
@@ -339,7 +320,7 @@ def test_jobs_that_are_broken_off_leave_the_budget_to_others(tmp_path: Path) -> 
 
 def test_a_job_is_not_resumed_on_other_rows(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path)
-    federation.run_private(job_of(), "first", tamper={"site-2": dies_at("NODE_STATS", 6)})
+    federation.run_private(job_of(), "first", tamper={"site-2": dies_at(Kind.NODE_STATS, 7)})
     spent = {site: federation.ledger(site).spent() for site in federation.sites}
     frame = frame_of().iloc[:250]
     frame.to_parquet(federation.workspace("site-1") / "patients.parquet", index=False)
@@ -357,7 +338,7 @@ def test_an_unknown_job_cannot_be_resumed(tmp_path: Path) -> None:
 def test_a_failed_job_with_a_trusted_server_ends_in_the_ledger(tmp_path: Path) -> None:
     federation = PrivateFederation(tmp_path)
     job = job_of(trust="trusted_aggregator", method="dp_tr_newton")
-    federation.run_private(job, "first", tamper={"site-2": dies_at("NODE_STATS", 3)})
+    federation.run_private(job, "first", tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
     ledger = federation.ledger("site-1")
     assert 0 < ledger.job_spent("first").epsilon(job.delta) < job.epsilon
     assert " closed " in ledger.describe()

@@ -16,8 +16,8 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.setup import SetupOptions
-from nvflare_plugins.wire.envelope import Kind, unpack
-from tests.support.federation import SiteDied
+from nvflare_plugins.wire.envelope import Kind
+from tests.support.federation import SiteDied, dies_at
 from tests.support.private_federation import DATA, PUBLIC, PrivateFederation, frame_of, job_of
 from tests.support.simulator import SITES, run_simulator
 
@@ -88,16 +88,10 @@ def test_labels_that_cannot_be_used_are_nobodys_business(tmp_path: Path, label: 
 
 @LABELS
 def test_what_was_released_is_replayed_by_a_job_that_resumes_or_waits(tmp_path: Path, label: dict) -> None:
-    def dies(data: bytes) -> bytes:
-        frame = unpack(data)
-        if frame.kind is Kind.NODE_STATS and frame.moment.round == 3:
-            raise SiteDied
-        return data
-
     for number, goes_on in enumerate(({"on_lost_site": "wait"}, {"resume_from": "first"})):
         federation = PrivateFederation(tmp_path / str(number), rows_of(label))
         first = {k: v for k, v in goes_on.items() if k == "on_lost_site"}
-        run = federation.run_private(job_of(**label, **first), "first", tamper={"site-2": dies})
+        run = federation.run_private(job_of(**label, **first), "first", tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
         assert isinstance(run.error("site-2"), SiteDied)
         job = job_of(**label, **goes_on)
         if first:
@@ -114,13 +108,7 @@ def test_sites_agree_on_what_the_label_is(tmp_path: Path, other: dict) -> None:
     """The job stands in the terms that all sites compare: another interval is another job, and so is a resumed one."""
     assert job_of(**NUMBERS).to_dict() != job_of(**other).to_dict()
     federation = PrivateFederation(tmp_path, rows_of(NUMBERS))
-
-    def dies(data: bytes) -> bytes:
-        if unpack(data).kind is Kind.NODE_STATS:
-            raise SiteDied
-        return data
-
-    federation.run_private(job_of(**NUMBERS), "first", tamper={"site-2": dies})
+    federation.run_private(job_of(**NUMBERS), "first", tamper={"site-2": dies_at(Kind.NODE_STATS)})
     run = federation.run_private(job_of(**other, resume_from="first"), "second")
     assert all(isinstance(run.error(site), Exception) for site in federation.sites)
     assert "NODE_STATS" not in run.kinds

@@ -48,10 +48,11 @@ def leave(batch: CudaBatch, residues: cuda.CudaResidues) -> list[int]:
     return ints_from_rows(batch.to_wire(residues))
 
 
-def test_a_large_batch_is_spread_over_the_devices() -> None:
+def test_a_large_batch_is_spread_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_MIN_ROWS_TO_SPREAD", 100)
     devices = tuple(ShimDevice() for _ in range(3))
     batch = CudaBatch(MODULUS, devices=devices)
-    n = cuda._MIN_ROWS_TO_SPREAD + 2
+    n = 102
     rows = np.zeros((n, batch.width), dtype=np.uint8)
     rows[:, 0] = np.arange(n) % 251
     residues = batch.from_wire(rows)

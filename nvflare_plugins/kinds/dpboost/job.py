@@ -67,7 +67,9 @@ class DpBoostJob(JobDocument):
     )
 
     data_set: Name
-    """Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids"""
+    """Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids
+    choose the tree of each row.
+    """
     label: Name
     """Label column: 0 and 1, or numbers within ``label_bounds``."""
     epsilon: Positive

@@ -190,7 +190,7 @@ def price(plan: DpBoostPlan, step: TreeStep) -> Event:
 # The answers are what the server has released so far, the same at all sites. A site keeps each one before it sends
 # anything that depends on it. So no site lacks more than the last, unless its disk has lost more; and what any site
 # holds is asked of the server no more: the sites give it to each other. Only the exchange in which a site was lost is
-# repeated; what the server does with that one is in server.py. Whether what a site was given is what it has paid for,
+# repeated (``DpBoostServer``). Whether what a site was given is what it has paid for,
 # its own ledger says, whose queries hash key and answers. Of a tree for which no site says that it has paid there is no
 # answer: a site that lies can invent the tree at which the job stands, and no model.
 #

@@ -52,7 +52,7 @@ def train_in_shards(
     rows: OwnRows,
     after_round: AfterRound,
 ) -> bytes:
-    """Train with the other sites over workers; see ``forest_trainer.train``, which does the same in one process.
+    """Train with the other sites over workers; see ``forest.train``, which does the same in one process.
 
     Raises:
         VeilBoostError: what ended the training; what happened at a worker comes with its number.

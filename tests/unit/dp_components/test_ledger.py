@@ -74,14 +74,6 @@ def test_a_larger_budget_allows_whatever_a_smaller_one_does(folder: Path, epsilo
         assert ledger.quote(RepeatedEvent(event, 200)).fits
 
 
-def test_an_open_job_holds_its_whole_plan_and_a_closed_one_what_it_spent(ledger: Ledger) -> None:
-    ledger.open_job("a", RepeatedEvent(EVENT, 4))
-    ledger.release("a", "tree 0", make())
-    assert not ledger.quote(EVENT).fits
-    ledger.close_job("a")
-    assert ledger.quote(RepeatedEvent(EVENT, 3)).fits and not ledger.quote(RepeatedEvent(EVENT, 4)).fits
-
-
 def test_a_quote_writes_nothing(ledger: Ledger, folder: Path) -> None:
     before = ledger_files(folder)[0].read_bytes()
     quote = ledger.quote(RepeatedEvent(EVENT, 5))

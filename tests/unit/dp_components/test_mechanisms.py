@@ -62,9 +62,8 @@ def test_a_coin_on_the_edge_of_the_edge_takes_more_bits_and_digits() -> None:
     assert not toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(*words[:3], words[3] + 1))[0]
 
 
-@pytest.mark.parametrize("n_bits", [64])
-def test_neighbouring_words_decide_at_once(n_bits: int) -> None:
-    word = inverse_e_bits(n_bits)
+def test_neighbouring_words_decide_at_once() -> None:
+    word = inverse_e_bits(64)
     assert toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(word - 1))[0]
     assert not toss(np.array([math.exp(-1)]), exact_inverse_e, ListedRandomness(word + 1))[0]
 
@@ -199,7 +198,7 @@ def test_randomised_response_limits() -> None:
 
 @pytest.mark.parametrize(("scale", "rounding"), [(4.0, 0.5), (4.0, 0.7), (1.5, 0.7), (6.3, 0.6)])
 def test_a_discrete_gaussian_is_a_rounding_of_a_narrower_gaussian(scale: float, rounding: float) -> None:
-    """The argument of discrete_slack.py, by integration, where its distance is large enough to be measured."""
+    """The argument of the slack (accounting.py), by integration, where its distance is large enough to be measured."""
     x = np.linspace(-12 * scale, 12 * scale, 200_001)
     narrower = np.exp(-(x**2) / (2 * (scale**2 - rounding**2)))
     narrower /= narrower.sum()

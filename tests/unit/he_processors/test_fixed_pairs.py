@@ -34,19 +34,18 @@ def test_plaintexts_are_g_shifted_plus_h(pairs: list[tuple[float, float]], fract
     assert plaintexts == [(int(a) << pair_format.h_bits) + int(b) for a, b in zip(g, h, strict=True)]
 
 
-@settings(deadline=None)
-@given(st.integers(-(2**62), 2**62), st.integers(-(2**61), 2**61))
-def test_plaintexts_of_signed_h_and_extreme_sums(g: int, h: int) -> None:
-    pair_format = PairFormat(0, 1, g_bound=2.0**62, h_low=-(2.0**61), h_high=2.0**61)
-    row = pair_format.plaintext_rows(np.array([g]), np.array([h]))[0]
-    assert int.from_bytes(row.tobytes(), "little", signed=True) == (g << pair_format.h_bits) + h
+SIGNED = PairFormat(0, 1, g_bound=2.0**62, h_low=-(2.0**61), h_high=2.0**61)
+LONG = [PairFormat(40, n_rows, g_bound=1.0, h_low=0.0, h_high=1.0) for n_rows in (2**23, 2**24, 2**30, 2**31 - 1)]
 
 
 @settings(deadline=None)
-@given(st.integers(-(2**40), 2**40), st.integers(0, 2**40), st.sampled_from([2**23, 2**24, 2**30, 2**31 - 1]))
-def test_plaintexts_of_sums_that_leave_64_bits(g: int, h: int, n_rows: int) -> None:
-    pair_format = PairFormat(40, n_rows, g_bound=1.0, h_low=0.0, h_high=1.0)
-    assert (pair_format.n_words, pair_format.h_bits >= 64) == (2, True)
+@given(
+    st.tuples(st.just(SIGNED), st.integers(-(2**62), 2**62), st.integers(-(2**61), 2**61))
+    | st.tuples(st.sampled_from(LONG), st.integers(-(2**40), 2**40), st.integers(0, 2**40))
+)
+def test_plaintexts_of_signed_h_and_of_sums_that_leave_64_bits(case: tuple[PairFormat, int, int]) -> None:
+    pair_format, g, h = case
+    assert pair_format is SIGNED or (pair_format.n_words, pair_format.h_bits >= 64) == (2, True)
     row = pair_format.plaintext_rows(np.array([g]), np.array([h]))[0]
     assert int.from_bytes(row.tobytes(), "little", signed=True) == (g << pair_format.h_bits) + h
 

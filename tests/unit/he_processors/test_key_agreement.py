@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from he_processors.errors import AuthenticationError, ProtocolError
@@ -73,6 +73,7 @@ def test_keys_are_fresh():
 FIELD = st.one_of(st.binary(max_size=12), st.text(max_size=6), st.integers(0, 2**64 - 1))
 
 
+@settings(max_examples=40)
 @given(st.lists(FIELD, max_size=5), st.lists(FIELD, max_size=5))
 def test_encoding_is_injective(left, right):
     assert (encode_fields(*left) == encode_fields(*right)) == (left == right)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -65,12 +63,6 @@ def test_long_messages_cross_chunks(modulus):
     assert len(np.unique(a)) > n - 10, "chunks must not repeat the keystream"
 
 
-def test_without_a_blinder_the_total_is_the_sum():
-    values = np.arange(9, dtype=np.uint64)
-    masked = [site.mask(values, label(9)) for site in make_sites(3, blinder=None)]
-    np.testing.assert_array_equal(add(masked, None), 3 * values)
-
-
 def naive_keystream(key: bytes, message: MessageLabel, modulus: int | None) -> list[int]:
     """One number at a time, as a reader of the docstrings would write it."""
     fields = (message.counter, message.kind, message.phase, message.n_values, modulus or 0)
@@ -128,39 +120,6 @@ def test_a_counter_encodes_once():
     site.mask(values, label(4, counter=6))
 
 
-CHANGES = [{"counter": 8}, {"kind": "ROOT_SUM"}, {"phase": "update:4"}, {"n_values": 65}]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
-def test_every_field_of_the_label_changes_all_masks(change):
-    """Round, tree, retry or parallel tree: whatever differs, no word of the keystream comes back."""
-    old = label(64)
-    new = dataclasses.replace(old, **change)
-    first = make_sites(2)[1].mask(np.zeros(old.n_values, dtype=np.uint64), old)
-    second = make_sites(2)[1].mask(np.zeros(new.n_values, dtype=np.uint64), new)
-    assert not set(first.tolist()) & set(second.tolist())
-
-
-def test_sessions_pairs_and_moduli_have_keystreams_of_their_own():
-    zeros = np.zeros(64, dtype=np.uint64)
-    three = make_sites(3, blinder=None)
-    streams = [
-        make_sites(2, blinder=None)[0].mask(zeros, label(64)),
-        make_sites(2, blinder=None, session=b"t" * 32)[0].mask(zeros, label(64)),
-        make_sites(2, blinder=None)[0].mask(zeros, label(64), 1 << 63),
-        make_sites(2, blinder=0)[0].mask(zeros, label(64)),
-        *(site.mask(zeros, label(64)) for site in three),
-    ]
-    words = [word for stream in streams for word in stream.tolist()]
-    assert len(set(words)) == len(words)
-
-
-def test_input_is_not_changed():
-    values = np.arange(8, dtype=np.uint64)
-    make_sites(2)[0].mask(values, label(8))
-    np.testing.assert_array_equal(values, np.arange(8))
-
-
 def test_unblind_only_what_was_masked():
     site = make_sites(2)[0]
     with pytest.raises(ProtocolError, match="not been masked"):
@@ -207,17 +166,6 @@ def test_residues_are_the_keystream_however_many_are_asked_for(n):
     assert (uniform_residues(key, modulus, n) == expected).all()
 
 
-@pytest.mark.parametrize("modulus", MODULI)
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_masks_with_and_without_blinding_have_no_key_in_common(rank, modulus):
-    """Else a message masked in both ways would show the blinding, or the difference of two messages."""
-    values, blinded, readable = np.zeros(64, np.uint64), make_sites(3)[rank], make_sites(3, blinder=None)[rank]
-    assert not set(blinded._pair_keys.values()) & set(readable._pair_keys.values())
-    if (modulus or 4) > 3:
-        both = [site.mask(values, label(64), modulus) for site in (blinded, readable)]
-        assert not np.array_equal(*both)
-
-
 # -- words of 32 bits -------------------------------------------------------------------------------------------------
 
 SHORT_ANSWER = "215bd815df30d7bc5d422bcd"
@@ -251,12 +199,6 @@ def test_short_words_take_each_word_of_their_keystream_once(n):
     expected = naive_short_keystream(derive_key(pair_secret(0, 1), SESSION, "masks/readable/pair", 0, 1), message)
     assert low.mask(zeros, message).tolist() == expected
     assert high.mask(zeros, message).tolist() == [-word % (1 << 32) for word in expected]
-
-
-def test_short_and_long_words_of_one_message_have_no_key_in_common():
-    """Two sites of unlike widths would else show the difference of their values."""
-    long_, short = (make_sites(2, blinder=None)[0].mask(np.zeros(512, t), label(512)) for t in (np.uint64, np.uint32))
-    assert not set(long_.view(np.uint32).tolist()) & set(short.tolist())
 
 
 def test_short_words_are_masked_once_and_take_no_modulus():

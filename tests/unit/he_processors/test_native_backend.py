@@ -150,46 +150,13 @@ def test_segments(variant: str, lengths: list[int], threads: int) -> None:
 
 
 @each_variant
-def test_segments_merged_more_than_once(variant: str) -> None:
+def test_segments_merged_more_than_once_and_at_paillier_lengths(variant: str) -> None:
     check_segments(toy(variant, 1, bits=512), 100, [20_000, 3])
-
-
-@each_variant
-def test_segments_at_paillier_lengths(variant: str) -> None:
     for bits in (4096, 6144):
         check_segments(toy(variant, 2, bits), 20, [0, 90, 1, 7, 7, 2])
 
 
 # Powers ------------------------------------------------------------------------------------------------------------
-
-
-@each_variant
-def test_constant_powers(variant: str) -> None:
-    arithmetic = toy(variant)
-    values, x = draw(arithmetic, 3)
-    rng = random.Random(11)
-    exponents = [*range(70), 1 << 64, (1 << 200) - 1, *(rng.getrandbits(bits) for bits in (90, 521, 1030))]
-    for exponent in exponents:
-        assert ints(arithmetic, arithmetic.pow_const(x, exponent)) == [
-            pow(v, exponent, arithmetic.modulus) for v in values
-        ]
-    with pytest.raises(ValueError, match="negative"):
-        arithmetic.pow_const(x, -1)
-
-
-@each_variant
-@pytest.mark.parametrize("exponent_bits", [1, 7, 8, 11, 64, 100, 257])
-@pytest.mark.parametrize("n", [1, 40, 1300])
-def test_fixed_base_powers(variant: str, exponent_bits: int, n: int) -> None:
-    arithmetic = toy(variant, threads=2)
-    rng = random.Random(exponent_bits)
-    exponents = [0, (1 << exponent_bits) - 1, *(rng.getrandbits(exponent_bits) for _ in range(n))]
-    base = arithmetic.modulus - 3
-    rows = rows_from_ints(exponents, (exponent_bits + 7) // 8)
-    expected = [pow(base, e, arithmetic.modulus) for e in exponents]
-    table = arithmetic.fixed_base(base, exponent_bits)
-    for _ in range(2):
-        assert ints(arithmetic, table.pow(rows)) == expected
 
 
 @each_variant

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from dp_components.accounting import compose, gaussian_limit
+from dp_components.errors import PrivacyRefusal
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.private_trees import job as job_plan
@@ -173,6 +174,14 @@ def test_too_few_sites_for_the_noise_are_refused() -> None:
         JobPlan.of(job_of(n_sites=4), 3)
     refused("needs n_rows", trust="local")
     refused("needs n_rows", n_rows=100)
+
+
+def test_fewer_or_more_sites_than_calibrated_are_refused() -> None:
+    trust = JobPlan.of(job_of(), 3).training.trust
+    trust.check_sites(3)
+    for n_sites, error in ((2, PrivacyRefusal), (4, ConfigurationError)):
+        with pytest.raises(error):
+            trust.check_sites(n_sites)
 
 
 def test_distributed_noise_is_larger_by_the_missing_shares() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,16 @@ def ledger(folder: Path) -> Ledger:
 def maker(paid: Payment, value: int = 7):
     event = JobPlan.of(job_of(method="dp_tr_newton"), 3).releases.releases[0].event
     return lambda: Release(np.array([value]), event)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have no ledger be written from the call on."""
+
+    def full(self: Journal, record: object) -> None:
+        raise OSError("no space left")
+
+    return lambda: monkeypatch.setattr(Journal, "append", full)
 
 
 def test_a_query_is_charged_once_and_answered_alike(tmp_path: Path) -> None:
@@ -166,28 +177,21 @@ def test_no_more_is_paid_than_the_plan_reserved(tmp_path: Path) -> None:
         paid.pay("leaf sums of round 8; after 1", maker(paid))
 
 
-def test_a_ledger_that_cannot_be_written_lets_nothing_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_cannot_be_written_lets_nothing_go(tmp_path: Path, full_disk: Callable[[], None]) -> None:
     paid = payment(tmp_path)
-
-    def full(self: Journal, record: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Journal, "append", full)
+    full_disk()
     with pytest.raises(JobAborted, match="cannot be written"):
         paid.pay(QUERY, maker(paid))
 
 
-def test_a_job_that_cannot_be_closed_keeps_its_reservation_and_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("end", [Payment.complete, Payment.abandon])
+def test_a_job_whose_end_cannot_be_written_keeps_its_reservation_and_says_so(
+    tmp_path: Path, full_disk: Callable[[], None], caplog: pytest.LogCaptureFixture, end: Callable[[Payment], None]
 ) -> None:
     paid = payment(tmp_path)
-
-    def full(self: Journal, record: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "append", full)
-        paid.complete()
+    paid.begin([paid.history()] * 3)
+    full_disk()
+    end(paid)
     assert "stays open in the ledger, which cannot be written (OSError)" in caplog.text
     assert " open " in ledger(tmp_path).describe()
 
@@ -257,17 +261,3 @@ def test_a_failed_resumption_does_not_stop_the_job_that_runs(tmp_path: Path) -> 
     beside = payment(tmp_path, job_of(method="dp_tr_newton", resume_from="running"), "beside")
     beside.abandon()
     assert running.pay(QUERY, maker(running)).tolist() == [7]
-
-
-def test_a_broken_off_job_that_cannot_be_written_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    paid = payment(tmp_path)
-    paid.begin([paid.history()] * 3)
-
-    def full(self: Journal, record: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Journal, "append", full)
-    paid.abandon()
-    assert "stays open in the ledger, which cannot be written (OSError)" in caplog.text

@@ -117,11 +117,6 @@ def test_the_last_batch_has_the_trees_that_are_left() -> None:
     assert [len(release.sizes) for release in releases] == [4, 4, 2]
 
 
-def test_half_the_noise_would_overspend() -> None:
-    costs = [compose(plan_with(dp_tr_newton(200), BOUNDS, mu).releases.events).mu_squared for mu in (0.3, 0.6)]
-    assert costs == pytest.approx([0.09, 0.36])
-
-
 def test_every_release_says_what_it_is() -> None:
     refined = replace(feverless(2), split_method=SplitMethod.PARTIALLY_RANDOM, depth=2, candidates=IH.candidates)
     words = [release.words for release in ReleasePlan.of(refined, BOUNDS[:3], 1.0).releases]
