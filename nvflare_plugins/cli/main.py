@@ -47,6 +47,7 @@ COMMANDS: dict[str, click.Command] = {
         models.score,
         sites.snapshot,
         models.models,
+        models.runs,
         models.drift,
         evidence.dossier,
         sites.registry,

@@ -200,6 +200,25 @@ def models(options: Options) -> int:
 
 
 @command(
+    "list all runs of a site, or compare them on a page",
+    option("--html", metavar="FILE.html", type=PATH, help="write a page that sorts, and shows runs side by side"),
+    WORKSPACE,
+    SITE,
+    prints_json=True,
+)
+def runs(options: Options) -> int:
+    """``veilboost runs``: all jobs that this site has taken part in, the newest first. Sends nothing.
+
+    For each job its name, profile, data set, rounds, best score and the name of its model (`veilboost models`); with
+    --json also parameters, metrics, seconds and bytes. The page of --html sorts by each column, and shows curves and
+    parameters of chosen runs side by side; it needs no network, and is for this site's people alone (mode 0600).
+    """
+    from nvflare_plugins.cli.runs import run
+
+    return run(options)
+
+
+@command(
     "compare a file of new rows with those that a model was trained on",
     argument("model", metavar="NAME", help="name of a model (veilboost models), NAME@VERSION, or a job's id"),
     argument("data", metavar="NEW_FILE", type=PATH, help="the new rows, written as the training file is"),

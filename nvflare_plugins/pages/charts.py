@@ -39,12 +39,19 @@ _LANES_LEFT, _LANE, _GAP = 190, 15, 16
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve. ``points`` are (x, y); ``style``: line, wide (a pale band behind the others), dashed or faint."""
+    """One curve.
+
+    Attributes:
+        points: (x, y).
+        style: line, wide (a pale band behind the others), dashed or faint.
+        key: by which a page's script finds it.
+    """
 
     name: str
     colour: int
     points: tuple[tuple[float, float], ...]
     style: str = "line"
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +396,7 @@ def _draw_line(line: Line, scale: _Scale, place: str) -> dict[str, Any]:
     hints = [f"{line.name}, {place} {number(x)}: {number(y)}" for x, y in line.points]
     return {
         "style": line.style,
+        "key": line.key,
         "colour": line.colour,
         "path": places,
         "has_markers": len(places) <= _MOST_MARKERS and line.style == "line",

@@ -40,7 +40,15 @@ from nvflare_plugins.pages.charts import (
 from nvflare_plugins.pages.local_page import FILE_NAME as LOCAL_PAGE
 from nvflare_plugins.pages.model_charts import ClassFigures, ScoreCounts, class_figures, tree_chart
 from nvflare_plugins.pages.render import page
-from nvflare_plugins.pages.run_record import BestRound, ReportSection, RoundRow, RunRecord, TrafficRow, is_number
+from nvflare_plugins.pages.run_record import (
+    REPORT,
+    BestRound,
+    ReportSection,
+    RoundRow,
+    RunRecord,
+    TrafficRow,
+    is_number,
+)
 from nvflare_plugins.site.policy_values import Consents, is_private
 from nvflare_plugins.site.profiles import ThreatModel
 from nvflare_plugins.wire.envelope import CURVE_METRICS, Kind
@@ -48,7 +56,6 @@ from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model
 
-FILE_NAME = "report.html"
 logger = logging.getLogger(__name__)
 MAX_FEATURES = 15
 _STAGES = (
@@ -77,7 +84,7 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
         ConfigurationError: the folder holds no readable run record.
     """
     html = build_report(RunRecord.read(run_folder), run_folder)
-    path = run_folder / FILE_NAME if output is None else output
+    path = run_folder / REPORT if output is None else output
     return write_atomically(path, html.encode())
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import too_old
+from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import utc
-from nvflare_plugins.data.table import Table
 from nvflare_plugins.wire.envelope import is_larger_better
+
+if TYPE_CHECKING:
+    from dp_components.split_candidates.candidates import Columns
+    from nvflare_plugins.data.table import Table
 
 # A data set as a site used it in a run: rows, columns, public lists, what the classes of the label mean.
 #
@@ -100,7 +103,7 @@ def missing_of(names: Sequence[str], columns: Columns) -> dict[str, int]:
 
 
 FORMAT = "veilboost-run-1"
-FILE_NAME = "run.json"
+FILE_NAME, REPORT = "run.json", "report.html"
 
 
 Span = tuple[str, float, float]
@@ -381,6 +384,22 @@ class RunRecord:
             raise ConfigurationError(f"{folder} holds no {FILE_NAME}: it is not the folder of a run") from None
         except (ValueError, RecursionError):
             raise ConfigurationError(f"{folder / FILE_NAME} is not valid JSON") from None
+
+
+def records_in(runs: Path, unread: list[str] | None = None) -> Iterator[tuple[Path, RunRecord]]:
+    """Yield each run's folder and record, in order of their names.
+
+    Args:
+        runs: the folder of a site's runs.
+        unread: gets what is the matter with runs whose record is damaged, or of another version.
+    """
+    for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
+        try:
+            if (folder / FILE_NAME).exists():
+                yield folder, RunRecord.read(folder)
+        except (ConfigurationError, PermissionError) as error:  # the latter of a job that another user ran
+            if unread is not None:
+                unread.append(f"{folder.name}: {reason_of(error)}")
 
 
 def is_number(value: float | None) -> bool:

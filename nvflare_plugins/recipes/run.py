@@ -30,7 +30,7 @@ from nvflare_plugins.flare.attempt import FAILED, SUMMARY_FILE
 from nvflare_plugins.pages import local_page, report
 from nvflare_plugins.pages.charts import Line, line_chart, picture
 from nvflare_plugins.pages.render import page
-from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.pages.run_record import FILE_NAME, REPORT, RunRecord
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import FOLDERS
 from nvflare_plugins.site.profiles import THREAT_MODELS
@@ -123,7 +123,7 @@ class SiteRun:
     @property
     def report(self) -> Page:
         """The site's report, written anew if it is not there."""
-        path = self.folder / report.FILE_NAME
+        path = self.folder / REPORT
         return Page(path if path.is_file() else report.write_report(self.folder))
 
     def table(self, name: str) -> pd.DataFrame:

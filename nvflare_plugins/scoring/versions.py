@@ -24,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import counted, fitted, printable
-from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
-from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.pages.run_record import RunRecord, records_in
 
 NAMES_FILE = "models.json"
 MERGED = "merged_model.json"
@@ -84,14 +82,7 @@ class ModelVersions:
         Args:
             unread: gets what is the matter with runs whose record is damaged, or of another version.
         """
-        models: list[FoundModel] = []
-        for folder in sorted(self._runs.iterdir()) if self._runs.is_dir() else ():
-            try:
-                if (folder / FILE_NAME).exists():
-                    models += _models_of(folder)
-            except (ConfigurationError, PermissionError) as error:  # the latter of a job that another user ran
-                if unread is not None:
-                    unread.append(f"{folder.name}: {reason_of(error)}")
+        models = [model for folder, record in records_in(self._runs, unread) for model in _models_of(folder, record)]
         return sorted(models, key=lambda one: (one.finished, one.job))
 
     def names(self) -> dict[str, Named]:
@@ -126,6 +117,8 @@ class ModelVersions:
                 f"no job {printable(job)!r} has left a model among the runs: `veilboost models` lists those that have"
                 + others
             )
+        from nvflare_plugins.scoring.model import FinishedModel  # XGBoost, which listing models does not need
+
         FinishedModel.read(self._runs / job / model.file)
         fresh = Version(job, model.file, model.sha256, datetime.now(UTC).isoformat(timespec="seconds"))
         with self._changing() as names:
@@ -206,13 +199,19 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
-    """Return models and names as a table for a person; the version in use has a star."""
+def called_by_job(names: Mapping[str, Named]) -> dict[tuple[str, str], list[str]]:
+    """Return (job, hash of the model) -> NAME@VERSION of it; the version in use has a star."""
     of_job: dict[tuple[str, str], list[str]] = {}
     for name, one in sorted(names.items()):
         for number, version in enumerate(one.versions, start=1):
             mark = "*" if number == one.current else ""
             of_job.setdefault((version.job, version.sha256), []).append(f"{name}@{number}{mark}")
+    return of_job
+
+
+def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
+    """Return models and names as a table for a person; the version in use has a star."""
+    of_job = called_by_job(names)
     lines = [f"{'finished':<20} {'name':<16} {'data set':<16} {'rounds':>6} {'sha256':<{_HASH_SHOWN}}  job, metrics"]
     for model in found:
         called = ", ".join(of_job.get((model.job, model.sha256), [])) or "-"
@@ -224,8 +223,7 @@ def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
     return "\n".join(printable(line, 400) for line in [*lines, "* in use"])
 
 
-def _models_of(folder: Path) -> Iterator[FoundModel]:
-    record = RunRecord.read(folder)
+def _models_of(folder: Path, record: RunRecord) -> Iterator[FoundModel]:
     for file in dict.fromkeys(filter(None, (record.model, MERGED))):
         path = folder / file
         if path.name != file or not path.is_file():

@@ -52,6 +52,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "score",
         "snapshot",
         "models",
+        "runs",
         "drift",
         "dossier",
         "registry",

@@ -1,0 +1,130 @@
+"""``veilboost runs``: all runs of a site, in a table, and side by side on a page that sorts and compares.
+
+Privacy: the site's own record of its jobs, without rows or counts of them; for this site's people. Sent nowhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from nvflare_plugins.base.formatting import fitted, human_bytes, human_seconds, number, printable
+from nvflare_plugins.pages.charts import Axis, Line, line_chart
+from nvflare_plugins.pages.render import environment, page
+from nvflare_plugins.pages.run_record import RunRecord, is_number
+
+_MOST_COMPARED, _SHOWN_FIRST = 24, 4
+_SCRIPT = "runs.js"
+
+
+def facts_of(run: RunRecord, folder: str, models: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what is told of a run, as JSON values.
+
+    Args:
+        folder: name of the run's folder.
+        models: names of its model, NAME@VERSION.
+    """
+    best, last = run.best(), run.rounds[-1].metrics if run.rounds else {}
+    return {
+        "job": folder,
+        "name": run.called,
+        "title": run.title,
+        "status": run.status,
+        "finished": run.finished,
+        "seconds": _seconds(run),
+        "profile": run.profile,
+        "sites": list(run.sites),
+        "data_set": run.data[0].name if run.data else "",
+        "rounds": len(run.rounds),
+        "metric": best.metric if best else "",
+        "best": best.value if best else None,
+        "best_round": best.round + 1 if best else None,
+        "metrics": {name: value for name, value in last.items() if is_number(value)},
+        "bytes_sent": sum(row.bytes_out for row in run.traffic),
+        "epsilon": run.settings.get("epsilon"),
+        "params": run.params,
+        "models": list(models),
+    }
+
+
+def _seconds(run: RunRecord) -> float | None:
+    try:
+        return (datetime.fromisoformat(run.finished) - datetime.fromisoformat(run.started)).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+def describe(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Return runs as a table for a person."""
+    lines = [f"{'finished':<20} {'name':<24} {'profile':<14} {'data set':<16} {'rounds':>6}  best, job"]
+    for one in runs:
+        score = "" if one["best"] is None else f"{one['metric']} {one['best']:.5g} in round {one['best_round']}, "
+        status = "" if one["status"] == "completed" else f"{one['status']}, "
+        names = f" ({', '.join(one['models'])})" if one["models"] else ""
+        lines.append(
+            f"{one['finished'][:19]:<20} {fitted(one['name'], 24)} {fitted(one['profile'], 14)} "
+            f"{fitted(one['data_set'], 16)} {one['rounds']:>6}  {score}{status}{one['job']}{names}"
+        )
+    return "\n".join(printable(line, 400) for line in lines)
+
+
+def build_page(site: str, runs: Sequence[tuple[RunRecord, Mapping[str, Any]]], links: Mapping[str, str]) -> str:
+    """Return the page.
+
+    Args:
+        runs: the newest first, each with its facts.
+        links: folder -> address of its report, from where the page lies.
+    """
+    compared = [(f"r{n}", n % 6 + 1, run, facts) for n, (run, facts) in enumerate(runs[:_MOST_COMPARED])]
+    script = environment().get_template(_SCRIPT).render()
+    return page(
+        "runs.html",
+        site=site,
+        runs=[(key, facts, links.get(facts["job"], "")) for key, _, _, facts in compared]
+        + [("", facts, links.get(facts["job"], "")) for _, facts in runs[_MOST_COMPARED:]],
+        keys=[(key, colour, facts) for key, colour, _, facts in compared],
+        shown=[key for key, *_ in compared[:_SHOWN_FIRST]],
+        curves=_curves(compared),
+        settings=_settings([facts for *_, facts in compared]),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _curves(compared: Sequence[tuple[str, int, RunRecord, Mapping[str, Any]]]) -> list[tuple[str, str]]:
+    """Return a chart for each metric that some runs were judged by."""
+    lines: dict[str, list[Line]] = defaultdict(list)
+    for key, colour, run, facts in compared:
+        values = ((row.round + 1.0, row.metrics.get(facts["metric"], math.nan)) for row in run.rounds)
+        points = tuple(point for point in values if is_number(point[1]))
+        if points:
+            lines[facts["metric"]].append(Line(facts["name"], colour, points, key=key))
+    return [(metric, line_chart(found, Axis("round"), metric)) for metric, found in lines.items()]
+
+
+def _settings(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return (what it is, its value in each run): scores and times, then parameters in order of name."""
+    rows = [
+        ("score", [f"{one['metric']} {one['best']:.5g}" if one["best"] is not None else "" for one in runs]),
+        ("best round", [f"{one['best_round'] or ''} of {one['rounds']}" for one in runs]),
+        ("profile", [one["profile"] for one in runs]),
+        ("data set", [one["data_set"] for one in runs]),
+        ("sites", [", ".join(one["sites"]) for one in runs]),
+        ("epsilon", ["" if one["epsilon"] is None else f"{one['epsilon']}" for one in runs]),
+        ("time", ["" if one["seconds"] is None else human_seconds(one["seconds"]) for one in runs]),
+        ("sent", [human_bytes(one["bytes_sent"]) for one in runs]),
+    ]
+    for name in sorted({name for one in runs for name in one["params"]}):
+        rows.append((name, [_text(one["params"].get(name)) for one in runs]))
+    return [(name, values) for name, values in rows if any(values)]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
