@@ -24,10 +24,10 @@ def curve_svg(run: RunRecord) -> str:
     return picture(chart, f"{run.called}: {best.metric}, best {best.value:.5g} in round {best.round + 1}")
 
 
-def run_part(run: RunRecord) -> str:
-    """Return what a notebook shows of a run (``_repr_html_``)."""
-    curve = next((chart for _, chart, _ in learning_curves(run)), "")
+def run_part(run: RunRecord, name: str = "") -> str:
+    """Return what a notebook shows of a run (``_repr_html_``). Args: name: its heading; the job's own by default."""
+    curve, best = next((chart for _, chart, _ in learning_curves(run)), ""), run.best()
     model, plugin = threat_of(run, None)
-    return in_light_colours(
-        page("part.html", run=run, key_figures=key_figures(run), curve=curve, model=model, plugin=plugin)
-    )
+    at_best = next((row.metrics for row in run.rounds if best is not None and row.round == best.round), {})
+    facts = {"key_figures": key_figures(run), "at_best": at_best, "curve": curve, "model": model, "plugin": plugin}
+    return in_light_colours(page("part.html", name=name or run.called, run=run, **facts))

@@ -111,7 +111,8 @@ def _settings(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return (what it is, its value in each run): scores and times, then parameters in order of name."""
     rows = [
         ("score", [f"{one['metric']} {one['best']:.5g}" if one["best"] is not None else "" for one in runs]),
-        ("best round", [f"{one['best_round'] or ''} of {one['rounds']}" for one in runs]),
+        ("rounds", [str(one["rounds"]) for one in runs]),
+        ("best round", [str(one["best_round"] or "") for one in runs]),
         ("profile", [one["profile"] for one in runs]),
         ("data set", [one["data_set"] for one in runs]),
         ("sites", [", ".join(one["sites"]) for one in runs]),

@@ -8,8 +8,6 @@ summary and the evidence, in which reasons stand only where a site's policy has 
 from __future__ import annotations
 
 import json
-import math
-import re
 import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
 from nvflare.recipe import Run as FlareRun
 from nvflare.recipe import SimEnv
 from nvflare.recipe.spec import ExecEnv
@@ -28,12 +25,10 @@ from nvflare_plugins.evidence.format import EXPORT_SUFFIX
 from nvflare_plugins.evidence.verification import Verification, verify
 from nvflare_plugins.flare.attempt import FAILED, SUMMARY_FILE
 from nvflare_plugins.pages import local_page, report
-from nvflare_plugins.pages.charts import Line, line_chart, picture
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.run_record import FILE_NAME, REPORT, RunRecord
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import FOLDERS
-from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.wire.envelope import is_larger_better
 
 if TYPE_CHECKING:
@@ -170,29 +165,7 @@ class SiteRun:
 
     def shown(self, name: str) -> str:
         """Return the run as HTML for a notebook. Args: name: its heading."""
-        threats = THREAT_MODELS.get(self.record.profile)
-        return page(
-            "run.html",
-            name=name,
-            run=self.record,
-            chart=Markup(self._chart()),  # noqa: S704 - drawn by a template, which has escaped what it shows
-            best=[] if self.best_round is None else list(self._scores.loc[self.best_round].items()),
-            best_round=self.best_round,
-            threats=[] if threats is None else threats.rows(),
-        )
-
-    def _chart(self) -> str:
-        """Return the curves of the last metric as SVG; "" where no metric was evaluated."""
-        if self._scores.empty:
-            return ""
-        metric = str(self._scores.columns[-1]).rsplit("-", 1)[-1]
-        names = [str(name) for name in self._scores if str(name).rsplit("-", 1)[-1] == metric]
-        lines = [
-            Line(name, colour, tuple((n + 1, y) for n, y in self._scores[name].items() if math.isfinite(y)))
-            for colour, name in enumerate(names, start=1)
-        ]
-        drawn = picture(line_chart(lines, "round", metric), " (blue), ".join(names) + " by round")
-        return re.sub(r"\bsvg (?=\.|text)", ".veilboost-run ", drawn)  # a style is for the whole notebook
+        return run_part(self.record, name)
 
 
 class Run(FlareRun):

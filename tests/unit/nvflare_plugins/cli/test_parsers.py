@@ -43,6 +43,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "demo",
         "site-setup",
         "check",
+        "agree",
         "plan",
         "verify",
         "report",

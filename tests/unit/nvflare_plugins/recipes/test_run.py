@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,14 @@ def test_a_notebook_gets_the_curve_the_best_round_and_who_saw_what(tmp_path: Pat
     start, end = html.index("<svg"), html.rindex("</svg>") + 6
     assert ET.fromstring(html[start:end]).tag.endswith("svg")
     assert "<script" not in html and "&lt;script&gt;" in html
-    assert "best round<td><b>2</b>" in html and "the server alone" in html
-    assert "svg ." not in html and "svg text" not in html  # a style counts in the whole notebook
+    assert (
+        "<b>0.9</b><span>eval-auc, best in round 2<" in html and "train-auc 0.8" in html and "the server alone" in html
+    )
+    style = html.partition("<style>")[2].partition("</style>")[0]
+    depths = list(accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in style))
+    assert style.startswith(".veilboost {") and depths.index(0, 12) == len(style) - 1, (
+        "a style counts in the whole notebook"
+    )
 
 
 def summary(folder: Path, reason: str | None, **errors: str) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from nvflare_plugins.dossier.attacks import Attacked, AttackReport, Bound, Estim
 from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.pages import ledger_page, local_page, profile_page, tuning_page
+from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.pages.model_charts import RowFigures, ScoreCounts, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.notebook import run_part
@@ -59,6 +62,8 @@ TAGS = """html head meta title style body main header footer section div h1 h2 h
  details summary caption ul li table tr th td svg g line rect circle polyline text"""
 ATTRIBUTES = """lang charset name content http-equiv class style role aria-label viewbox width height
  x y x1 x2 y1 y2 cx cy r rx points fill stroke stroke-width text-anchor transform xmlns"""
+
+SORTED = ("script thead tbody input label a", "id type value checked data-run data-value href")
 
 
 def run_record(text: str, **changes: object) -> RunRecord:
@@ -265,6 +270,17 @@ def compared(text: str) -> local_page.Comparison:
     return local_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,), rows)
 
 
+def checked(text: str) -> SimpleNamespace:
+    found = {text: [text, "b"]}
+    return SimpleNamespace(rows={text: 3, "b": 0}, problems=found, notes=found, features=[text], left_out=[text])
+
+
+def runs_of(text: str) -> str:
+    runs = [run_record(text, name=text), *(run_record(text, rounds=(), params={}) for _ in range(25))]
+    found = [(run, runs_page.facts_of(run, text, [text])) for run in runs]
+    return runs_page.build_page(text, found, {text: "job/report.html"})
+
+
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
     "report": ("report.html", lambda text, folder: build_report(run_record(text), fill(folder, text))),
@@ -301,6 +317,8 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
     "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
     "no attacks": ("attacks.html", lambda text, folder: attacks.build_page(AttackReport(text), text, text)),
     "dossier": ("dossier.html", cover_of),
+    "runs": ("runs.html", lambda text, folder: runs_of(text)),
+    "check": ("check.html", lambda text, folder: page("check.html", check=checked(text))),
     "picture": ("figures.svg", lambda text, folder: picture(horizontal_bars([Bar(text, 1.0, text)]), text)),
 }
 
@@ -330,8 +348,10 @@ class Shape(HTMLParser):
 def test_whatever_a_name_holds_is_text_and_is_not_evaluated(name: str, tmp_path: Path) -> None:
     build = PAGES[name][1]
     expected = Shape(build(PLAIN, folder(tmp_path, "plain")))
-    assert {element[0] for element in expected.elements} <= {*TAGS.split()}
-    assert {attribute for element in expected.elements for attribute in element[1:]} <= {*ATTRIBUTES.split()}
+    more = SORTED if name == "runs" else ("", "")
+    assert {element[0] for element in expected.elements} <= {*TAGS.split(), *more[0].split()}
+    allowed = {*ATTRIBUTES.split(), *more[1].split()}
+    assert {attribute for element in expected.elements for attribute in element[1:]} <= allowed
     for number, text in enumerate(HOSTILE):
         found = Shape(build(text, folder(tmp_path, str(number))))
         assert found.elements == expected.elements, text
@@ -348,8 +368,9 @@ def folder(parent: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_names_nothing_outside_of_itself(name: str, tmp_path: Path) -> None:
     html = PAGES[name][1](PLAIN, tmp_path).replace('xmlns="http://www.w3.org/2000/svg"', "")
+    html = html.replace('href="job/report.html"', "")
     assert not re.search(r"://|url\(|@import|\b(src|href)\s*=", html)
-    assert "default-src 'none'" in html or name in ("picture", "part of a notebook")
+    assert "default-src 'none'" in html or name in ("picture", "part of a notebook", "check")
 
 
 def test_every_template_is_one_of_these_pages_or_part_of_one() -> None:
@@ -372,6 +393,14 @@ def test_templates_escape_everything_and_take_nothing_for_granted() -> None:
         assert not re.search(r"=[^\"'\s<>{}]*\{\{", re.sub(r"\{%.*?%\}", "", source)), f"{name}: quote attributes"
     with pytest.raises(AttributeError, match="'job_id' is undefined"):
         page("attacks.html", site="", report=AttackReport("none"), names={})
+
+
+def test_the_page_of_runs_runs_the_one_script_that_it_names_and_no_other() -> None:
+    html = runs_of("</script><script>alert(1)</script>")
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    allowed = re.search(r"script-src 'sha256-([^']+)'\"", html)
+    assert allowed is not None and base64.b64decode(allowed[1]) == hashlib.sha256(script.encode()).digest()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function|fetch|import", script)
 
 
 def test_a_script_is_shown_line_by_line() -> None:
