@@ -105,111 +105,89 @@ _MOST_DIGITS = {True: 4, False: 3}
 _SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
-    """What a cost means for one person.
-
-    Attributes:
-        right: share of guesses that are right at most, where both answers are equally likely beforehand.
-        found: share of those who took part who are named at most, where 1 % of those who did not are named too.
-    """
-
-    right: float
-    found: float
-
-    @classmethod
-    def of(cls, trade_off: TradeOff) -> Person:
-        """Return both bounds."""
-        return cls(trade_off.guessed_right(), trade_off.true_positive_rate(_ACCUSED))
-
-    def lines(self, guessed: str = TOOK_PART) -> list[str]:
-        """Say it, whatever else is known of the rows."""
-        right = 100 * self.right
-        odds = self.right / (1 - self.right) if self.right < 1 else math.inf
-        of_odds = f": odds of {human_number(odds)} to 1, where nothing known is even" if odds < math.inf else ""
-        first = f"whoever sees all of it and guesses {guessed} is right in {right:.4g} % of cases at most{of_odds}"
-        if guessed != TOOK_PART:
-            return [first]
-        return [
-            first,
-            f"naming {100 * _ACCUSED:g} in a hundred wrongly, he names {100 * self.found:.3g} in a hundred rightly at "
-            "most",
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Trainings:
-    """How many such jobs a budget bears. Attributes: left: more, beside what is spent or promised; whole: if none was.
-
-    ``whole`` is None where no ledger was looked at.
-    """
-
-    left: int
-    whole: int | None = None
-
-    def line(self) -> str:
-        """Say it."""
-        of = "" if self.whole is None else f" (a whole budget bears {counted(self.whole, 'such training')})"
-        return f"{counted(self.left, 'such training')} {'is' if self.left == 1 else 'are'} in it{of}"
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseToSignal:
-    """Noise beside what it covers, from public numbers. Attributes: ratios: by what they are of; text: in words."""
-
-    ratios: Mapping[str, float]
-    text: str
+Noise = tuple[Mapping[str, float], str]
+"""Noise beside what it covers, from public numbers: ratios by what they are of, and the same in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What ``veilboost plan`` says beside the price of a private job. Attributes: guessed: what is guessed at."""
+    """What ``veilboost plan`` says beside the price of a private job.
 
-    person: Person
-    noise: NoiseToSignal
-    expected: ExpectedLoss
-    trainings: Trainings | None
-    warnings: Sequence[str]
-    guessed: str = TOOK_PART
+    Attributes:
+        figures: as JSON values.
+        shown: texts by their names, for ``shown_lines``.
+    """
 
-    def figures(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        left = None if self.trainings is None else {"left": self.trainings.left, "whole": self.trainings.whole}
-        return {
-            "guessed_right_at_most": self.person.right,
-            "found_at_1_percent_false_alarms_at_most": self.person.found,
-            "noise_to_signal": dict(self.noise.ratios),
-            "expected_loss": {"typical": self.expected.typical, "seldom_more_than": self.expected.seldom},
-            "trainings": left,
-            "warnings": list(self.warnings),
-        }
-
-    def shown(self) -> dict[str, str | Sequence[str]]:
-        """Return it as names with texts."""
-        shown: dict[str, str | Sequence[str]] = {
-            "one person": self.person.lines(self.guessed),
-            "noise to signal": self.noise.text,
-            "expected loss": self.expected.text,
-        }
-        if self.trainings is not None:
-            shown["budget"] = self.trainings.line()
-        if self.warnings:
-            shown["WARNING"] = [*self.warnings]
-        return shown
+    figures: dict[str, Any]
+    shown: dict[str, str | Sequence[str]]
 
 
-def trainings(request: PlanRequest, data_set: str, cost_of_rows: Callable[[int], PrivacyCost]) -> Trainings | None:
-    """Return how many such jobs a budget bears; None if none was named.
+def advise(
+    request: PlanRequest,
+    data_set: str,
+    cost: PrivacyCost,
+    cost_of_rows: Callable[[int], PrivacyCost],
+    *,
+    noise: Noise,
+    expected: ExpectedLoss,
+    warned: Sequence[str],
+    guessed: str = TOOK_PART,
+) -> Advice:
+    """Return what a cost means for one person, how loud the noise is, and how often a budget bears it.
+
+    Two bounds on a person: the share of guesses that are right at most, where both answers are equally likely
+    beforehand; and of those who took part how many are named at most, where 1 % of those who did not are named too.
 
     Args:
+        cost: of one person.
         cost_of_rows: rows of a person, as the budget counts them -> what one job then costs.
+        guessed: what is guessed of a person.
 
     Raises:
         ConfigurationError: the site's ledger cannot be read, or the data set has no budget.
     """
+    trade_off = TradeOff.of(cost)
+    right, found = trade_off.guessed_right(), trade_off.true_positive_rate(_ACCUSED)
+    odds = right / (1 - right) if right < 1 else math.inf
+    of_odds = f": odds of {human_number(odds)} to 1, where nothing known is even" if odds < math.inf else ""
+    person = [f"whoever sees all of it and guesses {guessed} is right in {100 * right:.4g} % of cases at most{of_odds}"]
+    if guessed == TOOK_PART:
+        person.append(
+            f"naming {100 * _ACCUSED:g} in a hundred wrongly, he names {100 * found:.3g} in a hundred rightly at most"
+        )
+    shown: dict[str, str | Sequence[str]] = {
+        "one person": person,
+        "noise to signal": noise[1],
+        "expected loss": expected.text,
+    }
+    trainings = _trainings(request, data_set, cost_of_rows)
+    if trainings is not None:
+        left, whole = trainings["left"] or 0, trainings["whole"]
+        of = "" if whole is None else f" (a whole budget bears {counted(whole, 'such training')})"
+        shown["budget"] = f"{counted(left, 'such training')} {'is' if left == 1 else 'are'} in it{of}"
+    if warned:
+        shown["WARNING"] = [*warned]
+    figures = {
+        "guessed_right_at_most": right,
+        "found_at_1_percent_false_alarms_at_most": found,
+        "noise_to_signal": dict(noise[0]),
+        "expected_loss": {"typical": expected.typical, "seldom_more_than": expected.seldom},
+        "trainings": trainings,
+        "warnings": [*warned],
+    }
+    return Advice(figures, shown)
+
+
+def _trainings(
+    request: PlanRequest, data_set: str, cost_of_rows: Callable[[int], PrivacyCost]
+) -> dict[str, int | None] | None:
+    """Return how many such jobs a budget bears, beside what is spent or promised, and how many a whole one did.
+
+    None if no budget was named; the second is None where no ledger was looked at.
+    """
     if request.budget is not None:
         budget, rows = request.budget
-        return Trainings(_times(budget.limit, PrivacyCost(), cost_of_rows(rows)))
+        return {"left": _times(budget.limit, PrivacyCost(), cost_of_rows(rows)), "whole": None}
     policy = request.policy
     if policy is None:
         return None
@@ -229,7 +207,7 @@ def trainings(request: PlanRequest, data_set: str, cost_of_rows: Callable[[int],
                 raise ConfigurationError(str(error)) from None
             held, rows = history.held, max(rows, history.identity.rows_per_person)
     cost = cost_of_rows(rows)
-    return Trainings(_times(limit, held, cost), _times(limit, PrivacyCost(), cost))
+    return {"left": _times(limit, held, cost), "whole": _times(limit, PrivacyCost(), cost)}
 
 
 def _times(limit: PrivacyCost, held: PrivacyCost, cost: PrivacyCost) -> int:

@@ -6,19 +6,17 @@ import math
 
 import numpy as np
 
-from dp_components.accounting import PrivacyCost, TradeOff
+from dp_components.accounting import PrivacyCost
 from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
 from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.single_tree import SplitTable
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.attempt.plan_advice import (
     NOT_TWO_CLASSES,
-    Advice,
     ExpectedLoss,
-    NoiseToSignal,
-    Person,
+    Noise,
+    advise,
     shown_lines,
-    trainings,
     warnings,
 )
 from nvflare_plugins.base.formatting import human_bytes, human_number
@@ -52,16 +50,14 @@ def plan(request: PlanRequest, job: DpBoostJob) -> Plan:
         "n_messages": len(exchanges),
         "n_bytes": sum(exchanges) * _SUM_BYTES,
     }
-    advice = Advice(
-        Person.of(TradeOff.of(PrivacyCost(pure_epsilon=job.epsilon))),
-        _of_largest_weight(job),
-        ExpectedLoss(DPBOOST if job.label_bounds is None else NOT_TWO_CLASSES),
-        trainings(
-            request,
-            job.data_set,
-            lambda rows: PrivacyCost(pure_epsilon=job.epsilon / job.rows_per_person).for_person(rows),
-        ),
-        warnings(job.epsilon, 0.0, request.rows, bounds),
+    advice = advise(
+        request,
+        job.data_set,
+        PrivacyCost(pure_epsilon=job.epsilon),
+        PrivacyCost(pure_epsilon=job.epsilon / job.rows_per_person).for_person,
+        noise=_of_largest_weight(job),
+        expected=ExpectedLoss(DPBOOST if job.label_bounds is None else NOT_TWO_CLASSES),
+        warned=warnings(job.epsilon, 0.0, request.rows, bounds),
     )
     text = shown_lines(
         {
@@ -71,10 +67,10 @@ def plan(request: PlanRequest, job: DpBoostJob) -> Plan:
             "noise on a leaf": f"Laplace scale {human_number(noise[0])} on weights of the first tree of an ensemble, "
             f"{human_number(noise[1])} on its last, of gradients in [-1, 1]",
             "sums": f"{len(exchanges)} messages, {human_bytes(sum(exchanges) * _SUM_BYTES)} from each site",
-            **advice.shown(),
+            **advice.shown,
         }
     )
-    return Plan({**figures, **advice.figures()}, text)
+    return Plan({**figures, **advice.figures}, text)
 
 
 def _leaf_noise(job: DpBoostJob, tree: int) -> float:
@@ -83,7 +79,7 @@ def _leaf_noise(job: DpBoostJob, tree: int) -> float:
     return math.ldexp(bound, -LEAF_BITS) / settings.leaf_epsilon
 
 
-def _of_largest_weight(job: DpBoostJob) -> NoiseToSignal:
+def _of_largest_weight(job: DpBoostJob) -> Noise:
     """Return the noise on leaves of an ensemble's first and last tree over the largest weight that these can have."""
     ratios = []
     for tree in (0, job.plan().ensemble_size(0) - 1):
@@ -94,4 +90,4 @@ def _of_largest_weight(job: DpBoostJob) -> NoiseToSignal:
         f"the noise on a leaf's weight is {first} times the largest weight there is in the first tree of an ensemble, "
         f"{last} times in its last (standard deviation; before released weights are clipped)"
     )
-    return NoiseToSignal({"first_tree": ratios[0], "last_tree": ratios[1]}, text)
+    return {"first_tree": ratios[0], "last_tree": ratios[1]}, text

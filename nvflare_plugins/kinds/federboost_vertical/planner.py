@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dp_components.accounting import PrivacyCost, TradeOff
+from dp_components.accounting import PrivacyCost
 from dp_components.bucket_ldp import wrong_bucket_rate
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.attempt.plan_advice import (
     BETWEEN_ROWS,
-    Advice,
     ExpectedLoss,
     Fit,
-    NoiseToSignal,
-    Person,
+    advise,
     expected_loss,
     shown_lines,
-    trainings,
     warnings,
 )
 from nvflare_plugins.base.formatting import human_bytes
@@ -45,19 +42,19 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
     wrong = wrong_bucket_rate(job.n_buckets, per_value)
     sent = None if request.rows is None else request.rows * request.features
     kept = (1 - wrong * job.n_buckets / (job.n_buckets - 1)) ** 2 if job.n_buckets > 1 else 1.0
-    advice = Advice(
-        Person.of(TradeOff.of(PrivacyCost(pure_epsilon=of_row))),
-        NoiseToSignal(
-            {"rows_that_count": kept},
-            f"counts over randomised buckets tell as much as {100 * kept:.3g} % of the rows sent in clear",
-        ),
-        of_buckets(kept),
-        trainings(request, job.data_set, lambda rows: PrivacyCost(pure_epsilon=job.epsilon).for_person(rows)),
-        warnings(of_row, 0.0, request.rows, _described_bounds(request, job)),
-        BETWEEN_ROWS,
+    words = f"counts over randomised buckets tell as much as {100 * kept:.3g} % of the rows sent in clear"
+    advice = advise(
+        request,
+        job.data_set,
+        PrivacyCost(pure_epsilon=of_row),
+        PrivacyCost(pure_epsilon=job.epsilon).for_person,
+        noise=({"rows_that_count": kept}, words),
+        expected=of_buckets(kept),
+        warned=warnings(of_row, 0.0, request.rows, _described_bounds(request, job)),
+        guessed=BETWEEN_ROWS,
     )
     figures = {"epsilon": job.epsilon, "unit": job.unit, "epsilon_of_a_value": per_value, "epsilon_of_a_row": of_row}
-    figures |= {"wrong_bucket_rate": wrong, "bytes_sent": sent, **advice.figures()}
+    figures |= {"wrong_bucket_rate": wrong, "bytes_sent": sent, **advice.figures}
     shown = {
         "privacy": f"epsilon {job.epsilon:g} for a {job.unit}: {per_value:.3g} for each value, {of_row:.3g} for a row "
         f"of {request.features} features",
@@ -65,7 +62,7 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
     }
     if sent is not None:
         shown["sent once"] = f"{human_bytes(sent)} by a passive party with {request.rows:,} rows"
-    return Plan(figures, shown_lines({**shown, **advice.shown()}))
+    return Plan(figures, shown_lines({**shown, **advice.shown}))
 
 
 def _described_bounds(request: PlanRequest, job: BucketJob) -> dict[str, tuple[float, float]]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from dp_components.accounting import TradeOff, compose
+from dp_components.accounting import compose
 from dp_components.leaf_weights import TWO_CLASSES
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.attempt.plan_advice import (
     NOT_TWO_CLASSES,
-    Advice,
     ExpectedLoss,
     Fit,
-    NoiseToSignal,
-    Person,
+    Noise,
+    advise,
     expected_loss,
     shown_lines,
-    trainings,
     warnings,
 )
 from nvflare_plugins.base.formatting import human_number
@@ -46,15 +44,17 @@ def plan(request: PlanRequest, job: PrivateTreesJob) -> Plan:
     rows = job.n_rows if request.rows is None else request.rows
     of_label = {} if job.label_bounds is None else {job.label: job.label_bounds}
     bounds = {**job.feature_bounds, **of_label}
-    advice = Advice(
-        Person.of(TradeOff.of(of_row.for_person(job.rows_per_person))),
-        _of_mean_leaf(rows, method.depth, summary.rows_to_hear),
-        of_private_trees(job_plan.training, rows, request.base_rate),
-        trainings(request, job.data_set, of_row.for_person),
-        warnings(epsilon, job.delta, rows, bounds),
+    advice = advise(
+        request,
+        job.data_set,
+        of_row.for_person(job.rows_per_person),
+        of_row.for_person,
+        noise=_of_mean_leaf(rows, method.depth, summary.rows_to_hear),
+        expected=of_private_trees(job_plan.training, rows, request.base_rate),
+        warned=warnings(epsilon, job.delta, rows, bounds),
     )
-    text = "\n".join([*lines(summary), shown_lines(advice.shown())])
-    return Plan({**dataclasses.asdict(summary), **advice.figures()}, text)
+    text = "\n".join([*lines(summary), shown_lines(advice.shown)])
+    return Plan({**dataclasses.asdict(summary), **advice.figures}, text)
 
 
 def of_private_trees(plan: PrivateTreesPlan, rows: int | None, base_rate: float | None) -> ExpectedLoss:
@@ -85,10 +85,10 @@ def _fit_of(method: Method) -> Fit:
     return OURS if method.candidates.is_paid and method.noise_ridge > 0 else PUBLISHED
 
 
-def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> NoiseToSignal:
+def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> Noise:
     """Return the noise on G over the largest G of a mean leaf, in which all of its rows agree."""
     if rows is None:
-        return NoiseToSignal({}, "give --rows, where the number of all sites' rows is public, to have it told")
+        return {}, "give --rows, where the number of all sites' rows is public, to have it told"
     of_leaf = rows / 2**depth
     ratio = rows_to_hear / of_leaf
     text = (
@@ -96,4 +96,4 @@ def _of_mean_leaf(rows: int | None, depth: int, rows_to_hear: float) -> NoiseToS
         f"largest possible sum, and {human_number(10 * ratio, 2)} times that of rows of which 55 in a hundred agree; "
         "the trees together average it"
     )
-    return NoiseToSignal({"largest_sum_of_mean_leaf": ratio}, text)
+    return {"largest_sum_of_mean_leaf": ratio}, text

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_components.accounting import PrivacyCost, TradeOff, compose
+from dp_components.accounting import PrivacyCost, compose
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
@@ -27,10 +27,8 @@ from nvflare_plugins.attempt.plan_advice import (
     BETWEEN_ROWS,
     Advice,
     ExpectedLoss,
-    NoiseToSignal,
-    Person,
+    advise,
     shown_lines,
-    trainings,
     warnings,
 )
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
@@ -98,13 +96,15 @@ def noise_advice(
     rows = n_rows / plan.n_bins
     ratio = plan.rows_of_noise(n_features) / rows
     text = f"the noise on a bin of the root is {human_number(ratio, 2)} times its largest possible sum of gradients"
-    return Advice(
-        Person.of(TradeOff.of(cost)),
-        NoiseToSignal({"largest_sum_of_mean_root_bin": ratio}, text),
-        ExpectedLoss(NOISED),
-        trainings(request, job.data_set, cost.for_person),
-        warnings(plan.epsilon, plan.delta, n_rows),
-        f"{BETWEEN_ROWS}, the bits of its splits apart",
+    return advise(
+        request,
+        job.data_set,
+        cost,
+        cost.for_person,
+        noise=({"largest_sum_of_mean_root_bin": ratio}, text),
+        expected=ExpectedLoss(NOISED),
+        warned=warnings(plan.epsilon, plan.delta, n_rows),
+        guessed=f"{BETWEEN_ROWS}, the bits of its splits apart",
     )
 
 
@@ -253,8 +253,8 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
     noised = noise_plan(job)
     if job is not None and noised is not None:
         advice = noise_advice(request, job, noised, foreign, rows)
-        figures |= {"noise": noise_figures(noised, foreign) | advice.figures()}
-        text += "\n".join(["", *noise_lines(noised, foreign, rows), shown_lines(advice.shown())])
+        figures |= {"noise": noise_figures(noised, foreign) | advice.figures}
+        text += "\n".join(["", *noise_lines(noised, foreign, rows), shown_lines(advice.shown)])
     if request.workers is not None:
         shards = estimate_workers(workload, rates, result, memory, request.workers)
         figures |= {"workers": list(map(dataclasses.asdict, shards))}

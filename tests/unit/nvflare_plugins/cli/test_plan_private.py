@@ -170,14 +170,15 @@ def test_noised_sums_say_all_of_it_too() -> None:
     job, plan = noised()
     request = PlanRequest(budget=(Budget(8.0, 1e-4), 1))
     advice = noise_advice(request, job, plan, (4, 12), 20_000)
-    said = shown_lines(advice.shown())
+    said = shown_lines(advice.shown)
     assert said.startswith("one person       whoever sees all of it and guesses between two rows")
     assert "the bits of its splits apart" in said and "expected loss    not estimated" in said
-    assert advice.trainings is not None and 2 < advice.trainings.left < 8
+    assert 2 < advice.figures["trainings"]["left"] < 8
     cost = compose(plan.of_party(12).whole)
-    assert cost.epsilon(1e-5) <= 3.0 and advice.warnings == []
+    assert cost.epsilon(1e-5) <= 3.0 and advice.figures["warnings"] == [] and "WARNING" not in advice.shown
     loud = noise_advice(request, *noised(epsilon=9.0), (12,), 200_000)
-    assert ["epsilon 9 is above 8" in loud.warnings[0], "delta 1e-05 is not below" in loud.warnings[1]] == [True, True]
+    first, second = loud.figures["warnings"]
+    assert "epsilon 9 is above 8" in first and "delta 1e-05 is not below" in second
 
 
 def test_bounds_of_every_kind_are_looked_at(tmp_path: Path, capsys) -> None:
