@@ -408,7 +408,7 @@ class Federation:
     def _write_policies(self, workspace: Path, method: Method, consents: Sequence[str]) -> None:
         """Write every site's policy, for its process alone."""
         memory = self.folder / "memory" / "{site}"
-        kept = {name: str(memory / name) for name in ("registry", "ledgers")}
+        kept = {name: str(memory / name) for name in ("registry", "ledgers", "ledger_heads")}
         set_up(workspace, SetupOptions(consents=(*self.consents, *consents), policy={**kept, **self._policy}))
         common = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
         for site in self.sites:

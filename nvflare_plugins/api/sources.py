@@ -121,7 +121,9 @@ def reader_of(site: str, source: object, folder: Path, name: str) -> Reader:
     frame = _frame(site, source)
     make_folder(folder / site)
     try:
-        return Reader(write_private_table(folder / site / f"{name}.parquet", frame), {"format": "parquet"})
+        path = write_private_table(folder / site / f"{name}.parquet", frame)
+        dates = {one: "YYYY-MM-DD" for one in frame.columns if frame[one].dtype.kind == "M"}  # whatever they say
+        return Reader(path, {"format": "parquet", **({"dates": dates} if dates else {})})
     except Exception as error:  # pyarrow's and pandas' own, whose texts quote values
         raise ConfigurationError(
             f"{site}: its data frame cannot be written as a table ({type(error).__name__}). Remedy: columns of one "

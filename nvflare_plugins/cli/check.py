@@ -99,12 +99,15 @@ def use_of(job: Any, label: str | None, site: str) -> Use:
         features = features.get(site)
     if not hasattr(job, "label"):  # an alignment reads ids alone, a prediction what its model names
         features = []
+    lists = getattr(job, "categories", None) or {}
+    if active is not None:  # by party, too
+        lists = lists.get(site, {})
     classes = getattr(job, "label_classes", None) if has_label else None
     return Use(
         label=getattr(job, "label", None) if has_label else None,
         weight=getattr(job, "weight", None) if has_label else None,
         features=None if features is None else tuple(features),
-        categories={name: tuple(map(str, values)) for name, values in (getattr(job, "categories", None) or {}).items()},
+        categories={name: tuple(map(str, values)) for name, values in lists.items()},
         label_classes=None if classes is None else tuple(map(str, classes)),
         unknown_is_missing=_is_private(job) or bool(getattr(job, "unknown_category_is_missing", False)),
         is_settled=True,

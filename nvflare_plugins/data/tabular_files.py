@@ -265,8 +265,7 @@ class TabularFile:
     def _days(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
         kind = column.type
         if is_time(kind):
-            instants = column.cast(pa.timestamp("us", tz=getattr(kind, "tz", None)), safe=False).cast(pa.int64())
-            return np.array(instants.to_numpy(), dtype=np.float64) / _DAY_US
+            return days_of(column)
         if pa.types.is_integer(kind):
             column = column.cast(pa.string())
         elif pa.types.is_null(kind):
@@ -581,6 +580,12 @@ def is_text(kind: pa.DataType) -> bool:
 def is_number(kind: pa.DataType) -> bool:
     """Tell whether a column of this type holds numbers."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def days_of(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """Return declared dates and times as days since 1970-01-01 in UTC. Shapes: float64[n_rows]."""
+    instants = column.cast(pa.timestamp("us", tz=getattr(column.type, "tz", None)), safe=False).cast(pa.int64())
+    return np.array(instants.to_numpy(), dtype=np.float64) / _DAY_US
 
 
 def is_time(kind: pa.DataType) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import webbrowser
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +114,15 @@ class SiteRun:
 
         if self.record.model is None:
             raise ConfigurationError(f"the job left no model at {self.record.site}")
-        return load_model(self.folder / self.record.model)
+        return load_model(self.folder / self.record.model, dates=self._dates())
+
+    def _dates(self) -> dict[str, str]:
+        """Return the patterns of dates by which the site's policy reads the training set."""
+        used = {one.name for one in self.record.data}
+        with suppress(ConfigurationError):
+            sets = SitePolicy.load(self.folder.parent.parent, self.record.site).data_sets
+            return {column: text for name in sorted(used & set(sets)) for column, text in sets[name].dates.items()}
+        return {}
 
     @property
     def report(self) -> Page:

@@ -1,4 +1,4 @@
-"""A finished model in scikit-learn's form: it predicts, and cannot be fitted.
+"""A finished model in scikit-learn's form: it predicts, and is fitted to a federation, never to one table.
 
 ``classes_`` is sorted, as scikit-learn's scorers expect, whatever the order in which the job declared the classes; the
 columns of ``predict_proba`` go with it.
@@ -7,7 +7,7 @@ columns of ``predict_proba`` go with it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,22 +17,32 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import estimator_html_repr
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from nvflare_plugins.data.declaration import MISSING_TEXTS
-from nvflare_plugins.data.tabular_files import column_of_frame
+from nvflare_plugins.data.tabular_files import column_of_frame, days_of, distinct_texts, is_text, is_time, taken
+from nvflare_plugins.data.text_values import DatePattern, days_in_frame
+from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
-from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError
+from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError, shap_columns
+
+_SHOWN = 15
 
 _NO_FIT = (
-    "is trained by a federated job and cannot be fitted: load() the model that the job wrote, and put it into "
-    "sklearn.frozen.FrozenEstimator where scikit-learn would fit it again"
+    "is trained by a federated job and cannot be fitted to one table: fit it to a federation (veilboost.simulate), or "
+    "load() the model that the job wrote, and put it into sklearn.frozen.FrozenEstimator where scikit-learn would fit "
+    "it again"
 )
 
 
 def load_model(
-    path: str | Path, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False
+    path: str | Path,
+    *,
+    rounds: str = ALL_ROUNDS,
+    unknown_is_missing: bool = False,
+    dates: Mapping[str, str] | None = None,
 ) -> VeilBoostClassifier | VeilBoostRegressor:
     """Return the estimator that fits a finished model.
 
@@ -40,13 +50,14 @@ def load_model(
         path: model.json of a run, or merged_model.json.
         rounds: "all", or "best" for those up to the best round of early stopping.
         unknown_is_missing: categories that are in no list of the model count as missing instead of being refused.
+        dates: column -> pattern of its texts, as the data set's in the site's policy.
 
     Raises:
         ScoringError: no such file, or no model that one site can score with.
     """
     model = FinishedModel.read(path)
     kind = VeilBoostRegressor if model.classes is None else VeilBoostClassifier
-    return kind(rounds=rounds, unknown_is_missing=unknown_is_missing)._with(model)
+    return kind(rounds=rounds, unknown_is_missing=unknown_is_missing, dates=dates)._with(model)
 
 
 class _FinishedEstimator(BaseEstimator):
@@ -55,14 +66,23 @@ class _FinishedEstimator(BaseEstimator):
     Args:
         rounds: "all", or "best" for those up to the best round of early stopping.
         unknown_is_missing: categories that are in no list of the model count as missing instead of being refused.
+        dates: column -> pattern of its texts (such as DD.MM.YYYY), read as days since 1970-01-01 as in training;
+            declared dates and times are what they are.
 
     Attributes:
         feature_names_in_, n_features_in_: of the model.
     """
 
-    def __init__(self, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        rounds: str = ALL_ROUNDS,
+        unknown_is_missing: bool = False,
+        dates: Mapping[str, str] | None = None,
+    ) -> None:
         self.rounds = rounds
         self.unknown_is_missing = unknown_is_missing
+        self.dates = dates
 
     @classmethod
     def load(cls, path: str | Path, *, rounds: str = ALL_ROUNDS, unknown_is_missing: bool = False) -> Self:
@@ -74,12 +94,51 @@ class _FinishedEstimator(BaseEstimator):
         return cls(rounds=rounds, unknown_is_missing=unknown_is_missing)._with(FinishedModel.read(path))
 
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
-        """Refuse: a job trains the model.
+        """Train over a federation (``veilboost.simulate``); one table is refused, as no site hands its rows out.
+
+        Args:
+            X: a federation, which has the label.
+            fit_params: what its ``train`` takes: method, rounds, profile.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: X is a table.
+            SitesRefused: what its sites refuse.
         """
-        raise NotImplementedError(f"{type(self).__name__} {_NO_FIT}")
+        train = getattr(X, "train", None)
+        if train is None or y is not None:
+            raise NotImplementedError(f"{type(self).__name__} {_NO_FIT}")
+        return self._with(train(**fit_params).model.model_)
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float32]:
+        """Mean gain of each feature's splits, of 1 in all; of their number where the model has no gains.
+
+        Shapes: float32[n_features], as XGBoost's estimators have it.
+        """
+        check_is_fitted(self)
+        return self.model_.importances()
+
+    def explain(self, X: Any) -> pd.DataFrame:
+        """Return each row's SHAP values of the margin, and the bias; they add up to the margin.
+
+        Shapes: one row for each of X, under its index; one column for each feature and class.
+
+        Raises:
+            ScoringError: the model's covers are not those of training rows, so that the values would be wrong.
+        """
+        columns = shap_columns(self.model_, self.model_.contributions(self._values(X), self.rounds))
+        return pd.DataFrame(columns, index=X.index if isinstance(X, pd.DataFrame) else None)
+
+    def _repr_html_(self) -> str:
+        """Return scikit-learn's own picture and, of a finished model, its strongest features."""
+        own = str(estimator_html_repr(self))
+        if not hasattr(self, "model_"):
+            return own
+        strongest = sorted(zip(self.feature_importances_, self.feature_names_in_, strict=True), reverse=True)[:_SHOWN]
+        bars = [Bar(str(name), float(share), f"{100 * share:.1f} %") for share, name in strongest if share]
+        words = f"{self.model_.objective}, {self.model_.n_rounds} rounds; importance by gain"
+        drawn = picture(horizontal_bars(bars), words) if bars else ""
+        return own + f"<div>{drawn}</div>"
 
     def _with(self, model: FinishedModel) -> Self:
         self.model_ = model
@@ -115,10 +174,23 @@ class _FinishedEstimator(BaseEstimator):
             frame = pd.DataFrame(array, columns=self.feature_names_in_, dtype=object if array.dtype == object else None)
         names = [str(name) for name in frame.columns]
         check_names("X", model.features, names, PYTHON)
-        columns = {name: column_of_frame(frame.iloc[:, place]) for place, name in enumerate(names)}
+        columns = {name: self._dated(name, column_of_frame(frame.iloc[:, place])) for place, name in enumerate(names)}
         return matrix_of(
             "X", model.features, columns, MISSING_TEXTS, unknown_is_missing=self.unknown_is_missing, remedies=PYTHON
         )
+
+    def _dated(self, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return dates as days since 1970-01-01; another column as it is. Raises: ScoringError: text that is none."""
+        pattern = DatePattern.of((self.dates or {}).get(name, ""))
+        if pattern is not None and is_time(column.type):
+            return pa.chunked_array([pa.array(days_of(column))])
+        if pattern is None or not is_text(column.type):
+            return column
+        texts, codes = distinct_texts(column)
+        days = [np.nan if one.strip() in ("", *MISSING_TEXTS) else days_in_frame(pattern, one.strip()) for one in texts]
+        if None in days:
+            raise ScoringError(f"column {name!r} holds text that is no date of the pattern {pattern.text}: mend dates")
+        return pa.chunked_array([pa.array(taken(days, codes))])
 
     def _check_width(self, array: NDArray[Any]) -> None:
         if array.shape[1] != self.n_features_in_:

@@ -218,6 +218,19 @@ class FinishedModel:
             raise self._error("gives SHAP values that are no numbers")
         return found.reshape(shape)
 
+    def importances(self) -> NDArray[np.float32]:
+        """Return the mean gain of each feature's splits, or their number where there are no gains, of 1 in all.
+
+        Shapes: float32[n_features]; zeros for a model that splits on no feature.
+        """
+        found = self._booster.get_score(importance_type="gain")
+        if not any(found.values()):  # trees that came from single sites have none
+            found = self._booster.get_score(importance_type="weight")
+        names = self._booster.feature_names or [f"f{place}" for place in range(len(self.features))]
+        values = np.array([found.get(name, 0.0) for name in names], dtype=np.float32)
+        total = values.sum()
+        return values / total if total else values
+
     def check_explainable(self) -> None:
         """Refuse SHAP values that would look right and are not.
 

@@ -197,6 +197,8 @@ def test_rows_by_column_have_the_label_at_one_site(tmp_path: Path) -> None:
     made = federation(sites, tmp_path).recipe(vb.vertical(id="person", max_depth=2), rounds=3, profile="elgamal")
     job = made.job
     assert (job.active, job.alignment, job.features) == ("bank", "first", {"bank": ["ward"], "shop": ["size"]})
+    assert job.categories == {"bank": {"ward": ["Köln", "Süd"]}}
+    federation(sites, tmp_path)._check_job(made, vb.vertical(id="person"))  # each party's list is its own
     with pytest.raises(ConfigurationError, match="at one site alone"):
         federation(dict.fromkeys(sites, both), tmp_path).recipe(vb.vertical(id="person"))
 

@@ -265,3 +265,69 @@ def test_text_that_is_none_is_no_category(tmp_path: Path) -> None:
             warnings.simplefilter("ignore", UserWarning)
             with pytest.raises(ScoringError, match=r"column 'colour': 1 of 4 values are none of the model's"):
                 model.predict(given)
+
+
+# -- fitted to a federation, explained, dated -------------------------------------------------------------------------
+
+
+def numbers() -> tuple[pd.DataFrame, xgb.XGBClassifier]:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"day": rng.integers(15_000, 20_000, 300), "size": rng.normal(size=300), "no": 0.0})
+    label = ((rows["day"] > 17_500) ^ (rows["size"] > 0)).astype(int)
+    return rows, xgb.XGBClassifier(n_estimators=5, max_depth=3, n_jobs=1).fit(rows, label)
+
+
+def as_ours(stock: xgb.XGBClassifier, **how: Any) -> VeilBoostClassifier:
+    model = FinishedModel(bytes(stock.get_booster().save_raw("json")), "model.json")
+    return VeilBoostClassifier(**how)._with(model)
+
+
+def test_importances_are_those_of_xgboost_and_explanations_add_up_to_the_margin() -> None:
+    rows, stock = numbers()
+    ours = as_ours(stock)
+    np.testing.assert_allclose(ours.feature_importances_, stock.feature_importances_, rtol=1e-5)
+    assert ours.feature_importances_[2] == 0
+    shown = ours.explain(rows.set_index(rows.index + 7))
+    assert list(shown.columns) == ["shap.day", "shap.size", "shap.no", "shap_bias"] and shown.index[0] == 7
+    np.testing.assert_allclose(shown.sum(axis=1), stock.predict(rows, output_margin=True), atol=1e-5)
+
+
+def test_dates_are_read_as_trained_on() -> None:
+    rows, stock = numbers()
+    expected = as_ours(stock).predict_proba(rows)
+    declared = rows.assign(day=pd.to_datetime(rows["day"], unit="D"))
+    texts = rows.assign(day=declared["day"].dt.strftime("%d.%m.%Y"))
+    assert np.array_equal(as_ours(stock, dates={"day": "YYYY-MM-DD"}).predict_proba(declared), expected)
+    assert np.array_equal(as_ours(stock, dates={"day": "DD.MM.YYYY"}).predict_proba(texts), expected)
+    with pytest.raises(ScoringError, match="no date of the pattern"):
+        as_ours(stock, dates={"day": "YYYY-MM-DD"}).predict_proba(texts)
+    gone = texts.assign(day=[None, *texts["day"][1:]])
+    missing = rows.assign(day=[np.nan, *rows["day"][1:]])
+    dated = as_ours(stock, dates={"day": "DD.MM.YYYY"})
+    assert np.array_equal(dated.predict_proba(gone), as_ours(stock).predict_proba(missing))
+
+
+def test_a_notebook_shows_what_moves_the_model_and_escapes_names() -> None:
+    rows, _ = numbers()
+    stock = xgb.XGBClassifier(n_estimators=2, n_jobs=1).fit(rows.rename(columns={"size": "a&b"}), rows["day"] > 17_500)
+    html = as_ours(stock)._repr_html_()
+    assert "<svg" in html and "importance by gain" in html
+    assert "<svg" not in VeilBoostClassifier()._repr_html_().partition("importance")[2]
+
+
+def test_fit_takes_a_federation_and_no_table() -> None:
+    rows, stock = numbers()
+
+    class Federation:
+        def train(self, method: Any = None, *, rounds: int = 10) -> Any:
+            self.asked = (method, rounds)
+            return type("Run", (), {"model": as_ours(stock)})
+
+    fed, estimator = Federation(), VeilBoostClassifier()
+    assert estimator.fit(fed, rounds=3) is estimator and fed.asked == (None, 3)
+    assert np.array_equal(estimator.predict_proba(rows), as_ours(stock).predict_proba(rows))
+    for table in ((rows, rows["day"]), (rows, None), (fed, rows["day"])):
+        with pytest.raises(NotImplementedError, match="fit it to a federation"):
+            VeilBoostClassifier().fit(*table)
+    with pytest.raises(ScoringError, match="predicts classes"):
+        VeilBoostRegressor().fit(fed)

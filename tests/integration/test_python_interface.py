@@ -1,0 +1,103 @@
+"""The program of jobs/PYTHON.md in FLARE's simulator: a run that goes well, one that is refused, one interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+import veilboost as vb
+
+from nvflare_plugins.evidence.verification import Verdict
+from tests.unit.nvflare_plugins.api.test_simulator import running
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
+HOSTILE = "a<b>&\"'{{x}}"  # what a label's class may be called
+
+
+def tables(folder: Path) -> dict[str, object]:
+    """Return three sites' tables that differ in separator, encoding, names, decimal mark and form of the label."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"size": rng.normal(170, 9, 900).round(1), "ward": rng.choice(["Köln", "Süd"], 900)})
+    rows["born"] = pd.to_datetime(rng.integers(0, 15_000, 900), unit="D")
+    rows["died"] = np.where(rows["size"] + 20 * (rows["ward"] == "Süd") > 180, HOSTILE, "no")
+    berlin, ulm, kiel = rows[:300], rows[300:600], rows[600:]
+    ulm.assign(born=ulm["born"].dt.strftime("%d.%m.%Y")).to_csv(folder / "ulm.csv", index=False, sep=";")
+    kiel = kiel.assign(born=kiel["born"].dt.strftime("%Y-%m-%d")).rename(columns={"size": "Größe"})
+    kiel.to_csv(folder / "kiel.txt", index=False, sep="\t", decimal=",", encoding="cp1252")
+    how = {"separator": "\t", "encoding": "cp1252", "decimal": ",", "rename": {"Größe": "size"}}
+    return {
+        "berlin": berlin,
+        "ulm": vb.read(folder / "ulm.csv", separator=";", dates={"born": "DD.MM.YYYY"}),
+        "kiel": vb.read(folder / "kiel.txt", dates={"born": "YYYY-MM-DD"}, **how),
+    }
+
+
+def test_three_tables_that_differ_become_a_model_a_history_and_evidence(tmp_path: Path) -> None:
+    sites = tables(tmp_path)
+    berlin = sites["berlin"]
+    assert isinstance(berlin, pd.DataFrame)
+    fed = vb.simulate(sites, "died", folder=tmp_path / "fed", evaluation=sites)
+    features = ["size", "ward", "born"]
+    run = fed.train(vb.Horizontal(max_depth=3, features=features), rounds=4, profile="masks", name="credit")
+    assert list(run.sites) == ["berlin", "kiel", "ulm"] and run.get_status() is None
+    assert len(run.history) == 4 and run.history["eval-auc"].iloc[-1] > 0.95 and run.best_round in range(4)
+    rows = berlin[features]
+    scores = run.model.predict_proba(rows)
+    assert (run.model.predict(rows) == berlin["died"]).mean() > 0.9 and scores.shape == (300, 2)
+    texts = rows.assign(born=rows["born"].dt.strftime("%d.%m.%Y"))
+    assert np.array_equal(run.sites["ulm"].model.predict_proba(texts), scores)  # as that site's policy reads dates
+    assert run.model.explain(rows).shape == (300, 4) and len(run.model.feature_importances_) == 3
+    assert run.evidence.verify().verdict is Verdict.UNSIGNED and run.report.path.is_file()
+    assert set(run.compare("ulm", "held_out")["verdict"]) and "<b>&" not in run._repr_html_()
+    with pytest.raises(vb.SitesRefused) as refused:
+        fed.train(vb.Horizontal(features=features), profile="plain")
+    assert set(refused.value.reasons) == set(sites)
+    assert all("allowed_profiles. Remedy" in one[0] for one in refused.value.reasons.values())
+
+
+LONG = """
+import sys
+import numpy as np
+import pandas as pd
+from nvflare_plugins.api.federation import simulate
+from nvflare_plugins.api.methods import Horizontal
+rows = pd.DataFrame({"x": np.random.default_rng(0).normal(size=900)})
+rows["y"] = (rows["x"] > 0).astype(int)
+fed = simulate({site: rows[n::3] for n, site in enumerate(("berlin", "ulm", "kiel"))}, "y", folder=sys.argv[1])
+try:
+    fed.train(Horizontal(), rounds=100_000)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_or_a_killed_kernel_leaves_nothing_running(how: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STARTED_BY": str(os.getpid())}
+    command = [sys.executable, "-c", LONG, str(tmp_path / "fed")]
+    caller = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + 240
+        logs = tmp_path / "fed" / "runs" / "001-train" / "train"
+        while not any("round 1 of" in path.read_text() for path in logs.glob("*/log.txt")):
+            assert caller.poll() is None and time.monotonic() < until
+            time.sleep(0.2)
+        assert len(running()) >= 5  # the watcher, the simulator, three sites
+        begin = time.monotonic()
+        caller.send_signal(how)
+        assert caller.communicate(timeout=60)[0].strip() == ("interrupted" if how is signal.SIGINT else "")
+        while running() and time.monotonic() < begin + 60:
+            time.sleep(0.1)
+        assert running() == []
+        assert not [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        caller.kill()
