@@ -1,7 +1,7 @@
 """What editors and documents say of jobs and policies, from the one declaration of fields; a test holds it equal.
 
-    python jobs/reference.py        writes jobs/schema/, the tables of jobs/REFERENCE.md and
-                                    jobs/ERRORS.md
+    python jobs/reference.py        writes jobs/schema/, the tables of jobs/REFERENCE.md and jobs/ERRORS.md, and
+                                    what editors show of recipes (nvflare_plugins/recipes/__init__.pyi)
 
 ``jobs/schema/<kind>.json`` is the JSON schema of what a job folder's ``config_fed_server.json`` says under ``job``, and
 ``policy.json`` that of a site's ``veilboost.json``.
@@ -10,21 +10,26 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import errno
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import dp_components.errors
 import he_processors.errors
 import nvflare_plugins.base.errors
+from nvflare_plugins import recipes
 from nvflare_plugins.base import failures
-from nvflare_plugins.base.declared import schema_of, words_of
+from nvflare_plugins.base.declared import description_of, schema_of, words_of
 from nvflare_plugins.base.files import make_folder, write_atomically
-from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.flare.kinds import KINDS, kind_of
+from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import FOLDERS
 
@@ -32,8 +37,9 @@ FOLDER = Path(__file__).resolve().parent
 REFERENCE = FOLDER / "REFERENCE.md"
 ERRORS = FOLDER / "ERRORS.md"
 ROOT = FOLDER.parent
+STUB = ROOT / "nvflare_plugins" / "recipes" / "__init__.pyi"
 _PACKAGES = ("nvflare_plugins", "he_processors", "dp_components")
-_NOT_OF_JOBS = ("cli", "recipes", "scoring", "conformance")  # what people read at once, who called it
+_NOT_OF_JOBS = ("api", "cli", "recipes", "scoring", "conformance")  # what people read at once, who called it
 _ROOTS = ("VeilBoostError", "PrivacyError")
 _TABLES = {
     "SitePolicy": "",
@@ -207,9 +213,61 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "").strip()
 
 
+def recipes_stub() -> str:
+    """Return what editors and type checkers read of the recipes: every argument by name, with its type and words."""
+    lines = [
+        "# Written by `python jobs/reference.py` from the jobs' declarations.",
+        "from collections.abc import Mapping, Sequence",
+        "from typing import Any",
+        "",
+        "from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv",
+        "from nvflare_plugins.recipes.recipe import JobRecipe as JobRecipe",
+        "",
+        f"__all__ = {recipes.__all__!r}",
+    ]
+    for name in recipes.__all__:
+        made = getattr(recipes, name)
+        if made is not JobRecipe:
+            lines += ["", *_class_of(name, made)]
+    return "\n".join([*lines, ""])
+
+
+def _class_of(name: str, made: Any) -> Iterator[str]:
+    job = kind_of(made.kind).job
+    hints, fields = get_type_hints(job), dataclasses.fields(cast(Any, job))
+    words = [(one.name, description_of(job, one.name).replace("\\", "\\\\")) for one in fields]
+    intro = inspect.cleandoc(made.__doc__ or "")
+    yield f"class {name}(JobRecipe):"
+    yield '    """' + textwrap.indent(intro, "    ").lstrip()
+    yield ""
+    yield "    Args:"
+    for argument, text in words:
+        yield from textwrap.wrap(f"{argument}: {text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12)
+    yield '    """'
+    yield "    def __init__("
+    yield "        self,"
+    yield "        name: str,"
+    yield "        *,"
+    for one in fields:
+        is_needed = one.default is one.default_factory is dataclasses.MISSING
+        yield f"        {one.name}: {_type_text(hints[one.name])}{'' if is_needed else ' = ...'},"
+    yield "        sites: Sequence[str] | None = None,"
+    yield "        min_clients: int | None = None,"
+    yield "    ) -> None: ..."
+
+
+def _type_text(hint: Any) -> str:
+    """Return a type as a caller may give it: any mapping or sequence serves for a dictionary or a list."""
+    inner = [_type_text(one) for one in get_args(hint)]
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(dict.fromkeys(inner))
+    name = {dict: "Mapping", list: "Sequence", type(None): "None", Any: "Any"}.get(get_origin(hint) or hint)
+    return (name or hint.__name__) + (f"[{', '.join(inner)}]" if inner else "")
+
+
 def files() -> dict[Path, str]:
     """Return the text of everything that is written, by its path."""
-    return schemas() | {REFERENCE: reference_page(), ERRORS: error_page()}
+    return schemas() | {REFERENCE: reference_page(), ERRORS: error_page(), STUB: recipes_stub()}
 
 
 if __name__ == "__main__":

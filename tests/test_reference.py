@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
@@ -14,9 +15,11 @@ import pytest
 from he_processors.errors import ConfigurationError
 from jobs import reference
 from nvflare_plugins import recipes
+from nvflare_plugins.api import methods
 from nvflare_plugins.base.declared import schema_of
 from nvflare_plugins.flare.kinds import KINDS, kind_of_controller
 from nvflare_plugins.site.policy import SitePolicy, template
+from nvflare_plugins.xgb.parameters import _ALLOWED as ALLOWED
 from tests.conformance.kind_cases import CASES
 from tests.property.test_hostile_jobs import HOSTILE
 
@@ -113,3 +116,24 @@ def test_a_table_without_a_place_on_its_page_is_an_error(tmp_path: Path) -> None
     assert reference.filled(page, {"horizontal": "new\n"}).splitlines()[1:] == ["new", "<!-- end -->", "words"]
     with pytest.raises(ValueError, match=r"PAGE.md has no place for vertical"):
         reference.filled(page, {"vertical": "new\n"})
+
+
+def test_what_editors_show_of_a_recipe_is_what_it_takes() -> None:
+    classes = {one.name: one for one in ast.parse(reference.STUB.read_text()).body if isinstance(one, ast.ClassDef)}
+    assert set(classes) == {name for name in recipes.__all__ if name != "JobRecipe"}
+    for name, shown in classes.items():
+        (init,) = (one for one in shown.body if isinstance(one, ast.FunctionDef))
+        taken = list(inspect.signature(getattr(recipes, name)).parameters.values())
+        named = dict(zip((one.arg for one in init.args.kwonlyargs), init.args.kw_defaults, strict=True))
+        assert list(named) == [one.name for one in taken[1:]] and init.args.kwarg is None
+        needed = {one.name for one in taken[1:] if one.default is inspect.Parameter.empty}
+        assert {argument for argument, default in named.items() if default is None} == needed
+
+
+def test_methods_of_the_python_interface_take_what_their_jobs_take() -> None:
+    own = {"horizontal": set(), "vertical": {"id"}, "private_trees": {"budget", "bounds"}}
+    for method in (methods.Horizontal, methods.Vertical, methods.Private):
+        fields = {one.name for one in dataclasses.fields(KINDS[method.KIND].job)}
+        names = {one.name for one in dataclasses.fields(method)}
+        assert names - method.PARAMETERS - own[method.KIND] <= fields, method.KIND
+        assert {"eval_metric", "monotone_constraints", "interaction_constraints", *ALLOWED} >= method.PARAMETERS

@@ -134,6 +134,7 @@ class Federation:
             raise ConfigurationError("evaluation must have a table for each of the sites, and for no other")
         self.label, self.budget, self.consents, self._policy = label, budget, tuple(consents), dict(policy or {})
         place = Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S-%f}" if folder is None else Path(folder)
+        self._spent: list[tuple[float, float]] = []
         self.folder = place.expanduser().absolute()
         check_place(self.folder)
         make_folder(self.folder)
@@ -289,10 +290,29 @@ class Federation:
         entry = {"path": str(reader.path), **reader.options}
         if getattr(method, "id", None) is not None:
             entry["id"] = method.id  # type: ignore[attr-defined]
-        budget = self.budget or (method.budget if isinstance(method, Private) else None)
+        budget = self._left() or (method.budget if isinstance(method, Private) else None)
         if budget is not None and name == ROWS:
             entry["privacy"] = {"epsilon": float(budget[0]), "delta": float(budget[1])}
         return entry
+
+    def _left(self) -> tuple[float, float] | None:
+        """Return what is left of the budget, by adding up what trainings have asked for.
+
+        A ledger of the simulator's is for one job alone, as FLARE calls all of them by one name.
+
+        Raises:
+            ConfigurationError: nothing is left.
+        """
+        if self.budget is None:
+            return None
+        epsilon = self.budget[0] - sum(spent[0] for spent in self._spent)
+        delta = self.budget[1] - sum(spent[1] for spent in self._spent)
+        if min(epsilon, delta) <= 0:
+            raise ConfigurationError(
+                f"the budget {self.budget} of every site is spent. Remedy: a larger budget of simulate, or a new "
+                "federation"
+            )
+        return epsilon, delta
 
     def _tables(self, name: str, method: Method | None = None) -> dict[str, SiteTable]:
         method = method or Horizontal()
@@ -374,7 +394,9 @@ class Federation:
         drafts = {site: table.found.draft for site, table in tables.items()}
         features = {s: [name for name in draft.features if name not in special] for s, draft in drafts.items()}
         terms = Terms(tuple(f"{site}.{name}" for site, names in features.items() for name in names))
-        drafted = {s: {n: [*v] for n, v in draft.categories.items() if n in features[s]} for s, draft in drafts.items()}
+        drafted = {
+            s: {n: sorted(v) for n, v in draft.categories.items() if n in features[s]} for s, draft in drafts.items()
+        }
         lists = {site: some for site, some in drafted.items() if some}
         return terms, {"active": with_label[0], "features": features, "categories": lists}
 
@@ -403,12 +425,14 @@ class Federation:
         root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)
         self._write_policies(root / made_name, method, consents)
         self._check_job(made, method)
-        return made.run(Simulator(self.sites, root, progress=progress))
+        run = made.run(Simulator(self.sites, root, progress=progress))
+        self._spent += [method.budget] if isinstance(method, Private) else []
+        return run
 
     def _write_policies(self, workspace: Path, method: Method, consents: Sequence[str]) -> None:
         """Write every site's policy, for its process alone."""
         memory = self.folder / "memory" / "{site}"
-        kept = {name: str(memory / name) for name in ("registry", "ledgers", "ledger_heads")}
+        kept = {"registry": str(memory / "registry")}
         set_up(workspace, SetupOptions(consents=(*self.consents, *consents), policy={**kept, **self._policy}))
         common = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
         for site in self.sites:

@@ -114,7 +114,7 @@ class SiteRun:
 
         if self.record.model is None:
             raise ConfigurationError(f"the job left no model at {self.record.site}")
-        return load_model(self.folder / self.record.model, dates=self._dates())
+        return load_model(self.folder / self.record.model, dates=self._dates() or None)
 
     def _dates(self) -> dict[str, str]:
         """Return the patterns of dates by which the site's policy reads the training set."""
