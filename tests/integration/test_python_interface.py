@@ -75,7 +75,7 @@ rows = pd.DataFrame({"x": np.random.default_rng(0).normal(size=900)})
 rows["y"] = (rows["x"] > 0).astype(int)
 fed = simulate({site: rows[n::3] for n, site in enumerate(("berlin", "ulm", "kiel"))}, "y", folder=sys.argv[1])
 try:
-    fed.train(Horizontal(), rounds=100_000)
+    fed.train(Horizontal(), rounds=5_000)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
