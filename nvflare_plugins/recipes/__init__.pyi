@@ -52,9 +52,9 @@ class BaggingXGBRecipe(JobRecipe):
         data_set: Name of the training set in every site's policy.
         label: Label column.
         params: XGBoost parameters, as for horizontal jobs, but for objectives with one output and a bounded hessian,
-            every row at the same weight, no metric, and trees of depth 1 to 12. Each tree counts 1/W of
-            ``learning_rate``, W the number of sites. ``base_score`` is public, 0.5 unless given: there is no exchange
-            that would estimate it.
+            every row at the same weight, and trees of depth 1 to 12. ``eval_metric`` has no effect: nothing is
+            evaluated. Each tree counts 1/W of ``learning_rate``, W the number of sites. ``base_score`` is public, 0.5
+            unless given: there is no exchange that would estimate it.
         num_rounds: Rounds; each adds one tree of every site, so that the model has as many trees as rounds times sites.
         features: Columns to train on, in this order; None means all columns of the file but the label.
         label_classes: Public list of label values; None means that labels are numbers.
@@ -91,6 +91,7 @@ class DpBoostRecipe(JobRecipe):
 
     Args:
         data_set: Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids
+            choose the tree of each row.
         label: Label column: 0 and 1, or numbers within ``label_bounds``.
         epsilon: What this job spends.
         feature_bounds: Public (low, high) of every numeric feature.
@@ -424,6 +425,8 @@ class ProfileRecipe(JobRecipe):
             over the same data with equal max_bin and min_rows_per_cut uses the cut points again.
         min_rows_per_cut: The cut search stops where fewer pooled rows would be singled out, and bins are merged until
             each holds as many pooled rows of every class. At least what every site's policy asks for.
+        monotonic: Join neighbouring bins of numbers so that the share of the second class rises throughout, or falls,
+            at the largest information value: what scorecards want, and optbinning does. For two classes.
         deadline_s: Longest time that an exchange may wait for the slowest site; 0 derives it.
     """
     def __init__(
@@ -439,6 +442,7 @@ class ProfileRecipe(JobRecipe):
         label_classes: Sequence[str | int] | None = ...,
         max_bin: int = ...,
         min_rows_per_cut: int = ...,
+        monotonic: bool = ...,
         deadline_s: float = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,

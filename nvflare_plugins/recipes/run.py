@@ -30,7 +30,6 @@ from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.run_record import FILE_NAME, REPORT, RunRecord
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import FOLDERS
-from nvflare_plugins.wire.envelope import is_larger_better
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,21 +90,13 @@ class SiteRun:
         return pd.DataFrame(rows, index=pd.Index([row.round for row in self.record.rounds], name="round", dtype=int))
 
     @property
-    def _scores(self) -> pd.DataFrame:
-        return self.history.drop(columns="seconds", errors="ignore").dropna(axis="columns", how="all")
-
-    @property
     def best_round(self) -> int | None:
         """The round, from 0, with the best last metric; that of early stopping if there was one; None without metrics.
 
         Equal scores count for the earliest round.
         """
-        if self.record.best_round is not None:
-            return self.record.best_round
-        if self._scores.empty:
-            return None
-        last = self._scores.iloc[:, -1]
-        return int(last.idxmax() if is_larger_better(str(last.name)) else last.idxmin())
+        found = self.record.best()
+        return None if found is None else found.round
 
     @cached_property
     def model(self) -> VeilBoostClassifier | VeilBoostRegressor:
