@@ -4,7 +4,7 @@
 
 A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of table -->``. Sources:
 
-* ``threats``: who learns what under the profiles whose names follow, from the threat model;
+* ``threats``: who learns what under a family of profiles, from their rows;
 * ``wire/kinds``: kinds of messages;
 * ``metrics/site``, ``metrics/server``: numbers for monitoring;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
@@ -17,8 +17,10 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+
+from nvflare_plugins.site.profiles import THREAT_MODELS, Family, Statement, profiles_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -88,15 +90,27 @@ def metrics(party: str) -> str:
     return table(("metric", "what it is"), shown)
 
 
+def threats(profiles: Sequence[str]) -> str:
+    """Return who learns what under some profiles as Markdown for docs/security, without what an earlier column says."""
+    names = " | ".join(f"`{profile}`" for profile in profiles)
+    lines = [f"| what they learn | {names} |", "|---" * (len(profiles) + 1) + "|"]
+    for row in zip(*(Statement.rows(THREAT_MODELS[profile]) for profile in profiles), strict=True):
+        said: dict[str, str] = {}
+        lines.append(f"| {row[0][0]} |")
+        for profile, (_, what) in zip(profiles, row, strict=True):
+            start = next((cell for cell in said if what.startswith(cell)), "")
+            lines[-1] += f" As under `{said[start]}`.{what[len(start) :]} |" if start else f" {what} |"
+            said |= {} if what.startswith("As under") or what in said else {what: profile}
+    return "\n".join(lines)
+
+
 def generated(name: str) -> str:
     """Return what stands in the region of a name."""
-    from nvflare_plugins.evidence.threat_model import markdown_table
-    from nvflare_plugins.site.profiles import Family, profiles_of
     from nvflare_plugins.wire.envelope import Kind
 
     source, _, which = name.partition("/")
     if source == "threats":
-        return markdown_table(profiles_of(Family(which))) + "\n"
+        return threats(profiles_of(Family(which))) + "\n"
     if source == "modules":
         return modules(which)
     if source == "metrics":

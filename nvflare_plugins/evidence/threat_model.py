@@ -1,14 +1,9 @@
-"""What evidence, report and pages say of the profiles: protection in words, notes, and tables of who learns what."""
+"""What evidence, report and pages say of the profiles: protection in words, and notes."""
 
 from __future__ import annotations
 
-from nvflare_plugins.site.profiles import (
-    SAFE_CODECS,
-    SERVER_ALONE,
-    THREAT_MODELS,
-    Family,
-    Statement,
-)
+from nvflare_plugins.site.profiles import SAFE_CODECS, SERVER_ALONE, THREAT_MODELS, Family
+from nvflare_plugins.site.profiles import Statement as Statement  # plugins of others import it from here
 from nvflare_plugins.wire.profiles import plugin_of
 
 CODEC_PROTECTION = {
@@ -88,20 +83,6 @@ def is_horizontal(profile: str) -> bool:
     """Tell whether a profile protects sums of horizontal training."""
     model = THREAT_MODELS.get(profile)
     return plugin_of(profile) is not None or (model is not None and model.family is Family.HORIZONTAL)
-
-
-def markdown_table(profiles: tuple[str, ...]) -> str:
-    """Return who learns what under some profiles as Markdown for SECURITY.md, without what an earlier column says."""
-    names = " | ".join(f"`{profile}`" for profile in profiles)
-    lines = [f"| what they learn | {names} |", "|---" * (len(profiles) + 1) + "|"]
-    for row in zip(*(Statement.rows(THREAT_MODELS[profile]) for profile in profiles), strict=True):
-        said: dict[str, str] = {}
-        lines.append(f"| {row[0][0]} |")
-        for profile, (_, what) in zip(profiles, row, strict=True):
-            start = next((cell for cell in said if what.startswith(cell)), "")
-            lines[-1] += f" As under `{said[start]}`.{what[len(start) :]} |" if start else f" {what} |"
-            said |= {} if what.startswith("As under") or what in said else {what: profile}
-    return "\n".join(lines)
 
 
 def leakage_class(profile: str, n_sites: int) -> str:

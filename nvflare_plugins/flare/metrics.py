@@ -216,11 +216,11 @@ class SiteMetrics:
 
     def metered(self, transport: Transport) -> Transport:
         """Return a transport whose bytes are counted."""
-        return _Metered(transport, self._exchanged) if self._file.is_on else transport
+        return _Metered(transport, self) if self._file.is_on else transport
 
     def watched(self, progress: Progress) -> Progress:
         """Return progress whose rounds are counted."""
-        return _Watched(progress, self._round_done, self._note_workers) if self._file.is_on else progress
+        return _Watched(progress, self) if self._file.is_on else progress
 
     def write(self) -> None:
         """Write the file now."""
@@ -228,19 +228,22 @@ class SiteMetrics:
             families = self._families()
         self._file.write(rendered(families, self._labels))
 
-    def _exchanged(self, kind: str, n_sent: int, n_received: int, seconds: float) -> None:
+    def exchanged(self, kind: str, n_sent: int, n_received: int, seconds: float) -> None:
+        """Count an exchange."""
         with self._lock:
             self._sent[(("message", kind),)] += n_sent
             self._received[(("message", kind),)] += n_received
             self._waited_s += seconds
 
-    def _round_done(self, record: RoundFacts, n_rounds: int) -> None:
+    def round_done(self, record: RoundFacts, n_rounds: int) -> None:
+        """Count a round."""
         with self._lock:
             self._round, self._n_rounds = record.round + 1, n_rounds
             for stage, seconds in record.stages.items():
                 self._stages[(("stage", stage),)] += seconds
 
-    def _note_workers(self, work: Sequence[Work]) -> None:
+    def note_workers(self, work: Sequence[Work]) -> None:
+        """Take note of what workers do."""
         with self._lock:
             self._workers, self._busy_s = work, {}
 
@@ -296,15 +299,15 @@ class SiteMetrics:
 class _Metered:
     """A transport that counts."""
 
-    def __init__(self, inner: Transport, note: Callable[[str, int, int, float], None]) -> None:
-        self._inner, self._note = inner, note
+    def __init__(self, inner: Transport, metrics: SiteMetrics) -> None:
+        self._inner, self._metrics = inner, metrics
 
     def exchange(self, frame: bytes, timeout_s: float) -> bytes:
         """Exchange a frame, and count it."""
         kind = unpack_head(frame[:_HEAD_BYTES], len(frame))[0].kind.name
         began = time.perf_counter()
         answer = self._inner.exchange(frame, timeout_s)
-        self._note(kind, len(frame), len(answer), time.perf_counter() - began)
+        self._metrics.exchanged(kind, len(frame), len(answer), time.perf_counter() - began)
         return answer
 
     def abort(self, reason: str) -> None:
@@ -315,17 +318,12 @@ class _Metered:
 class _Watched:
     """Progress that counts."""
 
-    def __init__(
-        self,
-        inner: Progress,
-        note: Callable[[RoundFacts, int], None],
-        note_workers: Callable[[Sequence[Work]], None],
-    ) -> None:
-        self._inner, self._note, self._note_workers = inner, note, note_workers
+    def __init__(self, inner: Progress, metrics: SiteMetrics) -> None:
+        self._inner, self._metrics = inner, metrics
 
     def __call__(self, record: RoundFacts, n_rounds: int) -> None:
         """Take note of a finished round."""
-        self._note(record, n_rounds)
+        self._metrics.round_done(record, n_rounds)
         self._inner(record, n_rounds)
 
     def say(self, text: str) -> None:
@@ -334,7 +332,7 @@ class _Watched:
 
     def note_workers(self, work: Sequence[Work]) -> None:
         """Take note of what workers do."""
-        self._note_workers(work)
+        self._metrics.note_workers(work)
         self._inner.note_workers(work)
 
 

@@ -156,13 +156,14 @@ exec(compile(source.replace("\\n    )\\n}\\n", row), str(path), "exec"), module.
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.evidence.audit import threat_model
-from nvflare_plugins.evidence.threat_model import is_horizontal, markdown_table, notes_for, protection_text
+from nvflare_plugins.evidence.threat_model import is_horizontal, notes_for, protection_text
 from nvflare_plugins.pooled import processors
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import MaskedSums
 from jobs import reference
+from tests.generated_tables import threats
 
 of_toy = processors.SumProfile("toy", lambda c: MaskedSums(c.masks), module.THREAT_MODELS["toy"], Codec.MASKED)
 processors.BUILT_IN["toy"] = of_toy
@@ -175,7 +176,7 @@ assert "ckks, toy" in reference.reference_page()
 assert "toy" in json.dumps(reference.policy_schema()["properties"]["allowed_profiles"])
 assert is_horizontal("toy") and notes_for("toy") and threat_model("toy").rows()[0] == ("the server alone", "Sizes.")
 assert "Toy" not in protection_text("toy", "HISTOGRAM", "MASKED", True)
-assert "| `toy` |" in markdown_table(module.profiles_of(module.Family.HORIZONTAL))
+assert "| `toy` |" in threats(module.profiles_of(module.Family.HORIZONTAL))
 assert main(["plan", "--rows", "900", "--features", "2", "--bins", "16", "--depth", "2", "--profile", "toy"]) == 0
 assert main(["site-setup", sys.argv[2], "--add-profile", "toy"]) == 0
 assert "toy" in json.loads((pathlib.Path(sys.argv[2]) / "local" / "veilboost.json").read_text())["allowed_profiles"]

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from dp_components.accounting import PrivacyCost, compose
-from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
-from he_processors.fixed_point import PackingLayout
-from he_processors.histogram.planner import BinLayout, plan_level
-from he_processors.histogram.sums import NodeTotal, decrypt_level, pack_and_hide, sum_bins
-from he_processors.paillier import PaillierDecryptor, Rerandomiser, generate_paillier_key, owner_encryptor
+from he_processors.fixed_point import PackingLayout, PairFormat
+from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import NodeTotal
+from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.attempt.plan import Plan, PlanRequest, process_memory_bytes, timed
 from nvflare_plugins.attempt.plan_advice import (
     BETWEEN_ROWS,
@@ -35,7 +34,7 @@ from nvflare_plugins.base.formatting import human_bytes, human_number, human_sec
 from nvflare_plugins.data.declaration import MOST_WORKERS
 from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
-from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner, pair_format
+from nvflare_plugins.kinds.vertical.key_owner import GradientOwner, elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
 from nvflare_plugins.site.profiles import Family, profiles_of
@@ -455,48 +454,23 @@ def _passive(
 
 
 def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
-    """Encrypt, add, pack and open a small table with a fresh key of the planned length: some seconds."""
+    """Encrypt, add, hide and open a small table with a fresh key, as both parties of a job do: some seconds."""
+    rng, n_rows = np.random.default_rng(0), max(workload.rows, _SAMPLE_ROWS)
+    facts: dict[str, int]
+    form: DigitFormat | PairFormat
+    owner: GradientOwner
     if workload.profile == VerticalProfile.ELGAMAL.value:
-        return _measure_points(workload)
-    rng = np.random.default_rng(0)
-    pairs = pair_format(max(workload.rows, _SAMPLE_ROWS))
-    g, h = pairs.encode_pairs(rng.uniform(-1, 1, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
+        form = DigitFormat.of(workload.fraction_bits, n_rows)
+        owner, size = elgamal_owner(form), (1 + form.n_messages) * AFFINE_BYTES
+        facts = {"pairs_per_ciphertext": 1, "ciphertext_bytes": size, "held_bytes": 2 * size}
+    else:
+        form, key = pair_format(n_rows), generate_paillier_key(workload.key_bits)
+        owner, packing = gradient_owner(key, form), PackingLayout.fit(form, key.public_key.plaintext_bits)
+        facts = {"pairs_per_ciphertext": packing.pairs_per_plaintext, "ciphertext_bytes": 2 * workload.key_bits // 8}
+    g, h = form.encode_pairs(rng.uniform(-0.5, 0.5, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
     layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
     codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
-    key = generate_paillier_key(workload.key_bits)
-    encryptor, decryptor = owner_encryptor(key), PaillierDecryptor(key)
-    packing = PackingLayout.fit(pairs, key.public_key.plaintext_bits)
-    arithmetic = open_backend(AUTO, key.public_key.modulus)
-    rerandomiser = Rerandomiser(key.public_key, arithmetic)
-    plaintexts = pairs.plaintext_rows(g, h)
-    plan = plan_level(codes, layout, [np.arange(_SAMPLE_ROWS, dtype=np.int32)])
-    total = NodeTotal.of_rows(g, h)
-
-    encrypted, encrypt_s = timed(lambda: encryptor.encrypt(plaintexts), _REPEATS)
-    upload = encryptor.arithmetic.to_wire(encrypted)
-    rows, receive_s = timed(lambda: arithmetic.from_wire(upload), _REPEATS)
-    bins, add_s = timed(lambda: sum_bins(arithmetic, rows, plan), _REPEATS)
-    hidden, pack_s = timed(lambda: pack_and_hide(bins, packing, rerandomiser), _REPEATS)
-    reply = arithmetic.to_wire(hidden)
-    _, open_s = timed(lambda: decrypt_level(reply, decryptor, packing, layout, [total]), _REPEATS)
-    return CipherRates(
-        encrypt_s=encrypt_s / _SAMPLE_ROWS,
-        receive_s=receive_s / _SAMPLE_ROWS,
-        add_s=add_s / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
-        pack_s=pack_s / plan.n_slots,
-        open_s=open_s / plan.n_slots,
-        pairs_per_ciphertext=packing.pairs_per_plaintext,
-        ciphertext_bytes=2 * workload.key_bits // 8,
-    )
-
-
-def _measure_points(workload: VerticalWorkload) -> CipherRates:
-    """Encrypt, add, hide and open a small table of points with a fresh key: some seconds."""
-    rng = np.random.default_rng(0)
-    digits = DigitFormat.of(workload.fraction_bits, max(workload.rows, _SAMPLE_ROWS))
-    g, h = digits.encode_pairs(rng.uniform(-0.5, 0.5, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
-    layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
-    codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
+    node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
     spent: dict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -505,9 +479,8 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
         yield
         spent[stage] += (time.process_time() - started) / _REPEATS
 
-    owner = elgamal_owner(digits)
-    maker = histogram_maker(owner.setup(), digits.max_additions, timer=timer)
-    node, total = [np.arange(_SAMPLE_ROWS, dtype=np.int32)], NodeTotal.of_rows(g, h)
+    setup = owner.setup()
+    maker = histogram_maker(setup, setup.max_additions, timer=timer)
 
     def receive() -> None:
         maker.begin_tree(_SAMPLE_ROWS)
@@ -517,16 +490,13 @@ def _measure_points(workload: VerticalWorkload) -> CipherRates:
     _, receive_s = timed(receive, _REPEATS)
     reply, _ = timed(lambda: maker.sum_bins(codes, layout, node), _REPEATS)
     _, open_s = timed(lambda: owner.open_sums(reply, layout, [total]), _REPEATS)
-    n_points = 1 + digits.n_messages
     return CipherRates(
         encrypt_s=encrypt_s / _SAMPLE_ROWS,
         receive_s=receive_s / _SAMPLE_ROWS,
         add_s=spent["histogram"] / (_SAMPLE_ROWS * _SAMPLE_FEATURES),
-        pack_s=spent["hide"] / layout.n_slots,
+        pack_s=(spent["pack"] + spent["hide"]) / layout.n_slots,
         open_s=open_s / layout.n_slots,
-        pairs_per_ciphertext=1,
-        ciphertext_bytes=n_points * AFFINE_BYTES,
-        held_bytes=2 * n_points * AFFINE_BYTES,
+        **facts,
     )
 
 

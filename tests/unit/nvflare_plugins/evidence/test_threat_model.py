@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.evidence.format import Protection
-from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, markdown_table, notes_for, protection_text
+from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION, notes_for, protection_text
 from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.site.profiles import (
     DEFAULT_PROFILES,
@@ -21,6 +21,7 @@ from nvflare_plugins.site.profiles import (
 )
 from nvflare_plugins.wire.envelope import Codec
 from nvflare_plugins.wire.profiles import Profile
+from tests.generated_tables import threats
 
 PAGES = (Path(__file__).parents[4] / "docs" / "security").glob("*.md")
 SECURITY = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -78,7 +79,7 @@ FAMILIES = [profiles_of(family) for family in Family]
 @pytest.mark.parametrize("profiles", [*FAMILIES, profiles_of(Family.ALIGNMENT) + profiles_of(Family.INFERENCE)])
 def test_markdown_holds_every_cell_once(profiles):
     """A cell, or its start, that an earlier column says is named by that column."""
-    lines = [line.strip("| ").split(" | ") for line in markdown_table(profiles).splitlines()]
+    lines = [line.strip("| ").split(" | ") for line in threats(profiles).splitlines()]
     assert [len(line) for line in lines[2:]] == [len(profiles) + 1] * len(Statement.rows(THREAT_MODELS["masks"]))
     for number, (who, *cells) in enumerate(lines[2:]):
         said = {f"As under `{profile}`.": cell for profile, cell in zip(profiles, cells, strict=True)}
@@ -92,7 +93,7 @@ def test_markdown_holds_every_cell_once(profiles):
 
 @pytest.mark.parametrize("profiles", FAMILIES)
 def test_pages_on_security_hold_the_same_tables(profiles):
-    assert markdown_table(profiles) in SECURITY
+    assert threats(profiles) in SECURITY
 
 
 def test_a_page_names_the_profiles_whose_sums_a_server_can_change_unnoticed():
