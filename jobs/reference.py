@@ -28,6 +28,8 @@ from nvflare_plugins import recipes
 from nvflare_plugins.base import failures
 from nvflare_plugins.base.declared import description_of, schema_of, words_of
 from nvflare_plugins.base.files import make_folder, write_atomically
+from nvflare_plugins.cli.main import COMMANDS
+from nvflare_plugins.cli.options import EXITS
 from nvflare_plugins.flare.kinds import KINDS, kind_of
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.policy import SitePolicy
@@ -107,7 +109,18 @@ def reference_page() -> str:
         if mark not in text:  # a new kind stands after the others
             text = text.replace(_AFTER_JOBS, f"\n### {kind.name}\n\n{mark}<!-- end -->\n{_AFTER_JOBS}")
     head = ("key", "left out", "must be", "what it decides")
-    return filled(REFERENCE, {name: _lines(head, table(*part)) for name, part in parts.items()}, text)
+    tables = {name: _lines(head, table(*part)) for name, part in parts.items()}
+    return filled(
+        REFERENCE, tables | {"Exit codes": _lines(("command", *map(str, EXITS), "others"), exit_codes())}, text
+    )
+
+
+def exit_codes() -> Iterator[tuple[str, ...]]:
+    """Yield what each command ends with."""
+    for name, command in COMMANDS.items():
+        exits = getattr(command, "exits", EXITS)
+        others = "; ".join(f"{code}: {meaning}" for code, meaning in sorted(exits.items()) if code not in EXITS)
+        yield (f"`veilboost {name}`", *(exits[code] for code in EXITS), others)
 
 
 def filled(page: Path, tables: dict[str, str], text: str | None = None) -> str:

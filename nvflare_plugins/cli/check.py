@@ -62,7 +62,7 @@ def run(options: Options) -> int:
         policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
         name = Path(options.where.name.lower().removesuffix(".gz")).stem
         sets = [as_data_set(options, options.where, DataSet(name, options.where.absolute(), "csv"), name)]
-    results = [(one, survey(one, use_of(job, options.label, policy.site))) for one in sets]
+    results = [(one, survey(one, use_of(job, options.label, policy.site), options.progress)) for one in sets]
     if options.draft is not None:
         check_output("--draft", options.draft, ".json")
         drafts = [_document(one, found, [])["draft"] | {"name": one.name} for one, found in results]

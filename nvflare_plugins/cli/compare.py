@@ -22,6 +22,7 @@ def run(options: Options) -> int:
             f"{one.name:<18} alone {one.best_alone:.4g}  federated {one.federated:.4g}  "
             f"difference {one.federated - one.best_alone:+.4g} ({one.low:+.3g} to {one.high:+.3g}): {one.verdict}"
         )
+    options.tell(page=path, metrics=result.metrics)
     print(f"wrote {path}: for this site only, sent nowhere")
     return 0
 

@@ -304,7 +304,7 @@ def run(options: Options) -> int:
     )
     print("Starting FLARE's simulator with one process per site (about 15 seconds) ...", flush=True)
     follow(folder)
-    summarise(data, job, folder)
+    options.tell(**summarise(data, job, folder))
     return 0
 
 
@@ -318,8 +318,8 @@ if __name__ == "__main__":
 MAX_BIN = 256
 
 
-def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
-    """Print the summary and write the report.
+def summarise(data: Split, job: HorizontalJob, folder: Path) -> dict[str, Any]:
+    """Print the summary and write the report; return where things lie, and the scores after each round.
 
     Raises:
         ProtocolError: the evidence of the run does not verify.
@@ -352,12 +352,8 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     if not outcome.sound:
         raise ProtocolError(f"the evidence does not verify: see `veilboost verify {evidence}`")
     print("\nEvidence of all sites and the server agrees (UNSIGNED: the simulator has no certificates).\n")
-    for what, path in (
-        ("model", model),
-        ("report", report),
-        ("evidence", evidence),
-        ("log", folder / "simulator.log"),
-    ):
+    written = {"model": model, "report": report, "evidence": evidence, "log": folder / "simulator.log"}
+    for what, path in written.items():
         print(f"  {what:<9} {path}")
     command = "veilboost" if shutil.which("veilboost") else sys.argv[0]  # make starts it without its environment
     if Path(command).name == "__main__.py":
@@ -366,6 +362,7 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> None:
     rows = folder / "data" / f"site-1-{EVAL_SET}.parquet"
     scored = f"{model} {rows} --ignore {shlex.quote(job.label)} --out {folder / 'scores.csv'}"
     print(f"Score rows with the model: {command} predict {scored} --explain")
+    return {**written, "metric": data.task.metric, "scores": ours, "central_scores": central}
 
 
 def _raised(record: RunRecord) -> dict[str, object]:

@@ -50,6 +50,7 @@ def run(options: Options) -> int:
     for part in parts:
         state = "has" if part.members else "missing" if part.is_due else "none"
         print(f"{state:<8}{part.title}{f': {part.missing}' if part.missing else ''}")
+    options.tell(archive=options.out, missing={part.title: part.missing for part in parts if part.missing})
     print(f"wrote {options.out}: it holds this site's own evidence and counts of its rows")
     return 0
 

@@ -68,6 +68,7 @@ def run(options: Options) -> int:
         "drifted": [one.name for one in (*scores, *features) if one.index >= options.threshold],
         "notes": notes,
     }
+    options.tell(**document)
     _print(scores, features, document)
     if options.out is not None:
         try:

@@ -57,6 +57,15 @@ def _moment(text: str) -> datetime:
         "take a day (default: by the clocks of those who signed)",
     ),
     prints_json=True,
+    exits={
+        0: "VERIFIED",
+        1: "it does not hold",
+        2: "UNSIGNED: the records agree, but anyone could have written them (or wrong usage)",
+        3: "SIGNED, but root or server names were not given",
+        4: "no such path, or no evidence at it",
+        5: "the root certificate is not there, or cannot be used",
+        6: "EMPTY: it shows no private message and no round",
+    },
 )
 def verify(options: Options) -> int:
     """``veilboost verify``: check the evidence of a job.
@@ -64,9 +73,6 @@ def verify(options: Options) -> int:
     It looks at chains, signatures, agreement of sites and server, and the protection of every private message. A
     dossier (.zip) is checked with the evidence in it.
 
-    Exit code 0: VERIFIED; 1: it does not hold; 2: UNSIGNED, the records agree but anyone could have written them (or
-    wrong usage); 3: SIGNED, but root or server names were not given; 4: no such path, or no evidence at it; 5: the root
-    certificate is not there, or cannot be used; 6: EMPTY, it shows no private message and no round.
     """
     from nvflare_plugins.cli.verify import run
 
@@ -121,7 +127,8 @@ def report(options: Options) -> int:
         raise ConfigurationError("--root-ca needs --evidence: the exported logs of all parties")
     try:
         if not options.summary:
-            print(write_report(folder, out))
+            options.tell(page=write_report(folder, out))
+            print(options.result["page"])
             return 0
         record, sentences = RunRecord.read(folder), []
         if evidence:
@@ -129,7 +136,8 @@ def report(options: Options) -> int:
             result = verified(evidence, root, servers, record.job_id)
             sentences = [*said(result), *((SHOWS, DOES_NOT_SHOW) if result.sound else ())]
         # Whole or not at all, for its owner alone: it counts rows.
-        print(write_atomically(out, build_summary(record, folder, sentences).encode(), 0o600))
+        options.tell(page=write_atomically(out, build_summary(record, folder, sentences).encode(), 0o600))
+        print(out)
         return 0
     except DAMAGED:  # a record is read as it was written: what its fields hold is looked at where it is used
         raise ConfigurationError(

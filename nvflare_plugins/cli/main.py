@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from typing import NoReturn
 
 import click
@@ -19,6 +21,7 @@ from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli import evidence, models, sites, training
 from nvflare_plugins.cli.options import SETTINGS, Options
+from nvflare_plugins.cli.waiting import Waiting
 
 _INTERRUPTED = 130  # as shells say it
 
@@ -68,10 +71,7 @@ _VEILBOOST = click.version_option(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 well, 1 refused or failed, 2 wrong usage; ``verify`` has more.
-
-    130 is for Ctrl-C.
-    """
+    """Run one command and return the exit code: ``options.EXITS``, and what the command declares beside them."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a column's name may have letters that the terminal lacks
     options = parse(arguments)
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what cannot be written must not look well
         return code
     except (VeilBoostError, PrivacyError) as error:
-        return _said(options.command, str(error), 1)
+        return _said(options, str(error), 1)
     except BrokenPipeError:  # whoever reads has read enough
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError) as error:
         name = getattr(error, "filename", None)
         where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, bytes) else name}: "
-        return _said(options.command, where + reason_of(error), 1)
+        return _said(options, where + reason_of(error), 1)
     except KeyboardInterrupt:
-        return _said(options.command, "interrupted", _INTERRUPTED)
+        return _said(options, "interrupted", _INTERRUPTED)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -126,18 +126,31 @@ def _refuse(error: click.UsageError) -> NoReturn:
 
 def _run(options: Options) -> int:
     """Run the command; put into JSON what it prints, where that was asked for and it does not do so by itself."""
-    if not options.json or options.prints_json:
-        return options.func(options)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = options.func(options)
-    document = {"command": options.command, "exit_code": code, "lines": printed.getvalue().splitlines()}
-    print(json.dumps(document, indent=2))
+    with Waiting(options.command) as options.progress:
+        if not options.json or options.prints_json:
+            return options.func(options)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = options.func(options)
+    _print_json(options, code, **options.result, lines=printed.getvalue().splitlines())
     return code
 
 
-def _said(command: str, text: str, code: int) -> int:
-    lines = (printable(line, 2000) for line in text.splitlines())  # it may quote a peer, a job or a path
-    print(f"veilboost {command}: " + "\n".join(lines), file=sys.stderr)
+def _print_json(options: Options, code: int, **told: object) -> None:
+    document = {"command": options.command, "exit_code": code, **told}
+    print(json.dumps(document, indent=2, default=_as_json))
+
+
+def _as_json(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value.value if isinstance(value, Enum) else str(value)
+
+
+def _said(options: Options, text: str, code: int) -> int:
+    lines = "\n".join(printable(line, 2000) for line in text.splitlines())  # it may quote a peer, a job or a path
+    print(f"veilboost {options.command}: {lines}", file=sys.stderr)
+    if options.json:
+        _print_json(options, code, error=lines)
     return code
 
 

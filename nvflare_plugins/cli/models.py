@@ -126,6 +126,7 @@ def export(options: Options) -> int:
         write_atomically(output, content)
     except OSError as error:
         raise ConfigurationError(f"{output} cannot be written: {reason_of(error)}") from None
+    options.tell(copy=output)
     print(f"wrote {output}: {what}; thresholds and leaves still tell about the data")
     return 0
 
@@ -142,6 +143,7 @@ def export(options: Options) -> int:
     option("--site", metavar="NAME", help="the site's name"),
     option("--socket", metavar="PATH", help="the job's socket, in place of --workspace and --site"),
     prints_json=True,
+    exits={0: "all answered", 1: "an error among the answers, or no job there"},
 )
 def score(options: Options) -> int:
     """``veilboost score JOB_ID ROW ...``: ask a vertical job that stays (action `serve`) for scores.
@@ -155,7 +157,6 @@ def score(options: Options) -> int:
     --refresh takes the rows of a newer alignment (of a job of kind alignment, say) at all parties, or at none. --stop
     ends the job, whose reports and evidence are then written as after any job.
 
-    Exit code: 0 all answered, 1 an error among the answers or no job there, 2 wrong usage.
     """
     from nvflare_plugins.cli.score import run
 
@@ -184,15 +185,20 @@ def models(options: Options) -> int:
     action, given = options.action, options.arguments
     if action == "list" and not given:
         unread: list[str] = []
-        print(describe(versions.found(unread), versions.names()))
+        found, names = versions.found(unread), versions.names()
+        options.tell(models=found, names=names, left_out=unread)
+        print(describe(found, names))
         for text in unread:
             print(f"left out: {printable(text, 1000)}")
     elif action == "add" and len(given) == 2:
         name, job = given
-        print(f"job {job} is {name}@{versions.add(name, job)}, which `veilboost predict {name}` uses from now on")
+        version = versions.add(name, job)
+        options.tell(name=name, version=version)
+        print(f"job {job} is {name}@{version}, which `veilboost predict {name}` uses from now on")
     elif action == "rollback" and len(given) == 2 and is_number(given[1]):
         name, version = given[0], int(given[1])
         before = versions.use(name, version)
+        options.tell(name=name, version=version, before=before)
         print(f"`veilboost predict {name}` uses {name}@{version} from now on; before it was {name}@{before}")
     else:
         raise ConfigurationError("give nothing to list the models, or: add NAME JOB_ID, or: rollback NAME VERSION")
@@ -229,6 +235,7 @@ def runs(options: Options) -> int:
     WORKSPACE,
     SITE,
     *FILE_OPTIONS,
+    exits={0: "below the threshold", 3: "drift: a column or score at or above it"},
 )
 def drift(options: Options) -> int:
     """``veilboost drift``: are new rows still like those that a model was trained on? Sends nothing.
@@ -238,7 +245,6 @@ def drift(options: Options) -> int:
     index of the model's scores. Common reading: below 0.1 little has changed, from 0.25 on the model needs a look.
     Categories are shown by name where ten rows share them. The page and its JSON are for the site alone (mode 0600).
 
-    Exit code: 0 below the threshold, 3 drift (a column or score at or above it), 1 refused, 2 wrong usage.
     """
     from nvflare_plugins.cli.drift import run
 

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +32,10 @@ SETTINGS: dict[str, Any] = {"max_content_width": 120, "help_option_names": ["-h"
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
+EXITS = {0: "done", 1: "refused or failed", 2: "wrong usage", 130: "interrupted by Ctrl-C"}
+"""Exit codes of every command, where it declares no other meaning."""
+
+
 class Options(SimpleNamespace):
     """What a command line says: a value for each option and argument.
 
@@ -39,11 +43,23 @@ class Options(SimpleNamespace):
         command: name of the command.
         func: what it runs; it takes these options and returns the exit code.
         prints_json: whether that prints JSON by itself where ``json`` asks for it.
+        result: what it has to say to programs, by name; ``--json`` prints it.
+        progress: takes how much is done, and of how much, as the command goes on.
     """
 
     command: str
     func: Callable[[Options], int]
     prints_json: bool
+    result: dict[str, Any]
+    progress: Callable[[int, int], None]
+
+    def tell(self, **result: Any) -> None:
+        """Say something to programs: dataclasses, paths and moments are written as JSON."""
+        self.__dict__.setdefault("result", {}).update(result)
+
+
+OWN = tuple(Options.__annotations__)
+"""Attributes of options that no option of a command line gives."""
 
 
 class SeveralValues(click.Option):
@@ -58,7 +74,13 @@ class SeveralValues(click.Option):
 
 
 class Command(click.Command):
-    """A command that shows its description as it stands, and takes no option for the value of another."""
+    """A command that shows its description as it stands, and takes no option for the value of another.
+
+    Attributes:
+        exits: exit code -> what it means.
+    """
+
+    exits: dict[int, str] = EXITS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
@@ -86,7 +108,8 @@ class Command(click.Command):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the description."""
-        formatter.write(f"\n{self.help}\n")
+        codes = "; ".join(f"{code} {meaning}" for code, meaning in sorted(self.exits.items()))
+        formatter.write(f"\n{self.help}\n\nExit code: {codes}.\n")
 
 
 def _whole(word: str, known: Iterable[str]) -> str:
@@ -101,7 +124,11 @@ def _looks_like_option(text: str) -> bool:
 
 
 def command(
-    words: str, *parameters: click.Parameter, one_of: tuple[str, str] | None = None, prints_json: bool = False
+    words: str,
+    *parameters: click.Parameter,
+    one_of: tuple[str, str] | None = None,
+    prints_json: bool = False,
+    exits: Mapping[int, str] = {},
 ) -> Callable[[Callable[[Options], int]], Command]:
     """Return what makes a function a command of its name, whose docstring describes it under ``--help``.
 
@@ -110,6 +137,7 @@ def command(
         parameters: options and arguments; each command has ``--json`` too.
         one_of: names of two options that do not go together.
         prints_json: the function prints JSON by itself, if asked to.
+        exits: exit codes that mean something else, or more, than those of every command.
     """
 
     def declare(run: Callable[[Options], int]) -> Command:
@@ -120,10 +148,10 @@ def command(
                 first, second = (f"--{option.replace('_', '-')}" for option in one_of)
                 raise click.UsageError(f"argument {second}: not allowed with argument {first}")
             lists = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-            return Options(command=name, func=run, prints_json=prints_json, **lists)
+            return Options(command=name, func=run, prints_json=prints_json, result={}, progress=_unseen, **lists)
 
         as_json = option("--json", is_flag=True, help="print JSON instead of text")
-        return Command(
+        made = Command(
             name,
             callback=take,
             params=[*parameters, as_json],
@@ -131,8 +159,14 @@ def command(
             short_help=words,
             context_settings=SETTINGS,
         )
+        made.exits = {**EXITS, **exits}
+        return made
 
     return declare
+
+
+def _unseen(done: int, of: int) -> None:
+    """Take progress that nobody sees."""
 
 
 def option(*names: str, **attributes: Any) -> click.Option:

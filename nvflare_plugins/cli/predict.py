@@ -46,6 +46,7 @@ def run(options: Options) -> int:
             write_atomically(image, strengths.picture(), 0o600)
     except OSError as error:
         raise ScoringError(f"--out {shown} cannot be written: {reason_of(error)}") from None
+    options.tell(scores=options.out, rows=n_rows, picture=image if strengths.n_rows else None)
     print(f"wrote {shown}: {n_rows} rows scored with {_described(model, options.rounds)}")
     if changed:
         print(f"note: {counted(changed, 'text')} that a spreadsheet would compute got an apostrophe before it")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.options import Options
+from nvflare_plugins.cli.options import OWN, Options
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, no_duplicates
 from nvflare_plugins.site.policy_values import POLICY_FILE
@@ -59,7 +59,9 @@ def run(args: Options) -> int:
     check_files(args.folder, {name: path for name, path in named.items() if path not in folders})
     changes = set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
-    for warning in warnings_of(args.folder):
+    warnings = list(warnings_of(args.folder))
+    args.tell(changes=changes, warnings=warnings)
+    for warning in warnings:
         print(warning)
     if args.upgrade:
         _offer(args.folder)
@@ -86,6 +88,7 @@ def _check(args: Options) -> int:
         if role is not Role.SERVER:
             with contextlib.suppress(ConfigurationError):  # of the policy: said already
                 found[path] += cluster_gaps(policy_of(path, role))
+    args.tell(missing={str(path): lacking for path, lacking in found.items()})
     for path, lacking in found.items():
         print(f"{path}: {'complete' if not lacking else 'not complete'}")
         for clause in lacking:
@@ -94,7 +97,7 @@ def _check(args: Options) -> int:
 
 
 def _alone(args: Options, option: str) -> None:
-    if any(value for name, value in vars(args).items() if name not in ("folder", option, "func", "command", "json")):
+    if any(value for name, value in vars(args).items() if name not in ("folder", option, "json", *OWN)):
         raise ConfigurationError(f"--{option} stands alone: give it no other option")
 
 

@@ -330,6 +330,7 @@ _POLICY_OPTIONS = (
         help="write data that are nobody's, and policies that consent to all that the job folders under jobs ask for, "
         "so that each runs as it stands; in an empty workspace, for trying out",
     ),
+    exits={0: "set up (--check: complete)", 1: "refused or failed (--check: something is missing)"},
 )
 def site_setup(options: Options) -> int:
     """``veilboost site-setup DIR``: merge what a site needs to run VeilBoost jobs into its FLARE workspace.
@@ -374,6 +375,7 @@ def site_setup(options: Options) -> int:
     *FILE_OPTIONS,
     one_of=("job", "label"),
     prints_json=True,
+    exits={0: "fine (notes do not count)", 1: "problems, or refused"},
 )
 def check(options: Options) -> int:
     """``veilboost check``: everything at once that a job would stumble over in a site's own table. Sends nothing.
@@ -383,7 +385,6 @@ def check(options: Options) -> int:
     at least ten rows share. What it drafts is taken from the data; lists and bounds in a job are public, and those of a
     private job must come from public knowledge.
 
-    Exit code: 0 fine (notes do not count), 1 problems, 2 wrong usage.
     """
     from nvflare_plugins.cli.check import run
 
@@ -396,6 +397,7 @@ def check(options: Options) -> int:
     option("--out", metavar="FILE.json", type=PATH, help="write the united draft"),
     option("--data-set", metavar="NAME", default="data", help="what all sites call the data set (default: data)"),
     prints_json=True,
+    exits={0: "all is made alike", 1: "something is left to decide, or refused"},
 )
 def agree(options: Options) -> int:
     """``veilboost agree a.json b.json c.json``: where do sites' tables differ, and what makes them alike?
@@ -405,7 +407,6 @@ def agree(options: Options) -> int:
     and Ulm), names, date forms and forms of ids are made alike by each site's policy. Other kinds of values and what
     look like other units are shown, for people to decide.
 
-    Exit code: 0 all is made alike, 1 something is left to decide, 2 wrong usage.
     """
     from nvflare_plugins.cli.agree import run
 
@@ -443,6 +444,7 @@ def snapshot(options: Options) -> int:
             print("the policy names no snapshot. Policy key: snapshots")
         for name, source in sorted(policy.snapshots.items()):
             found = [path for path, of in snapshots_in(source.folder).items() if of == name]
+            options.result.setdefault("snapshots", {})[name] = found
             print(f"{name}: {counted(len(found), 'snapshot')} in {source.folder}")
             for path in found:
                 print(f"  {path.name}, {path.stat().st_size:,} bytes{', the newest' if path == found[-1] else ''}")
@@ -453,6 +455,7 @@ def snapshot(options: Options) -> int:
             f"{options.site} has no snapshot {options.name!r} (known: {known}). Policy key: snapshots."
         )
     taken = take_snapshot(policy.snapshots[options.name], options.keep)
+    options.tell(snapshot=taken)
     held = (
         "the database held the query to reading" if taken.read_only else "the database cannot hold a query to reading"
     )
@@ -508,6 +511,7 @@ def registry(options: Options) -> int:
             memory.back_up(options.backup)
         except OSError as error:
             raise ConfigurationError(f"{options.backup} was not written: {error.strerror}") from None
+        options.tell(backup=options.backup)
         print(
             f"{options.backup} holds what {memory.site} remembers. To restore it, stop FLARE and put it in the place of"
         )
@@ -521,6 +525,7 @@ def registry(options: Options) -> int:
     print(Registry.open(policy).describe())
     print(AlignmentRegistry.open(policy).describe())
     limit = policy.data_refusals_per_month
+    options.tell(refusals=refusals.counts(), demands=refusals.counts(Question.DEMAND), most_refusals_per_month=limit)
     for name, count in refusals.counts().items():
         print(f"data set {name!r}: {count} of {limit} jobs that its rows may refuse within a month")
     for name, count in refusals.counts(Question.DEMAND).items():
@@ -568,8 +573,9 @@ def ledger(options: Options) -> int:
         print(f"Charged for what may be missing: {', '.join(f'{name} {part:.6g}' for name, part in parts)}.")
     if options.close is not None:
         Ledger(files[0], heads).close_job(options.close)
+    histories = [Ledger(path, heads).history() for path in files] if options.html is not None or options.json else []
+    options.tell(ledgers=histories, page=options.html)
     if options.html is not None:
-        histories = [Ledger(path, heads).history() for path in files]
         html = build_page(histories, policy.site, datetime.now(UTC))
         print(write_atomically(options.html, html.encode(), 0o600))
         return 0

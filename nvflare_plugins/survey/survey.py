@@ -80,16 +80,22 @@ class Survey:
         return not any(finding.is_problem for finding in self.findings)
 
 
-def survey(spec: DataSet, use: Use) -> Survey:
+Progress = Callable[[int, int], None]
+
+
+def survey(spec: DataSet, use: Use, progress: Progress = lambda done, of: None) -> Survey:
     """Look at a whole data set.
+
+    Args:
+        progress: takes how many columns were looked at, and of how many.
 
     Raises:
         ConfigurationError: the data set's own loader fails.
     """
     try:
-        return _survey(read_raw(spec), use)
+        return _survey(read_raw(spec), use, progress)
     except UnreadableError as error:
-        return _survey(error.raw, use)
+        return _survey(error.raw, use, progress)
 
 
 _Made = TypeVar("_Made")
@@ -121,7 +127,7 @@ class _Lazy(Mapping[str, _Made]):
         return len(self._names)
 
 
-def _survey(raw: RawFile, use: Use) -> Survey:
+def _survey(raw: RawFile, use: Use, progress: Progress) -> Survey:
     found = [*raw.findings, *_names(raw)]
     options = _merged({}, found)
     spec = replace(raw.spec, **{**options, "rename": {**raw.spec.rename, **options.get("rename", {})}})
@@ -143,7 +149,8 @@ def _survey(raw: RawFile, use: Use) -> Survey:
         found.append(form)
         spec = replace(spec, **form.options)
         columns = _columns(by_name, spec, is_held=is_held)
-    return _Look(spec, use, columns, by_name, raw.names_are_data, frozenset(of_jobs)).whole(chosen, found, raw.n_rows)
+    look = _Look(spec, use, columns, by_name, raw.names_are_data, frozenset(of_jobs), progress)
+    return look.whole(chosen, found, raw.n_rows)
 
 
 def _columns(raw: Mapping[str, Any], spec: DataSet, *, is_held: bool) -> Mapping[str, Column]:
@@ -256,6 +263,7 @@ class _Look:
     raw: Mapping[str, Any]
     names_are_data: bool
     names_of_jobs: frozenset[str]
+    progress: Progress
 
     def whole(self, chosen: Sequence[str], found: list[Finding], n_rows: int) -> Survey:
         """Return everything that was found, with the draft."""
@@ -264,7 +272,8 @@ class _Look:
         bounds: dict[str, tuple[float, float]] = {}
         if self.columns and not self.names_are_data:
             found += self._absent()
-        for name in chosen if n_rows else ():
+        for place, name in enumerate(chosen if n_rows else ()):
+            self.progress(place, len(chosen))
             if name not in (use.label, use.weight):
                 seen = self._feature(name)
                 found += seen.findings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +17,15 @@ from typing import Any
 import pytest
 
 import nvflare_plugins.recipes as recipes
+from nvflare_plugins.cli import main as main_module
 from nvflare_plugins.cli import plan as command
-from nvflare_plugins.cli.main import main
+from nvflare_plugins.cli import waiting
+from nvflare_plugins.cli.main import COMMANDS, main, parse
+from nvflare_plugins.cli.options import EXITS, Options
+from nvflare_plugins.cli.waiting import Waiting
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.recipes.recipe import JobRecipe
+from nvflare_plugins.scoring.versions import Version
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -143,3 +150,87 @@ def test_the_machine_and_the_operator_end_a_command_in_a_line(
     assert main(["plan"]) == code
     text = capsys.readouterr().err
     assert text.startswith("veilboost plan: ") and said in text and text.count("\n") == 1
+    assert main(["plan", "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["command"], told["exit_code"]) == ("plan", code) and said in told["error"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_tells_programs_and_people_how_it_ends(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declared = COMMANDS[name]
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--json" in shown
+    assert all(f"{code} {meaning}" in shown for code, meaning in declared.exits.items()) and set(EXITS) <= {
+        *declared.exits
+    }
+    needed = [
+        word
+        for one in declared.params
+        if one.required
+        for word in ([one.opts[-1]] * (one.param_type_name == "option") + ["x.json"])
+    ]
+
+    def run(options: Options) -> int:
+        options.tell(path=Path("a"), version=Version("j", "f", "0", "now"))
+        sys.stdout.write("to people\n")
+        return 3
+
+    options = parse([name, *needed, "--json"])
+    options.func = run
+    monkeypatch.setattr(main_module, "parse", lambda arguments: options)
+    assert main([]) == 3
+    printed = capsys.readouterr().out
+    if options.prints_json:  # what it prints is JSON already
+        assert printed == "to people\n"
+        return
+    told = json.loads(printed)
+    assert told == {
+        "command": name,
+        "exit_code": 3,
+        "path": "a",
+        "version": {"job": "j", "file": "f", "sha256": "0", "named": "now"},
+        "lines": ["to people"],
+    }
+
+
+def test_what_may_have_been_meant_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, meant in ((["chekc", "x"], "check"), (["check", "x", "--lable", "y"], "--label")):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2 and f"Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("shell", "at"), [("bash", "1"), ("zsh", "1"), ("fish", "ag")])
+def test_shells_complete_commands(shell: str, at: str) -> None:
+    words = {**os.environ, "_VEILBOOST_COMPLETE": f"{shell}_complete", "COMP_WORDS": "veilboost ag", "COMP_CWORD": at}
+    run = subprocess.run([sys.executable, "-m", "nvflare_plugins"], cwd=ROOT, capture_output=True, text=True, env=words)
+    assert "agree" in run.stdout and run.stderr == ""
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_drawn_on_terminals_alone_and_taken_away(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (Terminal() if is_terminal else io.StringIO() for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(waiting, "_FIRST_S", 0.0)
+    monkeypatch.setattr(waiting, "_NEXT_S", 0.01)
+    with Waiting("check") as progress:
+        progress(1, 4)
+        for _ in range(1000 if is_terminal else 10):
+            if "25%" not in err.getvalue():
+                threading.Event().wait(0.01)
+        sys.stdout.write("said\n")
+    assert sys.stdout is out and out.getvalue() == "said\n"
+    assert ("veilboost check: [######..................] 25%" in err.getvalue()) == is_terminal
+    assert err.getvalue().endswith("\r\x1b[K") == is_terminal
