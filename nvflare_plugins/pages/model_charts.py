@@ -273,7 +273,7 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
                 if depth < 2:
                     marks.append(text_mark((middle + end) / 2, y + _LEVEL / 2, answer, "middle", "tick halo"))
         text = number(tree["split_conditions"][node]) if is_leaf else _question(tree, node, names, categories)
-        most = int((high - low) / 7.2)
+        most = int((high - low) / 8.8)
         marks.append(
             {
                 "kind": "rect",

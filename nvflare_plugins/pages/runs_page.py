@@ -89,7 +89,7 @@ def build_page(site: str, runs: Sequence[tuple[RunRecord, Mapping[str, Any]]], l
         runs=[(key, facts, links.get(facts["job"], "")) for key, _, _, facts in compared]
         + [("", facts, links.get(facts["job"], "")) for _, facts in runs[_MOST_COMPARED:]],
         keys=[(key, colour, facts) for key, colour, _, facts in compared],
-        shown=[key for key, *_ in compared[:_SHOWN_FIRST]],
+        shown=[key for key, *_, facts in compared if facts["metric"]][:_SHOWN_FIRST],
         curves=_curves(compared),
         settings=_settings([facts for *_, facts in compared]),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
