@@ -18,6 +18,7 @@ const choose = () => {
   for (const one of document.querySelectorAll("[data-run]")) one.style.display = chosen.has(one.dataset.run) ? "" : "none";
   for (const row of document.querySelectorAll("#compared tbody tr")) {
     const texts = [...row.cells].filter(cell => chosen.has(cell.dataset.run)).map(cell => cell.textContent.trim());
+    row.style.display = texts.some(text => text) ? "" : "none";
     row.classList.toggle("differs", new Set(texts).size > 1);
   }
 };
