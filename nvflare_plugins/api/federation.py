@@ -17,10 +17,10 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
 from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
 from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
-from nvflare_plugins.api.terms import SiteTable, Terms, common_terms, hinted, task
+from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, lacking, task
 from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
-from nvflare_plugins.base.formatting import counted
+from nvflare_plugins.base.formatting import counted, near_name
 from nvflare_plugins.cli.check import floors, use_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.flare.kinds import kind_of_job
@@ -31,9 +31,12 @@ from nvflare_plugins.recipes.run import Run, SitesRefused
 from nvflare_plugins.site.policy import SitePolicy, policy_of_simulated
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up
+from nvflare_plugins.survey.agreement import Agreement, SiteDraft, agree
 from nvflare_plugins.survey.survey import survey
 
 ROWS, HELD_OUT = "rows", "held_out"
+_AGREED = ("rename", "columns", "id_form")
+_RENAME = "Remedy: vb.read(path, rename={'NAME IN THE FILE': 'NAME THAT ALL SITES SHARE'})"
 _FILE_KEYS = ("separator", "encoding", "rename", "format", "names")
 _UNUSABLE = ("no_file", "unreadable", "not_text", "empty", "header", "no_such_column", "encoding", "separator")
 """Findings for which a private job is refused all the same."""
@@ -71,17 +74,30 @@ class Check:
     """What was found in the tables of all sites before a training; true if nothing stops it.
 
     Attributes:
-        problems, notes: site -> sentences, with counts and names of columns, never a value of a row.
-        features, categories, label_classes, params: what a job would say.
+        problems, notes: site -> sentences, with counts and names of columns, never a value of a row that is not shared.
+        united: what sites write differently and now read alike.
+        features, categories: what a job would say. left_out: columns that some site can only read as no feature.
     """
 
-    def __init__(self, tables: Mapping[str, SiteTable], terms: Terms, problems: Mapping[str, list[str]]) -> None:
-        self.rows = {site: table.found.n_rows for site, table in tables.items()}
-        self.problems = {site: list(some) for site, some in problems.items() if some}
+    def __init__(self, tables: Mapping[str, SiteTable]) -> None:
+        self.tables = tables
+        self.problems = {site: table.problems for site, table in tables.items() if table.problems}
         self.notes = {
             site: [hinted(one) for one in table.found.findings if not one.is_problem] for site, table in tables.items()
         }
-        self.features, self.categories, self.left_out = terms.features, terms.categories, terms.left_out
+        self.united: list[str] = []
+        self.features: tuple[str, ...] = ()
+        self.categories: Mapping[str, Sequence[str]] = {}
+        self.left_out: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows each site has."""
+        return {site: table.found.n_rows for site, table in self.tables.items()}
+
+    def add(self, site: str, problem: str) -> None:
+        """Note a problem."""
+        self.problems.setdefault(site, []).append(problem)
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -90,6 +106,7 @@ class Check:
         lines = [f"{site}: {counted(n, 'row')}" for site, n in self.rows.items()]
         for title, group in (("problem", self.problems), ("note", self.notes)):
             lines += [f"{title} at {site}: {text}" for site, some in group.items() for text in some]
+        lines += [f"read alike: {text}" for text in self.united]
         lines.append(f"features: {', '.join(self.features)}")
         lines += [f"left out (ids, dates, free text): {', '.join(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
@@ -104,13 +121,30 @@ class Check:
 
 
 class Federation:
-    """Sites on this machine, each a process of its own with its own table, reader and policy. Made by ``simulate``.
+    """Sites on this machine, each a process of its own with its own table, reader and policy.
+
+    Nothing runs before a training.
 
     Privacy: all is the caller's own and stays in ``folder``, data frames for their owner alone. What a site would
     refuse in production it refuses here, with its reasons shown.
 
+    Args:
+        sites: name of a site -> a data frame, the path of a CSV or Parquet file, or ``read(path, ...)``.
+        label: column that is predicted.
+        evaluation: the same for rows to evaluate on after each round.
+        holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
+        consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
+        budget: epsilon and delta that each site's table may spend on all private trainings together; None gives each
+            private training what it asks for, once.
+        policy: further keys of all sites' policies, such as {"min_effective_rows": 50}.
+        folder: for data, policies and runs; None takes a new one below ``runs``.
+
     Attributes:
-        sites: their names. folder: data, policies, what sites remember, and a workspace for each job.
+        sites: their names.
+        folder: data, what sites remember, and a workspace for each job.
+
+    Raises:
+        ConfigurationError: names that FLARE refuses, a site named twice, no such file, or no table.
     """
 
     def __init__(
@@ -316,7 +350,9 @@ class Federation:
 
     def _tables(self, name: str, method: Method | None = None) -> dict[str, SiteTable]:
         method = method or Horizontal()
-        return {site: SiteTable.of(self._spec(name, site, method), self.label) for site in self.sites}
+        return {
+            s: SiteTable.of(self._spec(name, s, method), self.label, self._readers[name][s].options) for s in self.sites
+        }
 
     def _hold_out(self, share: float) -> None:
         """Deal every site's rows out to a training set and an evaluation set, as texts where its file has texts."""
@@ -341,71 +377,91 @@ class Federation:
     def _terms(self, method: Method) -> tuple[Check, dict[str, Any]]:
         """Return what was found, and the fields of the job that follow from the tables."""
         tables = self._tables(ROWS, method)
-        problems = {site: table.problems for site, table in tables.items()}
         if isinstance(method, Private):
             return self._private_terms(method, tables)
-        with_label = [site for site, table in tables.items() if self.label in table.names]
+        check = Check(tables)
         settings = dict(method.settings)
         row_id = settings.pop("id", None)
-        special = [self.label, *(one for one in (settings.get("weight"), row_id) if one)]
+        special = [self.label, *(str(one) for one in (settings.get("weight"), row_id) if one)]
+        wanted = None if isinstance(method, Vertical) else settings.get("features")
         if isinstance(method, Vertical):
-            terms, fields = self._vertical_terms(tables, with_label, special, problems)
-            fields |= {} if row_id is None else {"alignment": "first"}
+            fields = self._vertical_terms(check, special, row_id)
         else:
-            for site in self.sites:
-                if site not in with_label and tables[site].names:
-                    problems[site].append(
-                        f"there is no column {self.label!r}, the label. Remedy: vb.read(path, rename={{'NAME HERE': "
-                        f"{self.label!r}}})"
-                    )
-            terms = common_terms(tables, special, cast("Sequence[str] | None", settings.get("features")))
-            fields = {"features": list(terms.features), "categories": dict(terms.categories)}
-            for site, some in terms.problems.items():
-                problems[site] = [*problems[site], *some]
-        check = Check(tables, terms, problems)
+            fields = self._horizontal_terms(check, special, wanted)
         if not check:
             return check, {}
-        params, classes, metric = task({site: tables[site] for site in with_label}, self.label)
-        if "objective" in method.params:
-            params = {}
+        tables = self._tables(ROWS, method)  # as the sites' options read them now
+        params, classes, metric = task({s: one for s, one in tables.items() if self.label in one.names}, self.label)
+        objective = str(method.params.get("objective", params["objective"]))
+        params = {**params, "eval_metric": metric} if objective == params["objective"] else {}
         fields |= {"data_set": ROWS, "label": self.label, "params": {**params, **method.params}}
-        if params and "eval_metric" not in method.params:
-            fields["params"]["eval_metric"] = metric
-        fields |= {"label_classes": classes} if classes is not None and params else {}
+        fields |= (
+            {"label_classes": classes} if classes is not None and objective.startswith(("binary", "multi")) else {}
+        )
         fields |= {"unknown_category_is_missing": True} if fields["categories"] else {}
         fields |= {"eval_data_set": HELD_OUT} if HELD_OUT in self._readers else {"evaluate_training": True}
         return check, {**fields, **settings}
 
-    def _vertical_terms(
-        self,
-        tables: Mapping[str, SiteTable],
-        with_label: Sequence[str],
-        special: Sequence[str],
-        problems: dict[str, list[str]],
-    ) -> tuple[Terms, dict[str, Any]]:
-        if len(with_label) != 1:
+    def _horizontal_terms(self, check: Check, special: Sequence[str], wanted: object) -> dict[str, Any]:
+        """Unite what all sites' tables suggest; what no reader makes equal becomes a problem."""
+        for site, table in check.tables.items():
+            if self.label not in table.names and table.names:
+                hint = near_name(self.label, list(table.names)) or "."
+                check.add(site, f"there is no column {self.label!r}, the label{hint} {_RENAME}")
+        if not check:
+            return {}
+        drafts = drafts_of(check.tables, self.label, special, cast("Sequence[str] | None", wanted))
+        found = self._united(check, drafts)
+        names = dict.fromkeys(name for draft in drafts.values() for name in draft.columns if name != self.label)
+        for site, text in lacking(self._tables(ROWS), list(cast("Sequence[str]", wanted or names))):
+            check.add(site, text)
+        check.features, check.categories = tuple(found.features), found.categories
+        check.left_out = tuple(name for name in names if name not in found.features)
+        return {"features": found.features, "categories": found.categories}
+
+    def _vertical_terms(self, check: Check, special: Sequence[str], row_id: object) -> dict[str, Any]:
+        """Return each party's own columns, and whose the label is."""
+        active = [site for site, table in check.tables.items() if self.label in table.names]
+        if len(active) != 1:
             raise ConfigurationError(
                 f"the column {self.label!r} must be at one site alone, whose label it is; it is at "
-                f"{', '.join(with_label) or 'none'}"
+                f"{', '.join(active) or 'none'}"
             )
-        for site, table in tables.items():
-            lacking = [name for name in special[1:] if name not in table.names and (name != special[-1] or site)]
-            problems[site] += [f"there is no column {name!r}, which names the rows" for name in lacking[-1:]]
-        drafts = {site: table.found.draft for site, table in tables.items()}
+        for site, table in check.tables.items():
+            if row_id is not None and row_id not in table.names:
+                check.add(site, f"there is no column {row_id!r}, which names the rows. {_RENAME}")
+        if check and row_id is not None and len(ids := id_drafts(check.tables, str(row_id))) > 1:
+            self._united(check, ids)
+        drafts = {site: table.found.draft for site, table in check.tables.items()}
         features = {s: [name for name in draft.features if name not in special] for s, draft in drafts.items()}
-        terms = Terms(tuple(f"{site}.{name}" for site, names in features.items() for name in names))
-        drafted = {
-            s: {n: sorted(v) for n, v in draft.categories.items() if n in features[s]} for s, draft in drafts.items()
+        lists = {s: {n: sorted(v) for n, v in one.categories.items() if n in features[s]} for s, one in drafts.items()}
+        check.features = tuple(f"{site}.{name}" for site, names in features.items() for name in names)
+        fields = {
+            "active": active[0],
+            "features": features,
+            "categories": {s: some for s, some in lists.items() if some},
         }
-        lists = {site: some for site, some in drafted.items() if some}
-        return terms, {"active": with_label[0], "features": features, "categories": lists}
+        return fields | ({} if row_id is None else {"alignment": "first"})
+
+    def _united(self, check: Check, drafts: dict[str, SiteDraft]) -> Agreement:
+        """Have every site read what the sites write differently, as ``veilboost agree`` proposes."""
+        found = agree(drafts)
+        for one in found.differences:
+            check.united.append(one.text) if one.is_settled else check.add("all sites", one.text)
+        for site, options in found.options.items():
+            before = self._readers[ROWS][site].options
+            changed = {key: options[key] for key in _AGREED if key in options and options[key] != before.get(key)}
+            for readers in self._readers.values():
+                own = readers[site].options
+                told = {key: {**own.get(key, {}), **value} for key, value in changed.items()}
+                readers[site] = Reader(readers[site].path, {**own, **told})
+        return found
 
     def _private_terms(self, method: Private, tables: Mapping[str, SiteTable]) -> tuple[Check, dict[str, Any]]:
         """Return what the caller says is public; of the tables only whether they can be read at all."""
-        problems = {
-            site: [hinted(one) for one in table.found.findings if one.is_problem and one.kind in _UNUSABLE]
-            for site, table in tables.items()
-        }
+        check = Check(tables)
+        told = {site: [one for one in table.found.findings if one.kind in _UNUSABLE] for site, table in tables.items()}
+        check.problems = {site: list(map(hinted, some)) for site, some in told.items() if some}
         settings = {key: value for key, value in method.settings.items() if key not in ("budget", "bounds")}
         names = [*method.bounds, *method.categories]
         fields: dict[str, Any] = {
@@ -417,7 +473,8 @@ class Federation:
             "feature_bounds": dict(method.bounds),
             "features": names or None,
         }
-        return Check(tables, Terms(tuple(names), {}), problems), fields
+        check.features = tuple(names)
+        return check, fields
 
     def _run(self, made: JobRecipe, method: Method, *consents: str, progress: bool) -> Run:
         made_name = str(made.name)
@@ -469,40 +526,4 @@ def _arrow_type(kind: pa.DataType) -> Any:
     return pd.ArrowDtype(kind)
 
 
-def simulate(
-    sites: Mapping[str, Source],
-    label: str,
-    *,
-    evaluation: Mapping[str, Source] | None = None,
-    holdout: float = 0.0,
-    consents: Sequence[str] = (),
-    budget: tuple[float, float] | None = None,
-    policy: Mapping[str, Any] | None = None,
-    folder: str | Path | None = None,
-) -> Federation:
-    """Make a federation of the caller's own tables; nothing runs before a training.
-
-    Args:
-        sites: name of a site -> a data frame, the path of a CSV or Parquet file, or ``read(path, ...)``.
-        label: column that is predicted.
-        evaluation: the same for rows to evaluate on after each round.
-        holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
-        consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
-        budget: epsilon and delta that each site's table may spend on all private trainings together; None gives each
-            private training what it asks for, once.
-        policy: further keys of all sites' policies, such as {"min_effective_rows": 50}.
-        folder: for data, policies and runs; None takes a new one below ``runs``.
-
-    Raises:
-        ConfigurationError: names that FLARE refuses, a site named twice, no such file, or no table.
-    """
-    return Federation(
-        sites,
-        label,
-        evaluation=evaluation,
-        holdout=holdout,
-        consents=consents,
-        budget=budget,
-        policy=policy,
-        folder=folder,
-    )
+simulate = Federation

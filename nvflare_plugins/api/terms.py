@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.cli.check import sentence
 from nvflare_plugins.cli.demo import task_of
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.survey.agreement import SiteDraft
 from nvflare_plugins.survey.columns import Column, Finding, Use, look_at
 from nvflare_plugins.survey.raw_file import RawFile, read_raw
 from nvflare_plugins.survey.survey import Survey, survey
@@ -25,15 +26,15 @@ _SAYS_NOTHING = ("constant", "no_values")
 class SiteTable:
     """One site's table as it stands. Attributes: names: of its columns, as jobs know them."""
 
-    spec: DataSet
     raw: RawFile
     found: Survey
+    options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, spec: DataSet, label: str) -> SiteTable:
-        """Look at a site's whole table."""
+    def of(cls, spec: DataSet, label: str, options: Mapping[str, Any]) -> SiteTable:
+        """Look at a site's whole table. Args: options: keys of the policy's data set that say how it is read."""
         raw = read_raw(spec)
-        return cls(spec, raw, survey(spec, Use(label=label if label in raw.names else None)))
+        return cls(raw, survey(spec, Use(label=label if label in raw.names else None)), options)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,73 +66,57 @@ def hinted(finding: Finding) -> str:
     return sentence(finding) + (f". In Python: vb.read(path, {arguments})" if arguments else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a job can say of all tables together.
-
-    Attributes:
-        features: columns that every site has and can use.
-        categories: column -> its public list, of values that at least ten rows of a site have.
-        left_out: columns that some site can read as no feature: ids, dates, free text.
-        problems: site -> what no reader makes equal, with the remedy.
-    """
-
-    features: tuple[str, ...]
-    categories: Mapping[str, list[str]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    problems: Mapping[str, list[str]] = field(default_factory=dict)
-
-
-def common_terms(tables: Mapping[str, SiteTable], special: Sequence[str], wanted: Sequence[str] | None) -> Terms:
-    """Unite the sites' drafts.
+def drafts_of(
+    tables: Mapping[str, SiteTable], label: str, special: Sequence[str], wanted: Sequence[str] | None
+) -> dict[str, SiteDraft]:
+    """Return what every site's table suggests, to be united (``survey.agreement``).
 
     Args:
-        special: columns that are no features: label, weight, id.
-        wanted: features that the caller names; None takes all that some site drafts.
+        special: columns that are no features.
+        wanted: the features, where the caller names them; dates among them are numbers then.
     """
-    drafted = dict.fromkeys(name for table in tables.values() for name in table.found.draft.features)
-    names = [name for name in (drafted if wanted is None else wanted) if name not in special]
-    problems: dict[str, list[str]] = {site: [] for site in tables}
-    features, left_out, categories = [], [], {}
-    for name in names:
-        lacking = [site for site, table in tables.items() if table.names and name not in table.names]
-        for site in lacking:
-            problems[site].append(_lacks(name, tables, site))
-        if lacking:
-            continue
-        if wanted is None and any(not _can_use(table, name) for table in tables.values()):
-            left_out.append(name)
-            continue
-        features.append(name)
-        lists = {site: table.found.draft.categories.get(name) for site, table in tables.items()}
-        if any(lists.values()):
-            for site in _numeric_among(name, tables, lists):
-                others = ", ".join(one for one, words in lists.items() if words)
-                problems[site].append(
-                    f"column {name!r} holds numbers here and texts at {others}. Remedy: vb.read(path, columns="
-                    f"{{{name!r}: 'categories'}}) here, or give the texts there their numbers"
+    drafted = {name for table in tables.values() for name in table.found.draft.features}
+    with_texts = {name for table in tables.values() for name in table.found.draft.categories}
+
+    def of(table: SiteTable) -> SiteDraft:
+        draft = table.found.draft
+        silent = [name for name in table.names if name in table.says_nothing & drafted]
+        known = dict.fromkeys([*draft.features, *silent, *(() if wanted is None else draft.dates)])
+        names = [name for name in known if name not in special and (wanted is None or name in wanted)]
+        texts = {name: list(draft.categories.get(name, ())) for name in names if name in with_texts}
+        texts = {name: some for name, some in texts.items() if some or name in silent}
+        numbers: dict[str, tuple[float, float] | None] = dict.fromkeys(name for name in names if name not in texts)
+        classes = None if draft.label_classes is None else list(draft.label_classes)
+        options = {key: copy.deepcopy(value) for key, value in table.options.items()}
+        return SiteDraft(label, [*names, label], numbers, texts, [], {}, classes, options)
+
+    return {site: of(table) for site, table in tables.items()}
+
+
+def id_drafts(tables: Mapping[str, SiteTable], name: str) -> dict[str, SiteDraft]:
+    """Return how every site writes its ids, to be united."""
+    shapes = {site: table.found.draft.id_forms.get(name) for site, table in tables.items()}
+    return {
+        site: SiteDraft(
+            None, [name], {}, {}, [], {name: asdict(shape)}, None, copy.deepcopy(dict(tables[site].options))
+        )
+        for site, shape in shapes.items()
+        if shape is not None
+    }
+
+
+def lacking(tables: Mapping[str, SiteTable], features: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (site, what to do) for each feature that a site has no column for."""
+    for name in features:
+        owners = ", ".join(site for site, table in tables.items() if name in table.names)
+        for site, table in tables.items():
+            if table.names and name not in table.names:
+                hint = near_name(name, list(table.names))
+                yield (
+                    site,
+                    f"there is no column {name!r}, which {owners or 'features'} has{hint or '.'} Remedy: "
+                    f"vb.read(path, rename={{'NAME HERE': {name!r}}}), or name the common columns in features=[...]",
                 )
-            categories[name] = sorted({text for words in lists.values() for text in words or ()})
-    return Terms(tuple(features), categories, tuple(left_out), {site: some for site, some in problems.items() if some})
-
-
-def _lacks(name: str, tables: Mapping[str, SiteTable], site: str) -> str:
-    owners = ", ".join(one for one, table in tables.items() if name in table.names)
-    hint = near_name(name, list(tables[site].names))
-    return (
-        f"there is no column {name!r}, which {owners or 'features'} has{hint or '.'} Remedy: "
-        f"vb.read(path, rename={{'NAME HERE': {name!r}}}), or name the common columns in features=[...]"
-    )
-
-
-def _can_use(table: SiteTable, name: str) -> bool:
-    return name in table.found.draft.features or name in table.says_nothing
-
-
-def _numeric_among(name: str, tables: Mapping[str, SiteTable], lists: Mapping[str, object]) -> Iterator[str]:
-    for site, table in tables.items():
-        if not lists[site] and name in table.found.draft.features:
-            yield site
 
 
 def task(tables: Mapping[str, SiteTable], label: str) -> tuple[dict[str, Any], list[str | int] | None, str]:
@@ -141,15 +126,7 @@ def task(tables: Mapping[str, SiteTable], label: str) -> tuple[dict[str, Any], l
         XGBoost parameters, the label's classes (None where they are 0, 1, ... or numbers), and a metric.
 
     Raises:
-        ConfigurationError: a label of text here and of numbers there, of one value, or of too many texts.
+        ConfigurationError: a label of one value, or of too many texts.
     """
-    values = {site: table.values(label) for site, table in tables.items()}
-    texts = [site for site, some in values.items() if any(isinstance(value, str) for value in some)]
-    numbers = [site for site, some in values.items() if some and site not in texts]
-    if texts and numbers:
-        raise ConfigurationError(
-            f"label {label!r} is text at {', '.join(texts)} and numbers at {', '.join(numbers)}. Remedy: "
-            f"vb.read(path, columns={{{label!r}: {{'TEXT': 0, ...}}}}) where it is text"
-        )
-    found = task_of(pd.Series(list(dict.fromkeys(value for some in values.values() for value in some))))
+    found = task_of(pd.Series(list(dict.fromkeys(one for table in tables.values() for one in table.values(label)))))
     return found.params, found.label_classes, found.federated_metric

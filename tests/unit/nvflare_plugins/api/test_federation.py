@@ -99,18 +99,38 @@ def test_a_site_cannot_be_there_twice(tmp_path: Path) -> None:
 def test_columns_that_no_reader_makes_equal_are_told_at_every_site(files: dict[str, Any], tmp_path: Path) -> None:
     sites = renamed(files)
     sites["berlin"] = sites["berlin"].drop(columns="ward")
-    sites["ulm"] = table(1).rename(columns={"größe [cm]": "Size"}).assign(ward=np.arange(120) % 7)
+    sites["ulm"] = table(1).rename(columns={"größe [cm]": "sizes"})
     reasons = refused(sites, tmp_path)
     assert set(reasons) == {"berlin", "ulm", "kiel"}
     assert any("no column 'ward', which ulm, kiel has. Remedy" in one for one in reasons["berlin"])
-    assert any("no column 'size'" in one and "did you mean 'Size'? Remedy" in one for one in reasons["ulm"])
-    assert any("no column 'Size'" in one for one in reasons["kiel"])
+    assert any("no column 'size'" in one and "did you mean 'sizes'? Remedy" in one for one in reasons["ulm"])
+    assert any("no column 'sizes'" in one for one in reasons["kiel"])
+    assert federation(sites, tmp_path).check().problems == reasons
+    chosen = renamed(files) | {"berlin": renamed(files)["berlin"].assign(extra=1.5)}
+    assert federation(chosen, tmp_path).recipe(vb.Horizontal(features=["size"])).job.features == ["size"]
+
+
+def test_names_and_spellings_that_differ_are_read_alike_by_each_policy(files: dict[str, Any], tmp_path: Path) -> None:
+    other = table(1).rename(columns={"größe [cm]": "SIZE"}).replace({"ward": {"Köln": "KÖLN"}})
+    said = other.assign(died=np.where(other["died"] == "yes", 1, 0))
+    fed = federation(renamed(files) | {"ulm": said}, tmp_path, holdout=0.2)
+    check = fed.check()
+    assert check and {"renamed there", "spelt otherwise at ulm"} <= {
+        words for words in ("renamed there", "spelt otherwise at ulm") if any(words in one for one in check.united)
+    }
+    job = fed.recipe().job
+    assert (job.features, job.categories) == (["size", "ward"], {"ward": ["Köln", "Süd"]})
+    assert job.label_classes is None and job.params["objective"] == "binary:logistic"  # yes and no are 1 and 0
+    for name in (ROWS, HELD_OUT):
+        entry = fed._entry(name, "ulm", vb.Horizontal())
+        assert entry["rename"] == {"SIZE": "size"} and entry["columns"] == {"ward": {"KÖLN": "Köln"}}
+    fed._check_job(fed.recipe(), vb.Horizontal())
 
 
 def test_a_column_of_numbers_here_and_texts_there_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
     sites = renamed(files) | {"berlin": table(0).rename(columns={"größe [cm]": "size"}).assign(ward=np.arange(120) % 7)}
-    (reason,) = refused(sites, tmp_path)["berlin"]
-    assert "'ward' holds numbers here and texts at ulm, kiel" in reason and "Remedy" in reason
+    (reason,) = refused(sites, tmp_path)["all sites"]
+    assert "'ward' holds numbers at berlin, texts at ulm and kiel" in reason and "columns" in reason
 
 
 def test_problems_of_all_sites_come_at_once_with_what_reads_the_file(files: dict[str, Any], tmp_path: Path) -> None:
@@ -143,8 +163,9 @@ def test_what_is_no_table_is_refused_by_its_site(broken: Any, words: str, tmp_pa
 
 def test_a_label_that_differs_or_says_nothing_is_refused(tmp_path: Path) -> None:
     sites = {site: table(n).drop(columns="größe [cm]") for n, site in enumerate(SITES)}
-    mixed = sites | {"ulm": sites["ulm"].assign(died=np.arange(120) % 2)}
-    with pytest.raises(ConfigurationError, match="text at berlin, kiel and numbers at ulm"):
+    mixed = {site: frame.replace({"died": {"yes": "dead", "no": "alive"}}) for site, frame in sites.items()}
+    mixed["ulm"] = sites["ulm"].assign(died=np.arange(120) % 2)
+    with pytest.raises(ConfigurationError, match="needs a list at berlin, kiel and none at ulm"):
         federation(mixed, tmp_path).recipe()
     constant = {site: frame.assign(died=1) for site, frame in sites.items()}
     with pytest.raises(ConfigurationError, match="single value"):
