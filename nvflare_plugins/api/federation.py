@@ -395,9 +395,8 @@ class Federation:
         objective = str(method.params.get("objective", params["objective"]))
         params = {**params, "eval_metric": metric} if objective == params["objective"] else {}
         fields |= {"data_set": ROWS, "label": self.label, "params": {**params, **method.params}}
-        fields |= (
-            {"label_classes": classes} if classes is not None and objective.startswith(("binary", "multi")) else {}
-        )
+        if classes is not None and objective.startswith(("binary", "multi")):
+            fields["label_classes"] = classes
         fields |= {"unknown_category_is_missing": True} if fields["categories"] else {}
         fields |= {"eval_data_set": HELD_OUT} if HELD_OUT in self._readers else {"evaluate_training": True}
         return check, {**fields, **settings}
@@ -447,7 +446,10 @@ class Federation:
         """Have every site read what the sites write differently, as ``veilboost agree`` proposes."""
         found = agree(drafts)
         for one in found.differences:
-            check.united.append(one.text) if one.is_settled else check.add("all sites", one.text)
+            if one.is_settled:
+                check.united.append(one.text)
+            else:
+                check.add("all sites", one.text)
         for site, options in found.options.items():
             before = self._readers[ROWS][site].options
             changed = {key: options[key] for key in _AGREED if key in options and options[key] != before.get(key)}

@@ -15,7 +15,7 @@ from nvflare_plugins.cli.check import sentence
 from nvflare_plugins.cli.demo import task_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.survey.agreement import SiteDraft
-from nvflare_plugins.survey.columns import Column, Finding, Use, look_at
+from nvflare_plugins.survey.columns import Column, Finding, IdShape, Use, look_at
 from nvflare_plugins.survey.raw_file import RawFile, read_raw
 from nvflare_plugins.survey.survey import Survey, survey
 
@@ -96,13 +96,11 @@ def drafts_of(
 def id_drafts(tables: Mapping[str, SiteTable], name: str) -> dict[str, SiteDraft]:
     """Return how every site writes its ids, to be united."""
     shapes = {site: table.found.draft.id_forms.get(name) for site, table in tables.items()}
-    return {
-        site: SiteDraft(
-            None, [name], {}, {}, [], {name: asdict(shape)}, None, copy.deepcopy(dict(tables[site].options))
-        )
-        for site, shape in shapes.items()
-        if shape is not None
-    }
+
+    def of(site: str, shape: IdShape) -> SiteDraft:
+        return SiteDraft(None, [name], {}, {}, [], {name: asdict(shape)}, None, copy.deepcopy({**tables[site].options}))
+
+    return {site: of(site, shape) for site, shape in shapes.items() if shape is not None}
 
 
 def lacking(tables: Mapping[str, SiteTable], features: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -81,6 +81,9 @@ class SiteRun:
         self.folder = folder
         self.record = RunRecord.read(folder)
 
+    def __repr__(self) -> str:
+        return f"<SiteRun of {self.record.site}: {self.folder}>"
+
     @cached_property
     def history(self) -> pd.DataFrame:
         """Metrics and seconds of each boosting round, from 0. Shapes: one row a round."""
