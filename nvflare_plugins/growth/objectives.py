@@ -141,13 +141,17 @@ class Objective:
         Raises:
             ConfigurationError: a gradient or a hessian is not finite.
         """
-        margins, labels = _contiguous(margins), _contiguous(labels)
-        weights = None if weights is None else _contiguous(weights)
-        n_rows, n_outputs = labels.size, self.n_outputs
-        out = np.empty((n_outputs, n_rows, 2), np.float32)
+        margins, labels = (np.ascontiguousarray(values, dtype=np.float32) for values in (margins, labels))
+        weights = None if weights is None else np.ascontiguousarray(weights, dtype=np.float32)
+        out = np.empty((self.n_outputs, labels.size, 2), np.float32)
         given = np.empty(0, np.float32) if weights is None else weights
         if float32.native is not None and self.name in _LOGISTIC:
-            self._logistic_in_c(margins.reshape(-1), labels, given, out[0])
+            flat, factor = margins.reshape(-1), self.scale_pos_weight
+
+            def run(rows: slice) -> None:
+                float32.native.logistic_pairs(flat[rows], labels[rows], given[rows], factor, out[0][rows])
+
+            run_blocks(run, row_blocks(labels.size, default_threads(), _ROWS_PER_THREAD), default_threads())
         elif float32.native is not None and self.name in _SOFTMAX:
             float32.native.softmax_pairs(margins.data, labels.data, given.data, out.data)
         else:
@@ -155,12 +159,6 @@ class Objective:
         if not np.isfinite(out).all():
             raise ConfigurationError(NOT_FINITE)
         return out
-
-    def _logistic_in_c(self, margins: Floats, labels: Floats, weights: Floats, out: Floats) -> None:
-        def run(rows: slice) -> None:
-            float32.native.logistic_pairs(margins[rows], labels[rows], weights[rows], self.scale_pos_weight, out[rows])
-
-        run_blocks(run, row_blocks(labels.size, default_threads(), _ROWS_PER_THREAD), default_threads())
 
     def gradients_in_numpy(
         self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32, out: Floats
@@ -188,15 +186,6 @@ class Objective:
             return _F(0)
         root = numerator / total_weight
         return _F(root * root)
-
-    def predictions(self, margins: Floats) -> Floats:
-        """Return what XGBoost's ``predict`` makes of margins.
-
-        Shapes: margins: float32[n_rows, n_outputs]; result: the same, but float32[n_rows] of classes for softmax.
-        """
-        if self.name == "multi:softmax":
-            return np.asarray(np.argmax(margins, axis=1), np.float32)
-        return self.evaluated(margins)
 
     def evaluated(self, margins: Floats) -> Floats:
         """Return what metrics are computed from. Shapes: margins, result: float32[n_rows, n_outputs]."""
@@ -239,10 +228,6 @@ def largest_pairs(gradients: Floats) -> Floats:
     Shapes: gradients: float32[n_outputs, n_rows, 2]; result: float32[n_outputs, 2].
     """
     return np.array([[np.abs(side).max(initial=0) for side in pairs.T] for pairs in gradients], np.float32)
-
-
-def _contiguous(values: Floats) -> Floats:
-    return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def _running_total(exps: Floats) -> NDArray[np.float64]:
@@ -391,18 +376,14 @@ class FirstEstimate:
     @property
     def due(self) -> tuple[str, ...]:
         """What each number of the next exchange is: quantities of the sums; empty after the last exchange."""
-        weights, pairs = str(Family.WEIGHTS), (str(Family.GRADIENTS), str(Family.HESSIANS))
-        exchanges: tuple[tuple[str, ...], ...]
+        labels, weights, pairs = str(Family.LABELS), str(Family.WEIGHTS), (str(Family.GRADIENTS), str(Family.HESSIANS))
+        exchanges: tuple[tuple[str, ...], ...] = {
+            BaseScoreSource.STUMP: (pairs,),
+            BaseScoreSource.CLASSES: ((weights,) * self.objective.n_outputs,),
+            BaseScoreSource.QUANTILE: ((labels,),),
+        }.get(self.source, ((labels, weights),))
         if self._is_smoothed:
-            exchanges = ((str(Family.LABELS), weights), (RESIDUAL_ROOTS,), pairs)
-        elif self.source is BaseScoreSource.STUMP:
-            exchanges = (pairs,)
-        elif self.source is BaseScoreSource.CLASSES:
-            exchanges = ((weights,) * self.objective.n_outputs,)
-        elif self.source is BaseScoreSource.QUANTILE:
-            exchanges = ((str(Family.LABELS),),)
-        else:
-            exchanges = ((str(Family.LABELS), weights),)
+            exchanges = ((labels, weights), (RESIDUAL_ROOTS,), pairs)
         return exchanges[len(self._pooled)] if len(self._pooled) < len(exchanges) else ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,13 +87,7 @@ class CategoryEvaluator:
         """Try each category, first with the rows without a value on the other side, then with them on its own."""
         left_g = _interleaved(block.total_g - block.g, block.total_g - block.g - block.missing_g)
         left_h = _interleaved(block.total_h - block.h, block.total_h - block.h - block.missing_h)
-        changes = self._loss_changes(left_g, left_h, block, nodes)
-        found: list[CategorySplit | None] = []
-        for i, best in enumerate(changes.argmax(axis=-1).tolist()):
-            is_better = changes[i, best] > 0
-            split = CategorySplit(changes[i, best], (best // 2,), best % 2 == 0, left_g[:, i, best], left_h[:, i, best])
-            found.append(split if is_better else None)
-        return found
+        return self._best((left_g, left_h), block, nodes, lambda i, best: ((best // 2,), best % 2 == 0))
 
     def _sorted_cuts(self, block: CategoryBlock, nodes: list[NodeToSplit]) -> list[CategorySplit | None]:
         """Cut the categories in two along their order, at most ``max_cat_threshold`` of them from either end."""
@@ -111,32 +105,29 @@ class CategoryEvaluator:
         # From the highest down: what is added up goes left, and rows without a value go right.
         high_g, high_h = (np.cumsum(sums[..., : -n_cuts - 1 : -1], axis=-1) for sums in (g, h))
         left_g, left_h = np.concatenate([low_g, high_g], axis=-1), np.concatenate([low_h, high_h], axis=-1)
-        changes = self._loss_changes(left_g, left_h, block, nodes)
-        found: list[CategorySplit | None] = []
-        for i, best in enumerate(changes.argmax(axis=-1).tolist()):
-            n_right = best + 1 if best < n_cuts else n_categories - 1 - (best - n_cuts)
-            right = tuple(sorted(order[i, :n_right].tolist()))
-            split = CategorySplit(changes[i, best], right, best < n_cuts, left_g[:, i, best], left_h[:, i, best])
-            found.append(split if changes[i, best] > 0 else None)
-        return found
 
-    def _loss_changes(
+        def meaning(i: int, best: int) -> tuple[tuple[int, ...], bool]:
+            n_right = best + 1 if best < n_cuts else n_categories - 1 - (best - n_cuts)
+            return tuple(sorted(order[i, :n_right].tolist())), best < n_cuts
+
+        return self._best((left_g, left_h), block, nodes, meaning)
+
+    def _best(
         self,
-        left_g: NDArray[np.int64],
-        left_h: NDArray[np.int64],
+        left: tuple[NDArray[np.int64], NDArray[np.int64]],
         block: CategoryBlock,
         nodes: list[NodeToSplit],
-    ) -> NDArray[np.float32]:
-        """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_splits]."""
-        return loss_changes(
-            self._formula,
-            self._unit,
-            (left_g, left_h),
-            (block.total_g, block.total_h),
-            nodes,
-            self._monotone,
-            block.allowed[:, None],
-        )
+        meaning: Callable[[int, int], tuple[tuple[int, ...], bool]],
+    ) -> list[CategorySplit | None]:
+        """Return each node's best split. Args: meaning: of a node's split, what goes right and the default side."""
+        totals, allowed = (block.total_g, block.total_h), block.allowed[:, None]
+        changes = loss_changes(self._formula, self._unit, left, totals, nodes, self._monotone, allowed)
+        found: list[CategorySplit | None] = []
+        for i, best in enumerate(changes.argmax(axis=-1).tolist()):
+            left_g, left_h = (side[:, i, best] for side in left)
+            split = CategorySplit(changes[i, best], *meaning(i, best), left_g, left_h)
+            found.append(split if changes[i, best] > 0 else None)
+        return found
 
 
 def _interleaved(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -274,30 +265,23 @@ class SplitFinder:
         running = np.cumsum(sums, axis=1)
         before = np.concatenate([np.zeros_like(running[:, :1]), running], axis=1)[:, starts]
         left = running - before[:, :-1][:, self._feature]
-        forward = self._loss_changes(left, total, nodes, allowed)
+        monotone = self._monotone[self._feature]
+
+        def changes_of(sums: NDArray[np.int64], usable: NDArray[np.bool_]) -> NDArray[np.float32]:
+            pairs, totals = (sums[None, ..., 0], sums[None, ..., 1]), (total[None, :, None, 0], total[None, :, None, 1])
+            return loss_changes(self._formula, self._unit, pairs, totals, nodes, monotone, usable)
+
+        forward = changes_of(left, allowed)
         best = [self._first(changes, left[i], False) for i, changes in enumerate(forward)]
         missing = total[:, None] - np.diff(before, axis=1)
         has_missing = (missing != 0).any(axis=-1)
         if has_missing.any():
             # The same bins with the rows that lack the value on the left: bin i then splits below itself.
             left += missing[:, self._feature] - sums
-            backward = self._loss_changes(left, total, nodes, allowed & has_missing[:, self._feature])
+            backward = changes_of(left, allowed & has_missing[:, self._feature])
             found = [self._first(changes, left[i], True) for i, changes in enumerate(backward)]
             best = [_better(*pair) for pair in zip(best, found, strict=True)]
         return best
-
-    def _loss_changes(
-        self,
-        left: NDArray[np.int64],
-        total: NDArray[np.int64],
-        nodes: list[NodeToSplit],
-        allowed: NDArray[np.bool_],
-    ) -> NDArray[np.float32]:
-        """Return the loss change of every split; -inf where there is none. Shapes: float32[n_nodes, n_bins]."""
-        g, h = left[None, ..., 0], left[None, ..., 1]
-        totals = (total[None, :, None, 0], total[None, :, None, 1])
-        monotone = self._monotone[self._feature]
-        return loss_changes(self._formula, self._unit, (g, h), totals, nodes, monotone, allowed)
 
     def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], is_backward: bool) -> Split | None:
         """Take the first of the largest loss changes: of the lowest feature, then along its scan."""

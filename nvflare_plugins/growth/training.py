@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from nvflare_plugins.wire.channel import RescaleRequested, SiteProgress
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.model_json import model_bytes
-from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord
+from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,23 +121,8 @@ class GrownModel:
         return model_bytes(self.document)
 
 
-@dataclass(slots=True)
-class GrownResult:
-    """A trained model and how it came about."""
-
-    model: GrownModel
-    rounds: list[RoundRecord] = field(default_factory=list)
-    best_round: int | None = None
-    best_score: float | None = None
-
-
-class Draws(Protocol):
-    """Which rows take part in a round."""
-
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """Return which rows take part in a round. Shapes: bool[n_rows]."""
-
-
+Draws = Callable[[int], NDArray[np.bool_]]
+"""Tells which rows take part in a round, by its number. Shapes: bool[n_rows]."""
 _Totals = Sequence[NDArray[np.float64]]
 _Due = tuple[int, list[tuple[str, Parts]]]
 """A round whose metrics are not added yet, and this site's parts of them by name."""
@@ -173,13 +158,13 @@ class Training:
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
         self._due: _Due | None = None
 
-    def run(self, model: GrownModel) -> GrownResult:
+    def run(self, model: GrownModel) -> TrainingResult:
         """Train; the rows have margins already, and the model what they were made from. It is trained further.
 
         Raises:
             VeilBoostError: what ended the training.
         """
-        settings, self._result = self._settings, GrownResult(model)
+        settings, self._model, self._rounds = self._settings, model, list[RoundRecord]()
         first, last = settings.first_round, settings.first_round + settings.num_rounds
         self._stopping = stopping = EarlyStopping(settings.early_stopping_rounds, max(model.n_rounds - first, 0))
         if first:
@@ -196,15 +181,14 @@ class Training:
             if not rides or number + 1 == last:
                 self._evaluate(self._due)
         self._enter(Phase.FINISH, last)
-        self._result.best_round, self._result.best_score = stopping.best_round, stopping.best_score
-        return self._result
+        return TrainingResult(model.to_bytes(), self._rounds, stopping.best_round, stopping.best_score)
 
     # -- trees --------------------------------------------------------------------------------------------------------
 
     def _trees(self, number: int) -> list[list[Tree]]:
         """Grow the trees of a round: those of each output in turn."""
         rows, plan = self._rows, self._plan
-        drawn = None if self._draws is None else self._draws.of_round(number)
+        drawn = None if self._draws is None else self._draws(number)
         largest = rows.begin_round(drawn, self._scale())
         grown: list[list[Tree]] = []
         counts = []
@@ -294,10 +278,10 @@ class Training:
         total, summed, waited = (a - b for a, b in zip(self._clocks(), self._last, strict=True))
         record = RoundRecord(number, values, total, total - summed, summed - waited, waited)
         self._due = None
-        self._result.rounds.append(record)
-        self._stopping.note(self._result.model, number, values)
+        self._rounds.append(record)
+        self._stopping.note(self._model, number, values)
         if self._on_round is not None:
-            self._on_round(record, self._result.model)
+            self._on_round(record, self._model)
         self._last = self._clocks()
 
     def _clocks(self) -> tuple[float, float, float]:

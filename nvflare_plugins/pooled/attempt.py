@@ -25,6 +25,7 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.arithmetic import grown_document
+from nvflare_plugins.growth.training import Draws
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.pooled import row_floors
 from nvflare_plugins.pooled.growing import Grown, arithmetic_here, check_words
@@ -291,15 +292,14 @@ class PooledAttempt:
         finest, least = self._training.finest_exponent, self._counted_leaves(parameters)
         return Grown(parameters, self._arithmetic, cuts, n_rows, table, finest, least, sets)
 
-    def _draws_of(
-        self, parameters: TrainingParameters, table: Table, sites: Sequence[str]
-    ) -> row_floors.RowDraws | None:
+    def _draws_of(self, parameters: TrainingParameters, table: Table, sites: Sequence[str]) -> Draws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""
         fraction = row_floors.row_fraction(parameters)
         if fraction == 1:
             return None
         secret = self._registry.secret("row sampling", repr(fraction), *sorted(sites))
-        return row_floors.RowDraws(secret, table, fraction, at_least_one=parameters.objective.adaptive_leaf)
+        adaptive = parameters.objective.adaptive_leaf
+        return row_floors.RowDraws(secret, table, fraction, at_least_one=adaptive).of_round
 
     # -- for the run's record -----------------------------------------------------------------------------------------
 

@@ -30,15 +30,15 @@ from nvflare_plugins.growth.site_sums import (
     pair_grid,
     rows_on_grid,
 )
-from nvflare_plugins.growth.training import Draws, GrownModel, GrownResult, GrowthPlan, LoopSettings, Training
+from nvflare_plugins.growth.training import Draws, GrownModel, GrowthPlan, LoopSettings, Training
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.pooled.row_floors import check_leaves
 from nvflare_plugins.pooled.shards import (
-    AskedDraws,
     RoundWatch,
     ShardDraws,
     ShardedTraining,
     ShardLeader,
+    asked_draws,
     joined,
     tables_of,
     tell_round,
@@ -374,8 +374,7 @@ class GrownTraining(ShardedTraining):
             watch.round_over(record, so_far.to_bytes)
 
         training = Training(self.plan, held, self.sums, self._channel, self._settings, self.draws, after)
-        found = training.run(self.model)
-        return _finished(found.model.to_bytes(), found.rounds, found.best_round, found.best_score)
+        return training.run(self.model)
 
     def at_shards(
         self,
@@ -388,7 +387,7 @@ class GrownTraining(ShardedTraining):
         leader = _Leader(self._channel, self.sums, draws, watch)
         results = lead_shards(leader.answer)
         self._channel.moment = _moment_of(results[0][4:])
-        return _finished(one_model(results), leader.rounds, *results[0][2:4])
+        return TrainingResult(one_model(results), leader.rounds, *results[0][2:4])
 
     def shard_task(self, *, reads: bool) -> dict[str, Any]:
         """See ``ShardedTraining``."""
@@ -424,12 +423,6 @@ def _held(
     pairs = zip(evaluated, of_sets, strict=True)
     sets = [None if one is None else row_set(plan, one, start, file) for one, file in pairs]
     return HeldRows(plan.layout, plan.objective, training, sets)
-
-
-def _finished(
-    model: bytes, rounds: list[RoundRecord], best_round: int | None, best_score: float | None
-) -> TrainingResult:
-    return TrainingResult(xgb.Booster(model_file=bytearray(model)), rounds, best_round, best_score, model)
 
 
 # -- at the site ------------------------------------------------------------------------------------------------------
@@ -537,12 +530,10 @@ def grow_shard(ask: Ask, number: int, task: dict[str, Any], plan: GrowthPlan, he
     def after(record: RoundRecord, model: GrownModel) -> None:
         tell_round(ask, number, record, model.to_bytes)
 
-    sums, draws = _AskedSums(ask, place), AskedDraws(ask, held.n_rows) if task["is_sampled"] else None
-    result: GrownResult = Training(plan, held, sums, place, LoopSettings(*task["settings"]), draws, after).run(
-        GrownModel.of_bytes(task["model"])
-    )
-    said = said_of_model(number, result.model.to_bytes())
-    return *said, result.best_round, result.best_score, *_plain(place.moment)
+    sums, draws = _AskedSums(ask, place), asked_draws(ask, held.n_rows) if task["is_sampled"] else None
+    training = Training(plan, held, sums, place, LoopSettings(*task["settings"]), draws, after)
+    result = training.run(GrownModel.of_bytes(task["model"]))
+    return *said_of_model(number, result.model), result.best_round, result.best_score, *_plain(place.moment)
 
 
 class _AskedSums:

@@ -207,11 +207,11 @@ class SampledWeights:
     def taking_part(self, number: int) -> NDArray[np.bool_]:
         """Return which rows have weight in a round. Shapes: bool[n_rows]."""
         has_weight = np.ones(self.matrix.num_row(), dtype=bool) if self._weight is None else self._weight > 0
-        return has_weight if self._draws is None else has_weight & self._draws.of_round(number)
+        return has_weight if self._draws is None else has_weight & self._draws(number)
 
     def _set_drawn(self) -> None:
         if self._draws is not None:
-            drawn = self._draws.of_round(self._number).astype(np.float32)
+            drawn = self._draws(self._number).astype(np.float32)
             self.matrix.set_weight(drawn if self._weight is None else drawn * self._weight)
 
 

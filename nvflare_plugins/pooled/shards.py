@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -150,7 +151,7 @@ class ShardedRows:
 
     def drawn(self, n_shards: int) -> ShardDraws | None:
         """Return which rows of each shard take part in each round; None for all."""
-        return None if self.draws is None else ShardDraws(self.draws, runs_of(self.table.n_rows, n_shards))
+        return None if self.draws is None else cut_draws(self.draws, runs_of(self.table.n_rows, n_shards))
 
     def lead(self, workers: Workers, path: str, task: dict[str, Any], answer: Answer) -> list[Any]:
         """Hand each shard its rows and the task, and answer what all ask until they are done.
@@ -165,17 +166,18 @@ class ShardedRows:
             return lead(workers, path, arguments, compared)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDraws:
-    """The rows of a round, cut into those of the shards. ``runs``: of the rows that are drawn from."""
+ShardDraws = Callable[[int], list[NDArray[np.bool_]]]
+"""Tells, for each shard, which of its rows take part in a round. Shapes: bool[n_rows of the shard]."""
 
-    draws: Draws
-    runs: Sequence[slice]
 
-    def of_round(self, number: int) -> list[NDArray[np.bool_]]:
-        """Return, for each shard, which of its rows take part in a round. Shapes: bool[n_rows of the shard]."""
-        drawn = self.draws.of_round(number)
-        return [drawn[run] for run in self.runs]
+def cut_draws(draws: Draws, runs: Sequence[slice]) -> ShardDraws:
+    """Return draws cut into those of the shards. Args: runs: of the rows that are drawn from."""
+
+    def of_round(number: int) -> list[NDArray[np.bool_]]:
+        drawn = draws(number)
+        return [drawn[run] for run in runs]
+
+    return of_round
 
 
 def joined(parts: Sequence[Any]) -> tuple[Any, ...]:
@@ -191,23 +193,19 @@ def joined(parts: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(None if any(c is None for c in column) else np.concatenate(column) for column in columns)
 
 
-class AskedDraws:
-    """Draws that the site makes for a shard: from a secret that stays there, over the rows of all shards."""
+def asked_draws(ask: Ask, n_rows: int) -> Draws:
+    """Return draws that the site makes for a shard: from a secret that stays there, over the rows of all shards."""
 
-    def __init__(self, ask: Ask, n_rows: int):
-        self._ask, self._n_rows = ask, n_rows
-        self._last: tuple[int, NDArray[np.bool_]] | None = None
+    @lru_cache(maxsize=1)  # XGBoost's rows of a round are asked for more than once
+    def of_round(number: int) -> NDArray[np.bool_]:
+        drawn: NDArray[np.bool_] = ask(DRAW, number)
+        if drawn.size == 0 and n_rows == 1:  # the row that stands for no rows (``as_weighed``)
+            drawn = np.zeros(1, dtype=bool)
+        if drawn.size != n_rows:
+            raise ProtocolError(f"a draw over {drawn.size} rows for a shard of {n_rows}")
+        return drawn
 
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """See ``Draws``."""
-        if self._last is None or self._last[0] != number:
-            drawn = self._ask(DRAW, number)
-            if drawn.size == 0 and self._n_rows == 1:  # the row that stands for no rows (``as_weighed``)
-                drawn = np.zeros(1, dtype=bool)
-            if drawn.size != self._n_rows:
-                raise ProtocolError(f"a draw over {drawn.size} rows for a shard of {self._n_rows}")
-            self._last = number, drawn
-        return self._last[1]
+    return of_round
 
 
 # -- trainings --------------------------------------------------------------------------------------------------------
@@ -292,7 +290,7 @@ class ShardLeader:
     def answer(self, word: str, asked: list[tuple[Any, ...]]) -> list[Any]:
         """Return a reply for each shard; see ``lead``. Raises: ProtocolError: they are not in step."""
         if word == DRAW and self._draws is not None:
-            return self._draws.of_round(asked[0][0])
+            return self._draws(asked[0][0])
         if word == ROUND:
             return [self._round_over(*asked[0])] * len(asked)
         if word == MODEL and self._record is not None:

@@ -500,6 +500,21 @@ class SitePolicy(Document):
         if not self.consents.gives(name):
             raise self._refusal(f"consents.{name}", what, remedy)
 
+    def check_no_budget(self, data_set: str, what: str, remedy: str) -> None:
+        """Refuse to take rows of a data set whose budget nobody would charge.
+
+        Args:
+            what: what is not charged to it, such as "the counts of a profile are".
+
+        Raises:
+            PolicyRefusal: the data set is unknown, or has a budget.
+        """
+        if self.data_set(data_set).privacy is not None:
+            raise PolicyRefusal(
+                f"data set {data_set!r} of {self.site} has a privacy budget, and {what} not charged to it. Policy key: "
+                f"data_sets.{data_set}.privacy. Remedy: {remedy}"
+            )
+
     def _check_protection(self, job: JobTerms, protected: str = "masks") -> None:
         """Check the profile and what it asks for. Args: protected: a profile to use in place of plain."""
         plugin = plugin_of(job.profile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from nvflare_plugins.wire.envelope import is_larger_better
@@ -38,25 +38,18 @@ class RoundRecord:
     network_s: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A trained model and how it came about.
+    """A trained model, in XGBoost's JSON form, and how it came about.
 
     Attributes:
-        grown: the model as the sites have written it themselves, the same bytes under any XGBoost; None where XGBoost
-            has grown it.
+        best_round, best_score: where a training may stop early.
     """
 
-    booster: xgb.Booster
-    rounds: list[RoundRecord] = field(default_factory=list)
+    model: bytes
+    rounds: list[RoundRecord]
     best_round: int | None = None
     best_score: float | None = None
-    grown: bytes | None = None
-
-    @property
-    def model(self) -> bytes:
-        """Return the model in XGBoost's JSON form."""
-        return bytes(self.booster.save_raw("json")) if self.grown is None else self.grown
 
 
 def parse_metrics(text: str) -> dict[str, float]:

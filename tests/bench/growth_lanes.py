@@ -62,7 +62,7 @@ def _grow(baton: Baton, task: Task, threads: int, variant: str) -> None:
     rows = HeldRows(plan.layout, plan.objective, row_set(plan, table, plan.objective.margins_of(base)), [])
     settings, place = LoopSettings(task.num_rounds), ShardPlace(0, 1)
     loop = Training(plan, rows, _OneSite(), place, settings, on_round=lambda record, model: baton.ready())
-    baton.finished(loop.run(GrownModel(document)).model.to_bytes())
+    baton.finished(loop.run(GrownModel(document)).model)
 
 
 def _compute_by(variant: str) -> None:

@@ -12,7 +12,7 @@ from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostEr
 from he_processors.sum_tags import PairMacs
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.envelope import Frame, FrameType, Kind, pack_list, unpack, unpack_list
-from tests.support.federation import Federation, SiteDied, Tamper, succeed
+from tests.support.federation import SiteDied, Tamper, succeed
 from tests.support.hostile_jobs import (
     KINDS,
     SEALED_OR_SIGNED,
@@ -22,18 +22,9 @@ from tests.support.hostile_jobs import (
     job_with,
     on_frame,
     small_job,
-    small_table,
     with_fields,
 )
 from tests.support.hostile_server import believe_every_sum
-
-
-@pytest.fixture
-def federation(tmp_path) -> Federation:
-    federation = Federation(tmp_path)
-    federation.give_data("train", small_table())
-    return federation
-
 
 # ---------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from nvflare_plugins.attempt import session as agreement
 from nvflare_plugins.attempt.session import Hello, Session
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Operation, Phase, TrainingStep, pack_list, unpack
-from tests.support.federation import Federation, succeed
+from tests.support.federation import succeed
 from tests.support.hostile_jobs import (
     KINDS,
     OF_LATTICES,
@@ -24,18 +24,9 @@ from tests.support.hostile_jobs import (
     on_frame,
     private_frames,
     small_job,
-    small_table,
     with_fields,
 )
 from tests.support.memories import states
-
-
-@pytest.fixture
-def federation(tmp_path) -> Federation:
-    federation = Federation(tmp_path)
-    federation.give_data("train", small_table())
-    return federation
-
 
 # -------------------------------------------------------------------------------------------
 

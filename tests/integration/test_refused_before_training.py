@@ -21,14 +21,6 @@ from tests.support.hostile_jobs import (
 )
 from tests.support.memories import states
 
-
-@pytest.fixture
-def federation(tmp_path) -> Federation:
-    federation = Federation(tmp_path)
-    federation.give_data("train", small_table())
-    return federation
-
-
 # -----------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ def test_more_categories_than_16_bits_hold(tmp_path, n):
     federation.give_data("train", named)
     federation.set_registry_keys()
     categories = {"f1": [f"c{i}" for i in range(n)]}
-    params = {**LOGISTIC, "max_bin": 16}
+    params = {**LOGISTIC, "max_bin": 16, "max_depth": 3}
     succeed(federation.run(HorizontalJob("train", "label", params, 2, "masks", categories=categories)))
     central = central_model(frame, "label", params, federation.cuts(), 2, n_categories={1: n})
     ours = json.loads(federation.model())["learner"]["gradient_booster"]["model"]["trees"]

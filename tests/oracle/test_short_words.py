@@ -108,7 +108,7 @@ def test_trees_are_those_of_centralized_training_and_scores_nearly(tmp_path, fin
 )
 def test_models_are_the_same_bytes_at_any_number_of_sites_and_in_any_words(tmp_path, params, fields):
     """On one grid the words of 64 bits hold the same integers: then not one bit of the model may differ."""
-    frame, models = table(1_500), {}
+    frame, models = table(700), {}
     params = {name: value for name, value in {**PARAMS, **params, "max_bin": 16}.items() if value is not None}
     for profile, n_sites, bits in (
         ("plain", 1, 32),

@@ -42,13 +42,14 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import CannotGoOn, SiteContext, goes_on_without
@@ -121,7 +122,7 @@ class GradientMoves:
         params = self.parameters.effective
         weight = row_weights(self.table, float(params.get("scale_pos_weight", 1.0)))[::every]
         if self.draws is not None:
-            weight = weight * self.draws.of_round(round_number)[::every]
+            weight = weight * self.draws(round_number)[::every]
         new = _Walk(model, matrix)
         *_, at_new = new.margins()
         gradient = gradients(params, at_new, label)
@@ -333,28 +334,35 @@ HasMoved = Callable[[bytes, int, Sequence[States]], bool]
 """Tells of a model and a number of rounds whether this site's gradients differ from those at states before."""
 
 
-@dataclass(slots=True)
-class Course:
-    """What one site has kept of one run.
+@dataclass
+class Kept:
+    """What one site has kept of one run; the file of it is JSON.
 
     Attributes:
         members: sites of the first attempt.
         parts: who trained which rounds.
         states: states that this site has entered, with the sites of the attempt; with none, one that it refuses.
         chains: where the models of these states are, but for those that it refuses.
-        has_moved: set before a state is entered after a loss.
         why_not: why this site does not go on without another, whichever is lost; "" where it does; None: not known yet.
     """
 
-    path: Path
-    members: tuple[str, ...] = ()
-    set_up: SetUp | None = None
-    parts: list[Part] = field(default_factory=list)
-    states: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    chains: list[Chain] = field(default_factory=list)
-    has_moved: HasMoved | None = None
-    why_not: str | None = None
-    _n_before: int | None = None  # chains of earlier attempts
+    members: tuple[str, ...]
+    set_up: SetUp | None
+    parts: list[Part]
+    states: list[tuple[str, tuple[str, ...]]]
+    chains: list[Chain]
+    why_not: str | None
+
+
+class Course(Kept):
+    """The course of one run at one site. Attributes: has_moved: set before a state is entered after a loss."""
+
+    def __init__(self, path: Path, kept: Kept | None = None, has_moved: HasMoved | None = None) -> None:
+        """Take up what was kept; None where nothing was."""
+        kept = kept or Kept((), None, [], [], [], None)
+        super().__init__(*(getattr(kept, one.name) for one in fields(Kept)))
+        self.path, self.has_moved = path, has_moved
+        self._n_before: int | None = None  # chains of earlier attempts
 
     @classmethod
     def of(cls, folder: RunFolder) -> Course:
@@ -363,22 +371,8 @@ class Course:
         if not path.is_file():
             return cls(path)
         try:
-            kept = json.loads(path.read_bytes())
-            members, set_up, why_not = tuple(kept["members"]), kept["set_up"], kept["why_not"]
-            if set_up is None:
-                return cls(path, members, why_not=None if why_not is None else str(why_not))
-            floors = Floors(**set_up.pop("floors"))
-            sites, largest, counted = (tuple(set_up.pop(name)) for name in ("sites", "largest", "counted"))
-            return cls(
-                path,
-                members,
-                SetUp(sites=sites, largest=largest, counted=counted, floors=floors, **set_up),
-                [Part(part["first"], part["step"], tuple(part["sites"])) for part in kept["parts"]],
-                [(state, tuple(sites)) for state, sites in kept["states"]],
-                [Chain(**{**chain, "sites": tuple(chain["sites"])}) for chain in kept["chains"]],
-                why_not=str(why_not),
-            )
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return cls(path, TypeAdapter(Kept).validate_json(path.read_bytes()))
+        except ValueError:
             raise ConfigurationError(f"{FILE} of job {folder.path.name} cannot be read: submit the job anew") from None
 
     @property
@@ -501,15 +495,7 @@ class Course:
         return dict(self.states).get(state, sites) == sites
 
     def _write(self) -> None:
-        kept = {
-            "members": self.members,
-            "set_up": None if self.set_up is None else asdict(self.set_up),
-            "parts": [asdict(part) for part in self.parts],
-            "states": self.states,
-            "chains": [asdict(chain) for chain in self.chains],
-            "why_not": self.why_not,
-        }
-        write_private(self.path, json.dumps(kept).encode() + b"\n")
+        write_private(self.path, json.dumps(asdict(self)).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

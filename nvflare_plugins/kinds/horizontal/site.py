@@ -27,7 +27,8 @@ from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.audit import grown_fact, word_fact
 from nvflare_plugins.evidence.reader import named
-from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.growth.model import n_rounds_of
+from nvflare_plugins.growth.training import Draws, LoopSettings
 from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal.score_histogram import OBJECTIVES as SCORED
 from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
@@ -38,7 +39,7 @@ from nvflare_plugins.pooled.growing import POOLED_ROWS, GrownTraining, grown_by,
 from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.preparation import Prepared, allow
-from nvflare_plugins.pooled.row_floors import RowDraws, counts_leaves, may_grow, row_fraction
+from nvflare_plugins.pooled.row_floors import counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
 from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs
 from nvflare_plugins.site.memory.registry import ResumePoint, describe_draw
@@ -124,9 +125,8 @@ def prepare(job: HorizontalJob, context: SiteContext) -> PreparedTraining:
     rows = allowed.load()
     if job.pooled_metrics and rows.eval_table is not None and not np.isin(rows.eval_table.label, (0.0, 1.0)).all():
         raise DataRefusal("pooled_metrics counts rows of two classes, and the evaluation labels lie between them")
-    if start is None:
-        return PreparedTraining(rows, None, earlier, (), course, lost)
-    return PreparedTraining(rows, without_lists(start.model), earlier, start.jobs, course, lost)
+    model, jobs = (None, ()) if start is None else (without_lists(start.model), start.jobs)
+    return PreparedTraining(rows, model, earlier, jobs, course, lost)
 
 
 def _check_shards(earlier: Earlier, n_shards: int) -> None:
@@ -190,12 +190,8 @@ def _check_pooled(policy: SitePolicy, parameters: TrainingParameters, sets: Sequ
         "does not count its evaluation rows by the model's scores for other sites",
         "leave pooled_metrics out",
     )
-    for one in sets:
-        if one is not None and one.privacy is not None:
-            raise PolicyRefusal(
-                f"data set {one.name!r} of {policy.site} has a privacy budget, and counts by scores are not charged to "
-                f"it. Policy key: data_sets.{one.name}.privacy. Remedy: leave pooled_metrics out"
-            )
+    for one in filter(None, sets):
+        policy.check_no_budget(one.name, "counts by scores are", "leave pooled_metrics out")
 
 
 class TrainingAttempt(PooledAttempt):
@@ -216,7 +212,7 @@ class TrainingAttempt(PooledAttempt):
         self._n_rows = int(agreement.rows[0])
         with self._page_files() as pages:
             result = self._train(agreement, pages)
-        return self._finish(result, agreement.cuts, self._sections(agreement.sums, result.booster))
+        return self._finish(result, agreement.cuts, self._sections(agreement.sums, result.model))
 
     # -- before training ----------------------------------------------------------------------------------------------
 
@@ -419,7 +415,7 @@ class TrainingAttempt(PooledAttempt):
         checkpoint = self._prepared.earlier.checkpoints().get(self._n_done)
         return self._prepared.initial_model if checkpoint is None else checkpoint.read_bytes()
 
-    def _draws(self) -> RowDraws | None:
+    def _draws(self) -> Draws | None:
         sites = self._context.sites if self._going_on is None else self._going_on.set_up.sites
         return self._draws_of(self._parameters, self._trained_rows(), sites)
 
@@ -448,15 +444,16 @@ class TrainingAttempt(PooledAttempt):
 
     # -- after training -----------------------------------------------------------------------------------------------
 
-    def _sections(self, sums: ProtectedSums, booster: xgb.Booster) -> tuple[ReportSection, ...]:
+    def _sections(self, sums: ProtectedSums, model: bytes) -> tuple[ReportSection, ...]:
         """Return the metrics on the evaluation rows of all sites, if the job asks for them, and what workers did."""
         table, of_workers = self._rows.eval_table, self._work_sections()
         if not self._job.pooled_metrics or table is None:
             return of_workers
-        return pooled_section(self._attempt, sums, booster, table), *of_workers
+        return pooled_section(self._attempt, sums, xgb.Booster(model_file=bytearray(model)), table), *of_workers
 
     def _finish(self, result: TrainingResult, cuts: Cuts, sections: tuple[ReportSection, ...]) -> JobResult:
-        job, attempt, n_rounds = self._job, self._attempt, result.booster.num_boosted_rounds()
+        job, attempt = self._job, self._attempt
+        n_rounds = n_rounds_of(json.loads(result.model))
         names = self._rows.table.feature_names
         model = finished(self._marked(result.model), names, job.categories, job.label_classes)
         hmac = attempt.conclude(model, MODEL)
@@ -484,10 +481,10 @@ class TrainingAttempt(PooledAttempt):
         return with_attribute(model, PARTS_ATTRIBUTE, json.dumps(said, sort_keys=True))
 
     def _data(self) -> tuple[DataFacts, ...]:
-        training = DataFacts.of(self._rows.table, self._job.data_set)
-        if self._rows.eval_table is None:
-            return (training,)
-        return training, DataFacts.of(self._rows.eval_table, str(self._job.eval_data_set), EVALUATION)
+        used = [DataFacts.of(self._rows.table, self._job.data_set)]
+        if self._rows.eval_table is not None:
+            used.append(DataFacts.of(self._rows.eval_table, str(self._job.eval_data_set), EVALUATION))
+        return tuple(used)
 
     def _notes(self) -> tuple[str, ...]:
         """Return what the sites' policies and their sampling have made of the job, for the report."""

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
-from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.base.formatting import bounds
@@ -279,12 +278,8 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
         "does not count its rows by features and label for other sites",
         "train without a profile",
     )
-    if policy.data_set(job.data_set).privacy is not None:
-        raise PolicyRefusal(
-            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the counts of a profile are not "
-            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: profile a data set of other rows "
-            "without a budget"
-        )
+    remedy = "profile a data set of other rows without a budget"
+    policy.check_no_budget(job.data_set, "the counts of a profile are", remedy)
     prepared = allow(job.training(), context, by_xgboost=False).load()
     if not np.isin(prepared.table.label, np.arange(job.n_classes)).all():
         raise DataRefusal(

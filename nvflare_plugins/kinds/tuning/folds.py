@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,12 +21,12 @@ from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, bin_rows
 from nvflare_plugins.growth.rows import HeldRows, RowSet
-from nvflare_plugins.growth.training import GrowthPlan
+from nvflare_plugins.growth.training import Draws, GrowthPlan
 from nvflare_plugins.pooled.growing import GrownTraining, grow_shard, plan_of
 from nvflare_plugins.pooled.mediated.engine import MediatedTraining
 from nvflare_plugins.pooled.mediated.shard import ShardTask, train_shard
-from nvflare_plugins.pooled.row_floors import RowDraws, decider
-from nvflare_plugins.pooled.shards import RoundWatch, ShardDraws, ShardedRows, ShardedTraining, digest_of, table_of
+from nvflare_plugins.pooled.row_floors import decider
+from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, ShardedTraining, cut_draws, digest_of, table_of
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -137,24 +137,16 @@ def names_of(column: pa.ChunkedArray, spec: DataSet, what: str) -> Sequence[str 
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class FoldDraws:
-    """The rows of a round, drawn from all rows of the site, among those that one training has.
+def chosen_draws(draws: Draws, chosen: NDArray[np.bool_]) -> Draws:
+    """Return draws from all rows of the site, among those that one training has.
 
     A row is drawn in a round in all trainings or in none, and in a training over all rows with the same ``subsample``,
     too: differences of folds are then sums over what was drawn of a fold.
 
-    Attributes:
+    Args:
         chosen: the training's rows among all of the site. Shapes: bool[n_rows].
     """
-
-    draws: RowDraws
-    chosen: NDArray[np.bool_]
-
-    def of_round(self, number: int) -> NDArray[np.bool_]:
-        """Return which rows of the training take part in a round. Shapes: bool[n chosen]."""
-        drawn: NDArray[np.bool_] = self.draws.of_round(number)[self.chosen]
-        return drawn
+    return lambda number: draws(number)[chosen]
 
 
 def rows_needed(floors: Floors, fractions: Sequence[float]) -> int:
@@ -375,7 +367,7 @@ class FoldsOnWorkers:
         """Train on all rows but those of a fold, with the other sites, and score these."""
         workers, task = self._workers, training.shard_task(reads=False)
         collect([workers.call(number, "train", fold, task) for number in range(len(workers))])
-        draws = None if training.draws is None else ShardDraws(training.draws, self._kept[fold])
+        draws = None if training.draws is None else cut_draws(training.draws, self._kept[fold])
         return training.at_shards(lambda answer: lead_on(workers, answer), task, draws, RoundWatch())
 
 

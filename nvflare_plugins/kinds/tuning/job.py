@@ -424,12 +424,8 @@ def check_consent(policy: SitePolicy, job: Tuned) -> None:
             f"tuning, and the job asks for {job.n_of_trials} x {job.folds} x {job.num_rounds} = {job.size}. Policy "
             f"key: consents.tuning. Remedy: fewer trials, folds or rounds, or ask {policy.site} to change it."
         )
-    if policy.data_set(job.data_set).privacy is not None:
-        raise PolicyRefusal(
-            f"data set {job.data_set!r} of {policy.site} has a privacy budget, and the models of a tuning are not "
-            f"charged to it. Policy key: data_sets.{job.data_set}.privacy. Remedy: tune on a data set of other rows "
-            "without a budget"
-        )
+    remedy = "tune on a data set of other rows without a budget"
+    policy.check_no_budget(job.data_set, "the models of a tuning are", remedy)
 
 
 @contextmanager

@@ -20,14 +20,14 @@ from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import grown_document
-from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.growth.training import Draws, LoopSettings
 from nvflare_plugins.kinds.tuning.folds import (
     EVALUATED,
-    FoldDraws,
     FoldRows,
     FoldsHere,
     FoldsOnWorkers,
     check_folds,
+    chosen_draws,
     fold_of_rows,
     rows_needed,
 )
@@ -243,9 +243,9 @@ class TuningAttempt(PooledAttempt):
         job = self._job
         return LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, (t * job.folds + f) * job.num_rounds)
 
-    def _draws(self, parameters: TrainingParameters, fold: _Fold) -> FoldDraws | None:
+    def _draws(self, parameters: TrainingParameters, fold: _Fold) -> Draws | None:
         draws = self._draws_of(parameters, self._rows.table, self._context.sites)
-        return None if draws is None else FoldDraws(draws, fold.chosen)
+        return None if draws is None else chosen_draws(draws, fold.chosen)
 
     def _facts(self, result: TuningResult) -> TuningFacts:
         names, n_trials = self._rows.table.feature_names, len(self._prepared.trials)

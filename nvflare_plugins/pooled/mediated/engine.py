@@ -170,8 +170,7 @@ class MediatedTraining(ShardedTraining):
                 trees.end()
         last = settings.moments_before + settings.first_round + settings.num_rounds
         self.channel.moment = TrainingStep(Phase.FINISH, last)
-        booster = xgb.Booster(dict(told.training.params), model_file=bytearray(one_model(results)))
-        return TrainingResult(booster, leader.rounds, *results[0][2:])
+        return TrainingResult(one_model(results), leader.rounds, *results[0][2:])
 
 
 class _Leader(ShardLeader):

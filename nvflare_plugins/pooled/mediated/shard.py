@@ -23,7 +23,7 @@ from nvflare_plugins.pooled.shards import (
     DRAW,
     LEAVES,
     ROUND,
-    AskedDraws,
+    asked_draws,
     joined,
     plain_rows,
     tables_of,
@@ -178,7 +178,7 @@ def train_shard(
     Returns:
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
     """
-    draws = AskedDraws(ask, matrix.num_row()) if task.is_sampled else None
+    draws = asked_draws(ask, matrix.num_row()) if task.is_sampled else None
     rows = SampledWeights(matrix, weight, draws, estimates_base_score=task.training.estimates)
     initial = task.training.initial_model
     start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))

@@ -289,7 +289,7 @@ class _Loop:
         booster = xgb.Booster(dict(self.task.params), cache, model_file=start)
         # From a matrix without rows XGBoost takes no names, and this site's model would differ from the others'.
         booster.feature_names, booster.feature_types = matrix.feature_names, matrix.feature_types
-        result = TrainingResult(booster)
+        rounds: list[RoundRecord] = []
         first, last = settings.first_round, settings.first_round + settings.num_rounds
         # Asked of a fresh model, XGBoost would configure it here, and send what is due later.
         before = 0 if initial is None else booster.num_boosted_rounds() - first
@@ -300,12 +300,11 @@ class _Loop:
             if stopping.is_over(number - 1):
                 break
             record = self._round(booster, number)
-            result.rounds.append(record)
+            rounds.append(record)
             stopping.note(booster, record.round, record.metrics)
             self.on_round(record, booster)
         self._enter(Phase.FINISH, last)
-        result.best_round, result.best_score = stopping.best_round, stopping.best_score
-        return result
+        return TrainingResult(bytes(booster.save_raw("json")), rounds, stopping.best_round, stopping.best_score)
 
     def _round(self, booster: xgb.Booster, number: int) -> RoundRecord:
         started, handled, waited = time.perf_counter(), self.handler.seconds, self.channel.network_seconds

@@ -114,8 +114,9 @@ def test_a_model_of_xgboost_s_trees_is_xgboost_s_in_every_field(name: str) -> No
     assert again.predict(matrix).tobytes() == booster.predict(matrix).tobytes()
     margins = predict_margins(own, Objective.of_job(parameters, _release()).margins_of(base_score_of(own)), rows)
     assert margins.reshape(-1).tobytes() == booster.predict(matrix, output_margin=True).tobytes()
-    objective = Objective.of_job(parameters, _release())
-    assert objective.predictions(margins).reshape(-1).tobytes() == booster.predict(matrix).tobytes()
+    if job["objective"] != "multi:softmax":  # which predicts classes
+        seen = Objective.of_job(parameters, _release()).evaluated(margins)
+        assert seen.reshape(-1).tobytes() == booster.predict(matrix).tobytes()
 
 
 def test_models_of_one_arithmetic_are_the_same_bytes_whatever_wheel_is_here(monkeypatch: pytest.MonkeyPatch) -> None:

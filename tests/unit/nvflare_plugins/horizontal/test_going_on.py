@@ -110,12 +110,11 @@ def test_rows_that_do_not_count_in_a_round_are_left_out(monkeypatch: pytest.Monk
     booster, parameters = trained(table, 3)
     still = table.features[:, 0] > 1e9
 
-    class Draws:
-        def of_round(self, number: int) -> np.ndarray:
-            assert number == 3
-            return still
+    def draws(number: int) -> np.ndarray:
+        assert number == 3
+        return still
 
-    assert GradientMoves(table, parameters, Draws()).have_moved(raw(booster), 3, [States(raw(booster), [3])])
+    assert GradientMoves(table, parameters, draws).have_moved(raw(booster), 3, [States(raw(booster), [3])])
     assert not GradientMoves(table, parameters, None).have_moved(raw(booster), 3, [States(raw(booster), [3])])
     monkeypatch.setattr(gradient_moves, "_MOST_ROWS", 100)  # one in six
     assert GradientMoves(table, parameters, None).have_moved(raw(booster), 3, [States(raw(booster), [0, 1, 2])])

@@ -262,7 +262,7 @@ def test_models_and_metrics_are_those_of_one_held_file(
     monkeypatch.setattr(matrices, "_PAGE_VALUES", 400)
     found = {}
     for mode in ("file", "passes", "external"):
-        sites = federation(tmp_path / mode, mode, rows_of(), drop_unlabelled=True)
+        sites = federation(tmp_path / mode, mode, rows_of(500), drop_unlabelled=True)
         succeed(sites.run(job_of(**changes)))
         found[mode] = sites.model(), sites.cuts().to_lists(), sites.metrics("site-2")
         assert not list((sites.workspace("site-1") / "runs").glob("*/pages"))
@@ -317,7 +317,7 @@ def test_pooled_metrics_are_counted_in_passes(tmp_path: Path) -> None:
 
 def test_pages_are_for_their_owner_alone_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "_PAGE_VALUES", 400)
-    sites = federation(tmp_path, "external", rows_of().dropna())
+    sites = federation(tmp_path, "external", rows_of(500).dropna())
     seen: list[tuple[str, int]] = []
 
     class Watch:

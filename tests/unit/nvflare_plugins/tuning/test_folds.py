@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table, load_table
-from nvflare_plugins.kinds.tuning.folds import FoldDraws, fold_of_rows, rows_needed
+from nvflare_plugins.kinds.tuning.folds import chosen_draws, fold_of_rows, rows_needed
 from nvflare_plugins.pooled.row_floors import RowDraws
 from nvflare_plugins.site.policy_values import Floors
 
@@ -92,7 +92,7 @@ def test_a_column_that_names_nothing_is_refused(tmp_path: Path) -> None:
 def test_the_rows_of_a_round_are_those_of_a_training_on_all_rows(tmp_path: Path) -> None:
     table = loaded(tmp_path, frame(1000))
     draws, chosen = RowDraws(SECRET, table, 0.5), np.arange(1000) % 5 != 2
-    assert (FoldDraws(draws, chosen).of_round(3) == draws.of_round(3)[chosen]).all()
+    assert (chosen_draws(draws.of_round, chosen)(3) == draws.of_round(3)[chosen]).all()
 
 
 def test_how_many_rows_a_fold_needs() -> None:
