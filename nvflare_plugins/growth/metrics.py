@@ -83,9 +83,11 @@ class Metric:
         Shapes: pooled: float64[n_parts].
         """
         with np.errstate(all="ignore"):
-            if self._kind in CURVE_METRICS:
-                return _area(pooled.reshape(-1, 3)) if pooled.size > 2 else _share(*pooled)
+            if self._kind in CURVE_METRICS and pooled.size > 2:
+                return _area(pooled.reshape(-1, 3))
             numerator, weight = pooled
+            if self._kind in CURVE_METRICS:
+                return float(min(numerator / weight, 1.0)) if weight > 0 else float("nan")
             if self._kind == "gamma-deviance":
                 return float(2 * numerator / (weight if weight > 0 else np.float64(_ROUNDING)))
             if weight == 0 and self._kind in (*_PER_CLASS, "quantile"):
@@ -100,10 +102,6 @@ def _added(values: Floats, block: int) -> float:
     sums = np.cumsum(values[:n_whole].reshape(-1, block), axis=1, dtype=np.float64)[:, -1]
     rest = np.cumsum(values[n_whole:], dtype=np.float64)[-1:]
     return float(np.cumsum(np.concatenate([sums, rest]))[-1])
-
-
-def _share(area: float, weight: float) -> float:
-    return float(min(area / weight, 1.0)) if weight > 0 else float("nan")
 
 
 def _area(by_class: Parts) -> float:

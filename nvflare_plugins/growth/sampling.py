@@ -151,13 +151,10 @@ class ColumnSampler:
         """Whether nodes may use fewer columns than their tree."""
         return bool(self._params.colsample_bylevel != 1 or self._params.colsample_bynode != 1)
 
-    def _begin(self) -> list[int]:
-        self._levels = {}
-        return self._sample(list(range(self._n_columns)), self._params.colsample_bytree)
-
     def begin_tree(self) -> None:
         """Sample the columns of the next tree."""
-        self._tree = self._begin()
+        self._levels = {}
+        self._tree = self._sample(list(range(self._n_columns)), self._params.colsample_bytree)
 
     def tree_columns(self) -> NDArray[np.bool_]:
         """Return the columns that the tree may use at all. Shapes: bool[n_columns]."""

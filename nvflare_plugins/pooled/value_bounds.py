@@ -190,7 +190,8 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
         power = float(argument)
         edge = max(min(power - 1.0, 2.0 - power), 1e-6)
         return float(_HEADROOM * total * (1.0 + largest) ** (2.0 - power) / edge)
-    return _LARGEST_LOG_LOSS * total * (1.0 + _largest_log(label))  # gamma's: ratios and logarithms
+    logs = np.log(np.abs(label[label != 0]))
+    return _LARGEST_LOG_LOSS * total * (1.0 + _largest(logs))  # gamma's: ratios and logarithms
 
 
 def _relative_errors(table: Table, largest: float) -> float:
@@ -214,10 +215,6 @@ def _largest(label: NDArray[Any]) -> float:
 
 def _largest_log1p(label: NDArray[np.float64], start: float) -> float:
     return max(float(np.abs(np.log1p(np.maximum(label, -1.0 + 1e-7))).max(initial=0.0)), math.log1p(start))
-
-
-def _largest_log(label: NDArray[np.float64]) -> float:
-    return float(np.abs(np.log(np.abs(label[label != 0]))).max(initial=0.0))
 
 
 def _largest_base_score(parameters: TrainingParameters) -> float:

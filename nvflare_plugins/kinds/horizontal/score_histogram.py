@@ -11,7 +11,6 @@ sites learn how many such bins each could fill (64 at most), the edges, and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -67,7 +66,8 @@ def pooled_section(attempt: SiteAttempt, sums: ProtectedSums, booster: xgb.Boost
     pooled = sums.sum_counts(Kind.SCORE_COUNTS, counts).reshape(2, -1)
     if pooled.min() < least:
         raise ProtocolError("a bin of scores holds fewer rows than the site that made the bins has said")
-    return _section(edges, pooled[0], pooled[1], _named(attempt.job.label_classes))
+    classes = attempt.job.label_classes
+    return _section(edges, pooled[0], pooled[1], "class 1" if classes is None else str(classes[1]))
 
 
 def edges_of(scores: Scores, is_positive: NDArray[np.bool_], least: int) -> NDArray[np.float32]:
@@ -125,10 +125,6 @@ def _read_edges(content: bytes, n_bins: int) -> NDArray[np.float32]:
 def _counts(scores: Scores, edges: NDArray[np.float32]) -> NDArray[np.int64]:
     places = np.searchsorted(edges, scores, side="right")
     return np.bincount(places, minlength=edges.size + 1).astype(np.int64)
-
-
-def _named(label_classes: Sequence[str | int] | None) -> str:
-    return "class 1" if label_classes is None else str(label_classes[1])
 
 
 def _section(

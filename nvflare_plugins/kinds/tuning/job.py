@@ -174,17 +174,14 @@ def _check_choice(name: str, choice: Any) -> None:
         isinstance(choice, dict) and {"low", "high"} <= set(choice) <= {"low", "high", "log", "whole"},
     )
     low, high = choice["low"], choice["high"]
-    expect(f"{where}: low and high must be finite numbers, low below high", _is_range(low, high))
+    is_range = is_number(low) and is_number(high) and math.isfinite(low) and math.isfinite(high) and low < high
+    expect(f"{where}: low and high must be finite numbers, low below high", is_range)
     for flag in ("log", "whole"):
         expect(f"{where}: {flag} must be true or false", isinstance(choice.get(flag, False), bool))
     if choice.get("log"):
         expect(f"{where}: low must be above 0 on a logarithmic scale", low > 0)
     if choice.get("whole"):
         expect(f"{where}: low and high must be whole numbers", isinstance(low, int) and isinstance(high, int))
-
-
-def _is_range(low: Any, high: Any) -> bool:
-    return is_number(low) and is_number(high) and math.isfinite(low) and math.isfinite(high) and low < high
 
 
 def _uniform(seed: int, t: int, name: str) -> float:

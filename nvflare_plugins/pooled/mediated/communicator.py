@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -69,7 +71,7 @@ class Federated:
     def __enter__(self) -> dict[str, Any]:
         from xgboost import collective
 
-        with _Waiting(_OPENING):
+        with _waits(_OPENING):
             collective.init(**self._context.args)  # a wheel that lacks the communicator joins nobody and says nothing
             world, rank = collective.get_world_size(), collective.get_rank()
         if (world, rank) != self._place:
@@ -84,7 +86,7 @@ class Federated:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with _Waiting(_CLOSING if error is None else self._reason(error)):
+        with _waits(_CLOSING if error is None else self._reason(error)):
             self._context.__exit__(kind, error, trace)
 
     def _reason(self, error: BaseException) -> str:
@@ -93,14 +95,12 @@ class Federated:
         return str(self._mediator.reason(error))
 
 
-class _Waiting:
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def __enter__(self) -> None:
-        _waiting[threading.get_ident()] = (time.monotonic(), self._reason)
-
-    def __exit__(self, *exception: object) -> None:
+@contextmanager
+def _waits(reason: str) -> Iterator[None]:
+    _waiting[threading.get_ident()] = (time.monotonic(), reason)
+    try:
+        yield
+    finally:
         del _waiting[threading.get_ident()]
 
 

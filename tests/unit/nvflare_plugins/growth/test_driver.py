@@ -1,4 +1,4 @@
-"""The order of nodes: known cases of both growth policies."""
+"""The order of nodes: what whole trees of the oracle do not show."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ def driver(**changes) -> TreeDriver:
 
 def nodes(applied) -> list[tuple[int, int, int]]:
     return [(split.entry.node, split.left, split.right) for split in applied]
-
-
-def test_levels_in_order_of_nodes_and_children_numbered_as_applied():
-    tree = driver(max_depth=3)
-    tree.push([entry(0, 0, 5.0)])
-    assert nodes(tree.pop()) == [(0, 1, 2)]
-    tree.push([entry(2, 1, 9.0), entry(1, 1, 1.0)])
-    assert nodes(tree.pop()) == [(1, 3, 4), (2, 5, 6)]
-    assert tree.n_nodes == 7 and tree.pop() == []
 
 
 def test_best_node_first_and_ties_to_the_lower_node():
@@ -61,22 +52,7 @@ def test_smallest_gain(change, is_split):
     assert bool(tree.pop()) == is_split
 
 
-def test_depth_limit_stops_evaluation_one_level_before():
-    tree = driver(max_depth=1)
-    tree.push([entry(0, 0, 5.0)])
-    applied = tree.pop()
-    assert len(applied) == 1 and not applied[0].evaluates_children
-
-
 def test_a_wide_level_comes_in_batches():
     tree = driver(max_depth=20)
     tree.push([entry(node, 9, 1.0) for node in range(1000, 1000 + MAX_BATCH + 5)])
     assert [len(tree.pop()) for _ in range(3)] == [MAX_BATCH, 5, 0]
-
-
-def test_leaf_limit_counts_within_a_level():
-    tree = driver(max_leaves=3)
-    tree.push([entry(0, 0, 5.0)])
-    tree.pop()
-    tree.push([entry(1, 1, 1.0), entry(2, 1, 9.0)])
-    assert nodes(tree.pop()) == [(1, 3, 4)]
