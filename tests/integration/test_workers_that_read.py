@@ -22,12 +22,11 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.shards import ShardedRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.workers.shards import comparing, reads_in_passes
-from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import Workers
 from tests.support.federation import Federation, succeed
 from tests.support.local_cluster import local_cluster
 from tests.support.private_federation import DATA, PrivateFederation, frame_of, job_of
-from tests.support.shards import in_shards
+from tests.support.shards import OtherMount, in_shards
 from tests.support.workers_here import workers_here
 
 COLORS = ["rot", "grün", "blau"]
@@ -91,28 +90,9 @@ def job(**changes: object) -> HorizontalJob:
     return HorizontalJob.from_dict({**fields, **changes})
 
 
-class OtherMount:
-    """A worker that finds another folder where the site's process has its own."""
-
-    def __init__(self) -> None:
-        self._desk = PartHost()
-
-    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        answer: tuple[str, Any, str] = getattr(self._desk, function)(*_elsewhere(args))
-        return answer
-
-
-def _elsewhere(value: Any) -> Any:
-    if isinstance(value, bytes) and value.endswith(b".parquet"):
-        return value.replace(b"/rows/", b"/other/")
-    if isinstance(value, list | tuple):
-        return type(value)(map(_elsewhere, value))
-    return {key: _elsewhere(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-
 def second_elsewhere(n_workers: int) -> Workers:
     here = workers_here(n_workers)
-    here._links[1] = OtherMount()  # type: ignore[index]
+    here._links[1] = OtherMount("rows")  # type: ignore[index]
     return here
 
 

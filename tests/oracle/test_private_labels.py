@@ -34,6 +34,7 @@ from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, Pr
 from tests.oracle.test_private_trees import OURS, PARTIALLY, REFINED, bounds, drawn, no_noise, table
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import split_rows, train_in_process
+from tests.support.refreshed import refresh_parameters
 
 NUMBER = Number(FeatureBounds(-4.0, 8.0))
 SCALES = {"plain": 1.0, "large": 1e6, "small": 1e-9}
@@ -115,18 +116,7 @@ def stock_refresh(plan: PrivateTreesPlan, model: bytes, data: Table) -> np.ndarr
 
     XGBoost weighs a regression's leaves by its learning rate, in which the unit of residuals is put here.
     """
-    parameters = {
-        "process_type": "update",
-        "updater": "refresh",
-        "refresh_leaf": 1,
-        "nthread": 1,
-        "num_parallel_tree": plan.method.batch_size,
-        "learning_rate": plan.method.learning_rate * plan.leaf_unit,
-        "lambda": plan.ridge,
-        "max_delta_step": plan.method.clip,
-        "min_child_weight": 0,
-        "verbosity": 0,
-    }
+    parameters = {**refresh_parameters(plan), "learning_rate": plan.method.learning_rate * plan.leaf_unit}
     rows, n_outputs = OwnRows(data.columns, data.label), plan.target.n_outputs
 
     def objective(margin: np.ndarray, _: xgb.DMatrix) -> tuple[np.ndarray, np.ndarray]:

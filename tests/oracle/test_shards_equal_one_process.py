@@ -19,6 +19,7 @@ from dp_components.mechanisms import add_gaussian_noise
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
+from tests.support.horizontal_jobs import dies_after
 from tests.support.private_federation import PrivateFederation, job_of
 from tests.support.seeded_randomness import SeededRandomness
 from tests.support.shards import in_shards
@@ -183,17 +184,12 @@ def test_a_job_goes_on_from_its_checkpoint(
     federation.give_data("train", table()[[f"x{i}" for i in range(5)] + [label]])
     federation.set_registry_keys()
 
-    def dies(site: str):
-        def progress(record, total):
-            if site == "site-1" and record.round == 1:
-                raise SiteDied
-
-        return progress
-
     with monkeypatch.context() as patch:
         in_shards(patch, {"site-1": 2})
         first = HorizontalJob("train", label, params, ROUNDS, profile="masks", checkpoint_every=1)
-        assert isinstance(federation.run(first, on_progress=dies, notices_death=True)["site-1"], SiteDied)
+        assert isinstance(
+            federation.run(first, on_progress=dies_after("site-1", 2), notices_death=True)["site-1"], SiteDied
+        )
         again = HorizontalJob("train", label, params, ROUNDS, profile="masks", checkpoint_every=1, resume_from="job")
         succeed(federation.run(again, "again"))
     assert federation.model("again") == whole.model()
@@ -210,16 +206,10 @@ def test_xgboost_goes_on_with_as_many_shards_alone(tmp_path: Path, monkeypatch: 
     params = {**LOGISTIC, "max_bin": MAX_BIN}
     fields = {"profile": "masks", "checkpoint_every": 1, "engine": "xgboost"}
 
-    def dies(site: str):
-        def progress(record, total):
-            if site == "site-1" and record.round == 1:
-                raise SiteDied
-
-        return progress
-
     with monkeypatch.context() as patch:
         in_shards(patch, {"site-1": 2})
-        federation.run(HorizontalJob("train", "y", params, ROUNDS, **fields), on_progress=dies, notices_death=True)
+        first = HorizontalJob("train", "y", params, ROUNDS, **fields)
+        federation.run(first, on_progress=dies_after("site-1", 2), notices_death=True)
     in_shards(monkeypatch, {"site-1": 3})
     again = HorizontalJob("train", "y", params, ROUNDS, resume_from="job", **fields)
     other = federation.run(again, "other")["site-1"]

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -291,6 +291,14 @@ class Parties:
         sets = {} if added is None else {**document.get("data_sets", {}), **added}
         path = self.workspace(site) / "local" / "veilboost.json"
         path.write_text(json.dumps({**document, **changes, "data_sets": sets}))
+
+    @classmethod
+    def with_tables(cls, folder: Path, frames: Sequence[pd.DataFrame], policy: dict[str, Any]) -> Self:
+        """Return as many parties as there are tables, each with its own as data set "train"."""
+        parties = cls(folder, len(frames), policy)
+        for site, frame in zip(parties.sites, frames, strict=True):
+            parties.give(site, "train", frame)
+        return parties
 
     def context(
         self, site: str, among: Sequence[str], job_id: str = "job", attempt: bytes = bytes(16), number: int = 1

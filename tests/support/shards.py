@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import Workers
 from tests.support.workers_here import workers_here
 
@@ -38,3 +40,21 @@ def in_shards(
     )
     for site in SITES:
         monkeypatch.setattr(f"{site}.workers_of", workers_of)
+
+
+class OtherMount:
+    """A worker that finds the folder "other" where the site's process has its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._host, self._folder = PartHost(), f"/{folder}/".encode()
+
+    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
+        answer: tuple[str, Any, str] = getattr(self._host, function)(*self._elsewhere(args))
+        return answer
+
+    def _elsewhere(self, value: Any) -> Any:
+        if isinstance(value, bytes) and value.endswith(b".parquet"):
+            return value.replace(self._folder, b"/other/")
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._elsewhere, value))
+        return {key: self._elsewhere(one) for key, one in value.items()} if isinstance(value, dict) else value

@@ -25,7 +25,7 @@ from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.workers.worker_connection import PartHost
 from nvflare_plugins.workers.workers import Workers, WorkerSilent
 from tests.support.federation import Parties, dies_at, succeed
-from tests.support.shards import in_shards
+from tests.support.shards import OtherMount, in_shards
 from tests.support.tunings import result_of
 from tests.support.workers_here import workers_here
 
@@ -188,25 +188,6 @@ def test_workers_that_read_find_what_is_handed_out(
     assert found[0] == found[1] and made[0] == made[1] and len(made[0]) == 2 * len(found[0]["trials"])
 
 
-class Elsewhere:
-    """A worker that finds another folder where the site's process has its own."""
-
-    def __init__(self) -> None:
-        self._host = PartHost()
-
-    def ask(self, function: str, *args: Any) -> tuple[str, Any, str]:
-        answer: tuple[str, Any, str] = getattr(self._host, function)(*_elsewhere(args))
-        return answer
-
-
-def _elsewhere(value: Any) -> Any:
-    if isinstance(value, bytes) and value.endswith(b".parquet"):
-        return value.replace(b"/parts/", b"/other/")
-    if isinstance(value, list | tuple):
-        return type(value)(map(_elsewhere, value))
-    return {key: _elsewhere(one) for key, one in value.items()} if isinstance(value, dict) else value
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -226,7 +207,7 @@ def test_a_worker_that_sees_other_files_is_named_before_any_trial(
 
     def second_elsewhere(n_workers: int) -> Workers:
         here = workers_here(n_workers)
-        here._links[1] = Elsewhere()  # type: ignore[index]
+        here._links[1] = OtherMount("parts")  # type: ignore[index]
         return here
 
     in_shards(monkeypatch, {"site-1": 2}, second_elsewhere)

@@ -51,10 +51,7 @@ FRAMES = tuple(rows(number, 800 + 100 * number) for number in range(3))
 
 
 def sites(folder: Path, frames: tuple[pd.DataFrame, ...] = FRAMES, **policy: Any) -> Parties:
-    parties = Parties(folder, len(frames), {**POLICY, **policy})
-    for site, frame in zip(parties.sites, frames, strict=True):
-        parties.give(site, "train", frame)
-    return parties
+    return Parties.with_tables(folder, frames, {**POLICY, **policy})
 
 
 def job(**changes: Any) -> TuningJob:
