@@ -42,7 +42,7 @@ from nvflare_plugins.workers.shards import TELLS, Ask, Conversation, ShardPlace,
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts, leaf_quantiles, quantile
 from nvflare_plugins.xgb.matrices import as_weighed, evaluation_matrix, training_matrix
-from nvflare_plugins.xgb.model_json import walked_leaves
+from nvflare_plugins.xgb.model_json import trees_model, walked_leaves
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord
 
@@ -213,10 +213,9 @@ class _AskedAnswers:
         if message.kind is Kind.MODEL_PARAMETERS:
             self._rows.base_score_known()
         started = time.perf_counter()
-        tree, given = None, None
-        if message.kind is Kind.LEAF_VALID and not self._task.tells_trees:
-            tree = self._ask(TREE)
+        given = None
         if not self._task.tells_trees:
+            tree = self._ask(TREE) if message.kind is Kind.LEAF_VALID else None
             given = self._given.of_message(message, tree)
         reply: bytes = self._ask(MESSAGE, plain_message(message), buffer, given)
         if message.kind in _OF_LEAVES:
@@ -280,7 +279,7 @@ class ShardRows:
             matrix = self._evaluated[number]
             given = self._scores(self._of_sets[number]), matrix.get_label(), _weight_of(matrix)
         elif tree is not None:
-            given = self._leaves(json.loads(tree), tree)
+            given = self._leaves(tree)
         elif is_of_all_rows(message, self._task.training.shape.base_score):
             given = self._matrix.get_label(), _weight_of(self._matrix)
         self._n_metrics += message.kind is Kind.METRIC
@@ -301,9 +300,9 @@ class ShardRows:
         kept: dict[str, Any] = {name: params[name] for name in ("objective", "num_class", "nthread") if name in params}
         return xgb.Booster(kept, [matrix]).predict(matrix)
 
-    def _leaves(self, document: dict[str, Any], model: bytes) -> tuple[Any, ...]:
-        learner = document["learner"]
-        tree = learner["gradient_booster"]["model"]["trees"][-1]
+    def _leaves(self, model: bytes) -> tuple[Any, ...]:
+        learner = json.loads(model)["learner"]
+        tree = trees_model(learner)["trees"][-1]
         nodes = np.flatnonzero(np.array(tree["left_children"]) == -1)
         n_rows, weight = self._matrix.num_row(), _weight_of(self._matrix)
         counted = np.ones(n_rows, dtype=bool) if weight is None else weight > 0

@@ -25,20 +25,6 @@ def test_first_draw_of_seed_0_is_the_column_seed_on_the_wire():
     assert XGBoostRandom(0).draw().to_bytes(4, "little").hex() == "ac0a7f8c"
 
 
-def test_below_is_within_range_and_even():
-    twister = XGBoostRandom(1)
-    draws = [twister.below(6) for _ in range(6_000)]
-    counts = np.bincount(draws, minlength=6)
-    assert counts.size == 6 and abs(counts - 1000).max() < 200  # 6.9 standard deviations
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 10, 11])
-def test_shuffles_are_permutations(n):
-    items = list(range(n))
-    XGBoostRandom(n).shuffle(items)
-    assert sorted(items) == list(range(n))
-
-
 @pytest.mark.parametrize("seed", [1, 7, 2**32 - 1, 0])
 def test_rows_follow_the_linear_congruential_sequence(seed):
     state, expected = seed or 1, []
