@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nvflare_plugins.wire.envelope import is_larger_better
-from nvflare_plugins.xgb import stock as xgb
 
 # Rounds of a training: their records and metrics, and the model that they end with.
 
