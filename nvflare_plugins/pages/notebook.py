@@ -5,23 +5,10 @@ It brings its own style, loads nothing and runs no script, so that it looks alik
 
 from __future__ import annotations
 
-from nvflare_plugins.pages.charts import in_light_colours, picture
+from nvflare_plugins.pages.charts import in_light_colours
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.report import key_figures, learning_curves, threat_of
 from nvflare_plugins.pages.run_record import RunRecord
-
-
-def curve_svg(run: RunRecord) -> str:
-    """Return the learning curve of the metric that counts as an SVG of its own; "" for a run without metrics.
-
-    Args:
-        run: its rounds and profile matter; a record made by hand will do.
-    """
-    best = run.best()
-    if best is None:
-        return ""
-    _, chart, _ = next(learning_curves(run, has_legend=False))
-    return picture(chart, f"{run.called}: {best.metric}, best {best.value:.5g} in round {best.round + 1}")
 
 
 def run_part(run: RunRecord, name: str = "") -> str:

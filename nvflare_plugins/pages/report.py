@@ -33,7 +33,6 @@ from nvflare_plugins.pages.charts import (
     horizontal_bars,
     labelled_lines,
     legend,
-    line_chart,
     stacked_bars,
     timeline,
 )
@@ -155,7 +154,7 @@ def key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
 # -- learning and time ------------------------------------------------------------------------------------------------
 
 
-def learning_curves(run: RunRecord, *, has_legend: bool = True) -> Iterator[tuple[str, str, bool]]:
+def learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
     """Yield (metric, its curves with the best round marked, whether one of them is the mean of the sites' values)."""
     by_metric: dict[str, list[Line]] = defaultdict(list)
     marks: dict[str, BestRound] = {}
@@ -169,7 +168,7 @@ def learning_curves(run: RunRecord, *, has_legend: bool = True) -> Iterator[tupl
             by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
             marks[metric] = best  # of the last set: evaluation stands behind training
     for curve in run.comparison:
-        points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if v is not None)
+        points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if is_number(v))
         lines = by_metric[curve.metric]
         if points:
             style = "wide" if "central" in curve.name.lower() else "line"
@@ -179,8 +178,7 @@ def learning_curves(run: RunRecord, *, has_legend: bool = True) -> Iterator[tupl
         lines = by_metric[metric]
         mark = (marks[metric].round + 1, f"best: {number(marks[metric].value)}") if metric in marks else None
         is_mean = metric in CURVE_METRICS and any("local" in line.name for line in lines)
-        draw = labelled_lines if has_legend else line_chart
-        yield metric, draw(lines, Axis("round", mark=mark), metric), is_mean
+        yield metric, labelled_lines(lines, Axis("round", mark=mark), metric), is_mean
 
 
 def _times(run: RunRecord) -> tuple[str, list[str]]:

@@ -7,16 +7,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.failures import reason_of
 from nvflare_plugins.base.files import write_atomically
-from nvflare_plugins.base.formatting import utc
+from nvflare_plugins.base.formatting import printable, utc
 from nvflare_plugins.wire.envelope import is_larger_better
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 # and nowhere else.
 
 
+STRICT = ConfigDict(extra="forbid")
 TRAINING, EVALUATION, ALIGNMENT, SCORING = "training", "evaluation", "alignment", "scoring"
 
 
@@ -47,6 +50,7 @@ class DataFacts:
         weight: name of the column of weights; "" where there is none.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", coerce_numbers_to_str=True)  # of classes
     name: str
     use: str
     rows: int
@@ -72,19 +76,6 @@ class DataFacts:
             table.weight_name or "",
         )
 
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Self:
-        """Read the facts. Raises: TypeError, KeyError, ValueError."""
-        values = dict(document)
-        for name in ("name", "use", "label", "weight"):
-            values[name] = str(values.get(name, ""))
-        for name in ("columns", "label_classes"):
-            values[name] = tuple(str(text) for text in values.get(name, ()))
-        values["categories"] = {str(k): tuple(map(str, v)) for k, v in dict(values.get("categories", {})).items()}
-        values["missing"] = {str(k): int(v) for k, v in dict(values.get("missing", {})).items()}
-        values["rows"] = int(values["rows"])
-        return cls(**values)
-
 
 def texts(entries: Sequence[object] | None) -> tuple[str, ...]:
     """Return a job's list of classes or categories as texts."""
@@ -106,6 +97,8 @@ FORMAT = "veilboost-run-1"
 FILE_NAME, REPORT = "run.json", "report.html"
 
 
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number of a metric. JSON has no NaN: what is none was written as null."""
 Span = tuple[str, float, float]
 """A stage, its begin and its end. Units: seconds from the beginning of the round."""
 
@@ -121,28 +114,19 @@ class RoundRow:
         spans: when the stages ran here, where that is known.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     round: int
     seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Measured] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> RoundRow:
-        """Read it. Raises: TypeError, KeyError, ValueError."""
-        spans = tuple((str(stage), float(begin), float(end)) for stage, begin, end in document.get("spans", ()))
-        # JSON has no NaN: what is none was written as null.
-        metrics = {
-            str(name): math.nan if value is None else float(value)
-            for name, value in dict(document.get("metrics", {})).items()
-        }
-        return cls(**{**document, "spans": spans, "metrics": metrics})
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficRow:
     """This site's messages of one kind under one codec. Units: bytes, seconds."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     kind: str
     codec: str
     private: bool
@@ -162,9 +146,10 @@ class Curve:
         values: one value per round, from ``first_round`` on.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
     metric: str
-    values: tuple[float, ...]
+    values: tuple[Measured, ...]
     first_round: int = 0
 
 
@@ -172,6 +157,7 @@ class Curve:
 class PointCurve:
     """A curve of a report section. ``points`` are (x, y)."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
     points: tuple[tuple[float, float], ...]
 
@@ -187,6 +173,7 @@ class ReportSection:
         curves, x_label, y_label: a line chart over whole numbers.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     title: str
     paragraphs: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -196,21 +183,6 @@ class ReportSection:
     x_label: str = "round"
     y_label: str = ""
     scores: tuple[tuple[float, int, int], ...] = ()
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> ReportSection:
-        """Read a section. Raises: TypeError, KeyError, ValueError."""
-        values = dict(document)
-        values["rows"] = tuple(tuple(str(cell) for cell in row) for row in values.get("rows", ()))
-        values["bars"] = tuple((str(a), float(b), str(c)) for a, b, c in values.get("bars", ()))
-        values["curves"] = tuple(
-            PointCurve(str(c["name"]), tuple((float(x), float(y)) for x, y in c["points"]))
-            for c in values.get("curves", ())
-        )
-        values["scores"] = tuple((float(low), int(n), int(m)) for low, n, m in values.get("scores", ()))
-        for name in ("paragraphs", "columns"):
-            values[name] = tuple(str(text) for text in values.get(name, ()))
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +194,11 @@ class Spending:
         spent: epsilon spent of it, at its delta; None if the ledger could not be read.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     data_set: str
     epsilon: float
     delta: float
     spent: float | None = None
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Spending:
-        """Read it. Raises: TypeError, KeyError, ValueError."""
-        spent = document["spent"]
-        numbers = (float(document["epsilon"]), float(document["delta"]), None if spent is None else float(spent))
-        return cls(str(document["data_set"]), *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +233,7 @@ class RunRecord:
         name: of the job, as whoever submitted it called it; "" where that is not known.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     job_id: str
     attempt: str
     site: str
@@ -342,30 +309,15 @@ class RunRecord:
             raise too_old("the run record", "0.4", "read it")
         values = {name: value for name, value in document.items() if name != "format"}
         try:
-            values["rounds"] = tuple(RoundRow.from_dict(row) for row in values.get("rounds", ()))
-            values["traffic"] = tuple(TrafficRow(**row) for row in values.get("traffic", ()))
-            values["comparison"] = tuple(
-                Curve(**{**row, "values": tuple(row["values"])}) for row in values.get("comparison", ())
-            )
-            values["sections"] = tuple(ReportSection.from_dict(item) for item in values.get("sections", ()))
-            values["data"] = tuple(DataFacts.from_dict(item) for item in values.get("data", ()))
-            values["spending"] = tuple(Spending.from_dict(item) for item in values.get("spending", ()))
-            values["consents"] = tuple(map(str, values.get("consents", ())))
-            values["statement"] = {str(key): str(text) for key, text in dict(values.get("statement", {})).items()}
-            values["sites"], values["notes"] = tuple(values["sites"]), tuple(values.get("notes", ()))
-            record = cls(**values)
-            wrong = [
-                one.name
-                for one in dataclasses.fields(cls)
-                if not isinstance(getattr(record, one.name), _KINDS.get(str(one.type).partition("[")[0], object))
-            ]
-        except (AttributeError, TypeError, KeyError, OverflowError, ValueError):
-            raise ConfigurationError("the run record has unknown or missing fields") from None
-        if wrong:
-            raise ConfigurationError(
-                f"the run record is damaged, or of another version ({', '.join(wrong)}): copy the run again"
-            )
-        return record
+            return _adapter().validate_python(values)
+        except ValidationError as error:
+            wrong = ", ".join(dict.fromkeys(str(one["loc"][0]) for one in error.errors() if one["loc"]))
+        except (OverflowError, RecursionError):
+            wrong = "its numbers"
+        raise ConfigurationError(
+            f"the run record is damaged, or of another version: unknown, missing or wrong fields ({printable(wrong)}). "
+            "Remedy: copy the run again"
+        )
 
     def write(self, folder: Path) -> Path:
         """Write ``run.json`` into ``folder``, whole or not at all. Returns its path."""
@@ -407,8 +359,9 @@ def is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "str | None": (str, type(None)), "dict": dict, "bool": bool}
-"""What a field of ``RunRecord`` must hold by its type as it is written; tuples are checked as they are read."""
+@cache
+def _adapter() -> TypeAdapter[RunRecord]:
+    return TypeAdapter(RunRecord)
 
 
 def _without_nan(value: Any) -> Any:

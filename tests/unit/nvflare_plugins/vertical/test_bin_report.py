@@ -10,7 +10,7 @@ import pytest
 
 from nvflare_plugins.kinds.vertical.guards import MEASURED, Exposure, bins_section
 from nvflare_plugins.pages.charts import Line, line_chart
-from nvflare_plugins.pages.run_record import ReportSection
+from nvflare_plugins.pages.run_record import RunRecord
 
 FOUND = Exposure(56, 40, 20.635, 40, 0.0272, 0.0028, 0.02, 48, 5, 33, 12.51, 100)
 
@@ -27,7 +27,8 @@ def test_the_section_says_what_was_released_beside_the_caps():
     uncapped = dataclasses.replace(FOUND, per_row_cap=None, share_cap=None, split_bits_cap=None)
     exact = bins_section(uncapped, "exact")
     assert [row[2] for row in exact.rows if row[2]] == ["none"] * 3 and "Preset exact" in exact.paragraphs[0]
-    assert ReportSection.from_dict(json.loads(json.dumps(dataclasses.asdict(section)))) == section
+    run = RunRecord("job", "a", "s", ("s",), "paillier", sections=(section,))
+    assert RunRecord.from_dict(json.loads(json.dumps(run.to_dict()))) == run
 
 
 @pytest.mark.parametrize("so_far", [0.0, 20.6, 5000.0])
