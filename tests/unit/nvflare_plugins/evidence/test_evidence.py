@@ -91,13 +91,6 @@ def test_log_closed_without_end_says_aborted(tmp_path):
     assert end["type"] == "end" and end["status"] == "aborted"
 
 
-def test_everything_up_to_the_round_mark_is_on_disk(tmp_path):
-    log = make_log(tmp_path)
-    send(log)
-    log.round(0)
-    assert [r["type"] for r in records(tmp_path / "site-1.evidence.jsonl.partial")] == ["open", "message", "round"]
-
-
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks"])
 @pytest.mark.parametrize("codec", ["PLAIN", "PLAIN_32", "PUBLIC"])
 @pytest.mark.parametrize("direction", ["sent", "received"])

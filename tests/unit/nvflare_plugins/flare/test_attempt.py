@@ -155,13 +155,6 @@ def test_first_failure_reaches_every_site_in_the_failing_sites_words(federation:
     assert federation.summary()["status"] == FAILED and federation.summary()["reason"] == expected
 
 
-def test_site_without_result_fails_the_attempt(federation: Federation) -> None:
-    for site in SITES[:2]:
-        federation.attempt.add_report(site, GOOD.to_dict())
-    assert federation.attempt.missing == ["site-3"]
-    assert federation.attempt.finish() == "no result from site-3"
-
-
 def test_a_log_that_a_hanging_thread_holds_keeps_no_failed_job_from_ending(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

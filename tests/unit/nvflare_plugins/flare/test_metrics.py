@@ -267,13 +267,3 @@ def test_who_may_write_in_the_folder_makes_no_other_file_readable(
     with contextlib.suppress(OSError):
         MetricsFile(folder, "site-1", "j").write("text")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and key.read_bytes() == b""
-
-
-def test_the_file_is_readable_for_all_under_any_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        MetricsFile(tmp_path, "site-1", "j").write("text")
-    finally:
-        os.umask(before)
-    (path,) = tmp_path.iterdir()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644 and path.read_text() == "text"

@@ -22,7 +22,6 @@ from nvflare_plugins.flare.transport import (
     TOPIC_QUERY,
     TOPIC_REPLY,
     TOPIC_STATE,
-    Assembly,
     FrameServer,
     Label,
     SiteTransport,
@@ -346,9 +345,3 @@ def test_second_frame_before_the_first_is_answered_is_a_violation() -> None:
         federation.network.settle()
     wait_until(lambda: bool(federation.violations))
     assert federation.violations == [("site-1", "frame 2 while frame 1 is not answered")]
-
-
-def test_assembly_refuses_pieces_of_another_size() -> None:
-    assembly = Assembly(3)
-    with pytest.raises(ProtocolError, match="a piece of 4 bytes"):
-        assembly.add(Label(ATTEMPT, 1, 4, 0), b"four")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +20,7 @@ from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePo
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy, template
 from nvflare_plugins.site.policy_values import Consents
-from tests.support.memories import changed, told
+from tests.support.memories import changed
 from tests.support.refusals import refused, refused_for
 
 SITES = ("site-1", "site-2", "site-3")
@@ -173,20 +171,6 @@ def test_negative_zero_and_nan_payloads_do_not_make_another_row() -> None:
     assert data_identity.identify(one, spec(), b"l" * 32)[0].fingerprint != records[0].fingerprint
 
 
-def test_a_reservation_counts_even_if_the_process_dies(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_reserve_and_die, args=(str(tmp_path),))
-    process.start()
-    process.join(300)
-    assert process.exitcode == 9
-    with refused_for("Policy key"):
-        reserve(Registry(Memory(tmp_path, "site-1"), Consents()), table(), job_id="job-2", sites=SITES[:2])
-
-
-def _reserve_and_die(root: str) -> None:
-    reserve(Registry(Memory(Path(root), "site-1"), Consents()), table())
-    os._exit(9)
-
-
 def test_cancel_only_before_anything_was_released(registry: Registry) -> None:
     run = reserve(registry, table())
     registry.cancel(run)
@@ -215,7 +199,7 @@ def test_resume_only_with_the_same_sites_rows_and_parameters(registry: Registry)
     assert resumed.verdict is Verdict.RESUMED
     registry.cancel(resumed)  # another site refused: nothing new was released, and the old release stays on record
     registry.complete(resumed, 30)
-    with pytest.raises(ConfigurationError, match="complete"):
+    with pytest.raises(ConfigurationError, match="job job-2 is complete"):
         reserve(registry, table(), job_id="job-3", resume=ResumePoint("job-2", 30))
 
 
@@ -349,33 +333,6 @@ def steps(action: Callable[[], object]) -> int:
     with mock.patch.object(store, "_connect", counting):
         action()
     return taken[0]
-
-
-def test_what_another_process_writes_is_seen(tmp_path: Path) -> None:
-    one, two = (Registry(Memory(tmp_path, "site-1"), Consents()) for _ in range(2))
-    run = reserve(one, table())
-    two.trees_complete(run, 5)
-    one.complete(run, 7)
-    assert told(Memory(tmp_path, "site-1"), "SELECT state, trees FROM runs") == [("complete", 7)]
-    assert reserve(two, table(), job_id="job-2").verdict is Verdict.IDENTICAL
-
-
-def test_concurrent_reservations_do_not_overwrite_each_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_reserve_some, args=(str(tmp_path), worker)) for worker in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-        assert process.exitcode == 0
-    assert told(Memory(tmp_path, "site-1"), "SELECT COUNT(*) FROM runs WHERE state = 'complete'") == [(8,)]
-
-
-def _reserve_some(root: str, worker: int) -> None:
-    registry = Registry(Memory(Path(root), "site-1"), Consents())
-    for number in range(4):
-        run = reserve(registry, table(), job_id=f"job-{worker}-{number}")
-        registry.complete(run, 3)
 
 
 def test_data_sets_of_one_job_are_not_compared_with_each_other(registry: Registry) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -54,25 +53,6 @@ def test_no_header_is_evaluated(tmp_path, monkeypatch):
 def test_no_code_of_ours_loads_arrays_otherwise():
     root = Path(nvflare_plugins.__file__).parent
     assert [p.name for p in root.rglob("*.py") if "np.load(" in p.read_text(encoding="utf-8")] == []
-
-
-def test_many_threads_read_at_once(tmp_path):
-    path = saved(tmp_path / "a.npz", **ARRAYS)
-    failed: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            for _ in range(20):
-                read_arrays(path)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
 
 
 def test_any_cut_or_changed_file_is_refused_or_read_alike(tmp_path):
