@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,16 @@ def numbers(value: list[int] | dict[str, int]) -> list[int]:
     if isinstance(value, list):
         return value
     return [(value["times"] * i + value["plus"]) % value["modulo"] - value["less"] for i in range(value["n"])]
+
+
+def formats(module: Mapping[str, Any]) -> dict[str, Callable[[Given], Any]]:
+    """Return the functions of a module that read what is given, by their formats, after which they are called."""
+    signatures = ({"given": "Given", "return": "Gives"}, {"given": "Given", "return": "Any"})
+    return {
+        name.strip("_").replace("_", " "): one
+        for name, one in module.items()
+        if getattr(one, "__annotations__", None) in signatures and one.__module__ == module["__name__"]
+    }
 
 
 def files() -> list[Path]:

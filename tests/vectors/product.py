@@ -5,7 +5,7 @@ The reader beside this file does the same from the protocol's text alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,11 @@ from he_processors.sum_tags import PairMacs, SumTags
 from nvflare_plugins.attempt.session import Hello, Proof, Terms, handshake_statement
 from nvflare_plugins.data.schema import Schema
 from nvflare_plugins.flare.transport import Label
-from nvflare_plugins.kinds.vertical.messages import VerticalTerms
+from nvflare_plugins.kinds.vertical.messages import Bits, VerticalTerms
 from nvflare_plugins.wire.aggregation import open_sum
 from nvflare_plugins.wire.envelope import Codec, commitment, unpack, unpack_list
 from nvflare_plugins.wire.profiles import MaskedSums, ShortMaskedSums
-from tests.vectors.form import Given, blob, numbers
+from tests.vectors.form import Given, blob, formats, numbers
 
 Gives = dict[str, Any]
 RING: dict[str, RingScheme] = {"bfv": bfv._SCHEME, "ckks": ckks._SCHEME}
@@ -59,13 +59,21 @@ def fields_of(document: list[dict[str, Any]]) -> list[bytes | str | int]:
     return [blob(f["b"]) if "b" in f else f.get("s", f.get("i")) for f in document]
 
 
+def plain(value: Any) -> Any:
+    """Return the fields of a message as JSON values."""
+    if isinstance(value, Bits):
+        return "".join("01"[int(bit)] for bit in value.unpack())
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [plain(part) for part in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
 def _frame(given: Given) -> Gives:
     frame = unpack(blob(given["data"]))
     return {
-        "type": frame.type.name,
-        "operation": frame.operation.name,
-        "codec": frame.codec.name,
-        "kind": frame.kind.name,
+        **{name: getattr(frame, name).name for name in ("type", "operation", "codec", "kind")},
         "private": frame.kind.private,
         "phase": str(frame.moment),
         "counter": frame.counter,
@@ -114,7 +122,7 @@ def _message_key(given: Given) -> Gives:
     return {"key": expand_key(extract_key(blob(given["secret"])), encode_fields(*fields_of(given["info"]))).hex()}
 
 
-def _agreement(given: Given) -> Gives:
+def _key_agreement(given: Given) -> Gives:
     own = EphemeralKey(_Given(blob(given["private"])))
     shared = own.agree(blob(given["peer"]))
     return {"public": own.public.hex(), "shared": shared.hex()}
@@ -193,7 +201,7 @@ def _sums_of(given: Given) -> MaskedSums:
     return kind(PairwiseMasks(*_keys(given)))
 
 
-def _opened(given: Given) -> Gives:
+def _opened_sum(given: Given) -> Gives:
     """What a site makes of the server's answer to its sum."""
     payload, tail, width = blob(given["payload"]), given["tail"], given.get("bits", 64) // 8
     if len(payload) < tail or (len(payload) - tail) % width or tail % 8:
@@ -253,21 +261,11 @@ def _ring_secret(given: Given) -> Gives:
 
 
 def _hello(given: Given) -> Gives:
-    hello = Hello.unpack(blob(given["data"]))
-    return {
-        "site": hello.site,
-        "nonce": hello.nonce.hex(),
-        "public_key": hello.public_key.hex(),
-        "policy_hash": hello.policy_hash.hex(),
-        "binding": hello.binding.hex(),
-        "release": hello.release,
-        "chain": [certificate.hex() for certificate in hello.chain],
-    }
+    return dict(plain(Hello.unpack(blob(given["data"]))))
 
 
 def _proof(given: Given) -> Gives:
-    proof = Proof.unpack(blob(given["data"]))
-    return {"confirmation": proof.confirmation.hex(), "share": proof.share.hex()}
+    return dict(plain(Proof.unpack(blob(given["data"]))))
 
 
 def _schema_document(schema: Schema) -> Gives:
@@ -299,33 +297,4 @@ def _vertical_terms(given: Given) -> Gives:
     return {name: getattr(terms, name) for name in terms.__dataclass_fields__}
 
 
-FORMATS: dict[str, Callable[[Given], Gives]] = {
-    "frame": _frame,
-    "list": _list,
-    "label": _label,
-    "commitment": _commitment,
-    "fields": _fields,
-    "key": _key,
-    "message key": _message_key,
-    "key agreement": _agreement,
-    "pair secret": _pair_secret,
-    "group secret": _group_secret,
-    "transcript": _transcript,
-    "confirmation": _confirmation,
-    "sealed": _sealed,
-    "gathered": _gathered,
-    "masked": _masked,
-    "masked residues": _masked_residues,
-    "contribution": _contribution,
-    "opened sum": _opened,
-    "added": _added,
-    "ring message": _ring_message,
-    "ring sum": _ring_sum,
-    "ring parameters": _ring_parameters,
-    "ring secret": _ring_secret,
-    "hello": _hello,
-    "proof": _proof,
-    "schema": _schema,
-    "terms": _terms,
-    "vertical terms": _vertical_terms,
-}
+FORMATS = formats(globals())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Proofs, un
 from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep
-from nvflare_plugins.kinds.vertical.messages import Bits, DecisionAnswer, DecisionRequest, Message, from_bytes
+from nvflare_plugins.kinds.vertical.messages import DecisionAnswer, DecisionRequest, Message, from_bytes
 from nvflare_plugins.kinds.vertical_inference import serving
 from nvflare_plugins.kinds.vertical_inference.explanations import RowPositions
 from nvflare_plugins.pooled.mediated.communicator import request_class
-from tests.vectors.form import Given, blob
+from tests.vectors.form import Given, blob, formats
+from tests.vectors.product import plain
 
 Gives = dict[str, Any]
 
@@ -111,20 +111,9 @@ def _step(given: Given) -> Gives:
     return {"flag": step.flag.name, "number": step.number, "turn": step.turn, "fragments": fragments}
 
 
-def _plain(value: Any) -> Any:
-    """Return a vertical message's fields as JSON values."""
-    if isinstance(value, Bits):
-        return "".join("01"[int(bit)] for bit in value.unpack())
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return value.hex() if isinstance(value, bytes) else value
-
-
 def _vertical_message(given: Given) -> Gives:
     message = from_bytes(blob(given["data"]))
-    return {"message": type(message).__name__, **_plain(message)}
+    return {"message": type(message).__name__, **plain(message)}
 
 
 def _buckets(given: Given) -> Gives:
@@ -275,27 +264,7 @@ def _of_kind(content: bytes, kind: type[Message]) -> Gives:
     message = from_bytes(content)
     if not isinstance(message, kind):
         raise ProtocolError("another message than belongs there")
-    return {"message": type(message).__name__, **_plain(message)}
+    return {"message": type(message).__name__, **plain(message)}
 
 
-FORMATS: dict[str, Callable[[Given], Gives]] = {
-    "public key": _public_key,
-    "ciphertexts": _ciphertexts,
-    "elgamal key": _elgamal_key,
-    "points": _points,
-    "blinded": _blinded,
-    "block": _block,
-    "chain": _chain,
-    "step": _step,
-    "vertical message": _vertical_message,
-    "serving question": _serving_question,
-    "serving answer": _serving_answer,
-    "buckets": _buckets,
-    "positions": _positions,
-    "tree": _tree,
-    "call": _call,
-    "evidence": _evidence,
-    "head": _head,
-    "seal": _seal,
-    "ledger": _ledger,
-}
+FORMATS = formats(globals())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.vectors import reader_curve
-from tests.vectors.form import Given, blob
+from tests.vectors.form import Given, blob, formats
 from tests.vectors.reader import Cursor, Refused, fields, require, text
 
 # -- ciphertexts of rings ---------------------------------------------------------------------------------------------
@@ -259,6 +259,9 @@ def step(given: Given) -> Any:
     return {"flag": FLAGS[flag], "number": number, "turn": turn, "fragments": fragments}
 
 
+Read = Callable[[Cursor], Any]
+
+
 def _bits(c: Cursor) -> str:
     n = c.number("I", 0, ROWS)
     data = int.from_bytes(c.take(-(-n // 8)), "little")
@@ -266,66 +269,72 @@ def _bits(c: Cursor) -> str:
     return "".join("01"[data >> i & 1] for i in range(n))
 
 
-def _blob(c: Cursor, most: int = 2**40) -> str:
-    return c.take(c.number("Q", 0, most)).hex()
+def _number(code: str, low: float = 0, high: float = 2.0**70) -> Read:
+    return lambda c: c.number(code, low, high)
 
 
-def _many(c: Cursor, read: Callable[[], Any], most: int = NODES) -> list[Any]:
-    return [read() for _ in range(c.number("I", 0, most))]
+def _blob(most: int = 2**40) -> Read:
+    return lambda c: c.take(c.number("Q", 0, most)).hex()
+
+
+def _text(c: Cursor) -> str:
+    return text(bytes.fromhex(_blob(2**10)(c)))
+
+
+def _many(read: Read, most: int = NODES) -> Read:
+    return lambda c: [read(c) for _ in range(c.number("I", 0, most))]
+
+
+def _record(**parts: Read) -> Read:
+    return lambda c: {name: read(c) for name, read in parts.items()}
+
+
+_NODE, _BINS, _FEATURES = _number("I", 0, NODES), 2**16 - 1, 2**20
+_DIVISION = {"node": _NODE, "left": _NODE, "right": _NODE}
+_SPLIT = _record(
+    node=_NODE,
+    feature=_number("I", 0, _FEATURES),
+    bin=_number("i", -1, 2**16),
+    default_left=lambda c: bool(c.number("B", 0, 1)),
+    right_bins=_many(_number("H"), _BINS),
+)
+MESSAGES: dict[int, tuple[str, dict[str, Read]]] = {
+    1: (
+        "PartySchema",
+        {"set_rows": _many(_number("I", 0, ROWS), 2**10), "n_bins": _many(_number("I", 1, _BINS), _FEATURES)}
+        | {"aliases": _many(_text, _FEATURES), "categories": _many(_many(_text, _BINS), _FEATURES)},
+    ),
+    2: (
+        "TrainingSetup",
+        {"scheme": _number("B"), "fraction_bits": _number("H", 0, 62), "max_additions": _number("I", 1, ROWS)}
+        | {"public_key": _blob(2**20)},
+    ),
+    3: ("TreeGradients", {"tree": _NODE, "features": _bits, "gradients": _blob()}),
+    4: (
+        "HistogramRequest",
+        {"tree": _NODE, "partitions": _many(_record(**_DIVISION, goes_left=_bits)), "own": _many(_record(**_DIVISION))},
+    ),
+    5: ("HistogramAnswer", {"tree": _NODE, "nodes": _many(_NODE), "sums": _blob(), "withheld": _many(_NODE)}),
+    6: ("SplitRequest", {"tree": _NODE, "splits": _many(_SPLIT)}),
+    7: ("SplitAnswer", {"tree": _NODE, "goes_left": _many(_bits)}),
+    8: ("DecisionRequest", {"data_set": _NODE, "queries": _many(_record(tree=_NODE, node=_NODE, rows=_bits))}),
+    9: ("DecisionAnswer", {"goes_left": _many(_bits)}),
+    10: ("MoreGradients", {"tree": _NODE, "gradients": _blob()}),
+    11: ("MoreSums", {"tree": _NODE}),
+}
 
 
 def vertical_message(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
     c.head(b"VLBV", 2)
-    code = c.number("B", 1, 11)
-
-    def node() -> int:
-        return int(c.number("I", 0, NODES))
-
-    def split() -> Any:
-        feature = (node(), c.number("I", 0, 2**20), c.number("i", -1, 2**16), bool(c.number("B", 0, 1)))
-        right = _many(c, lambda: c.number("H"), 2**16 - 1)
-        return {**dict(zip(("node", "feature", "bin", "default_left"), feature, strict=True)), "right_bins": right}
-
-    if code == 1:
-        sets = _many(c, lambda: c.number("I", 0, ROWS), 2**10)
-        bins = _many(c, lambda: c.number("I", 1, 2**16 - 1), 2**20)
-        aliases = _many(c, lambda: text(bytes.fromhex(_blob(c, 2**10))), 2**20)
-        lists = _many(c, lambda: _many(c, lambda: text(bytes.fromhex(_blob(c, 2**10))), 2**16 - 1), 2**20)
+    name, parts = MESSAGES[c.number("B", 1, 11)]
+    found = {"message": name, **_record(**parts)(c)}
+    c.end()
+    if name == "PartySchema":
+        sets, bins, aliases, lists = (found[part] for part in parts)
+        require(sets and bins and len(bins) == len(aliases) == len(set(aliases)))
         require(len(lists) == len(bins) and all(len(set(words)) == len(words) for words in lists))
         require(all(not words or len(words) >= n for words, n in zip(lists, bins, strict=True)))
-        require(sets and bins and len(bins) == len(aliases) == len(set(aliases)))
-        found: Any = {"message": "PartySchema", "set_rows": sets, "n_bins": bins, "aliases": aliases}
-        found["categories"] = lists
-    elif code == 2:
-        values = (c.number("B"), c.number("H", 0, 62), c.number("I", 1, ROWS), _blob(c, 2**20))
-        names = ("scheme", "fraction_bits", "max_additions", "public_key")
-        found = {"message": "TrainingSetup", **dict(zip(names, values, strict=True))}
-    elif code == 3:
-        found = {"message": "TreeGradients", "tree": node(), "features": _bits(c), "gradients": _blob(c)}
-    elif code == 10:
-        found = {"message": "MoreGradients", "tree": node(), "gradients": _blob(c)}
-    elif code == 4:
-        names = ("node", "left", "right", "goes_left")
-        found = {"message": "HistogramRequest", "tree": node()}
-        found["partitions"] = _many(c, lambda: dict(zip(names, (node(), node(), node(), _bits(c)), strict=True)))
-        found["own"] = _many(c, lambda: dict(zip(names[:3], (node(), node(), node()), strict=True)))
-    elif code == 11:
-        found = {"message": "MoreSums", "tree": node()}
-    elif code == 5:
-        found = {"message": "HistogramAnswer", "tree": node(), "nodes": _many(c, node), "sums": _blob(c)}
-        found["withheld"] = _many(c, node)
-    elif code == 6:
-        found = {"message": "SplitRequest", "tree": node(), "splits": _many(c, split)}
-    elif code == 7:
-        found = {"message": "SplitAnswer", "tree": node(), "goes_left": _many(c, lambda: _bits(c))}
-    elif code == 8:
-        names = ("tree", "node", "rows")
-        found = {"message": "DecisionRequest", "data_set": node()}
-        found["queries"] = _many(c, lambda: dict(zip(names, (node(), node(), _bits(c)), strict=True)))
-    else:
-        found = {"message": "DecisionAnswer", "goes_left": _many(c, lambda: _bits(c))}
-    c.end()
     return found
 
 
@@ -396,22 +405,9 @@ def call(given: Given) -> Any:
 
 
 FORMATS: dict[str, Callable[[Given], Any]] = {
+    **formats(globals()),
     "ring parameters": ring_parameters,
     "ring secret": lambda given: ring_parameters(given, b"VLHS"),
     "ring message": lambda given: _summary(*_ring(given, blob(given["data"]))),
-    "ring sum": ring_sum,
-    "public key": public_key,
-    "ciphertexts": ciphertexts,
-    "elgamal key": elgamal_key,
-    "points": points,
-    "blinded": blinded,
-    "block": block,
-    "chain": chain,
-    "step": step,
-    "vertical message": vertical_message,
-    "buckets": buckets,
-    "positions": positions,
-    "tree": tree,
-    "call": call,
 }
 __all__ = ["FORMATS", "Refused"]

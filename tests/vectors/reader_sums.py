@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from tests.vectors.form import Given, blob, numbers
+from tests.vectors.form import Given, blob, formats, numbers
 from tests.vectors.reader import P, derive, fields, frame, mac, message_key, require
 
 
@@ -178,11 +177,4 @@ def added(given: Given) -> Any:
     return {"payload": struct.pack(form, *total).hex()}
 
 
-FORMATS: dict[str, Callable[[Given], Any]] = {
-    "gathered": gathered,
-    "masked": masked,
-    "masked residues": masked_residues,
-    "contribution": contribution,
-    "opened sum": opened_sum,
-    "added": added,
-}
+FORMATS = formats(globals())
