@@ -36,6 +36,7 @@ from sklearn.model_selection import train_test_split
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.active_party import purity_report
 from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 
@@ -102,8 +103,12 @@ def train(joined: Joined, variant: Variant, folder: Path) -> dict:
     """Train once and judge the model on the test rows."""
     n_rows = joined.features.shape[0]
     row_ids = [str(row) for row in range(n_rows)]
-    guard = Guard.open(
-        VerticalRules(), Memory(folder, "site"), "credit2", row_ids, row_fraction=SUBSAMPLE, enforce=variant.guarded
+    guard = Guard(
+        VerticalRules(),
+        ReleasedSums(Memory(folder, "site"), "credit2"),
+        row_ids,
+        row_fraction=SUBSAMPLE,
+        enforce=variant.guarded,
     )
     outcome = federate(
         joined, variant.params, variant.n_trees, guards=[guard], guarded=variant.guarded, own_rounds=variant.own_rounds

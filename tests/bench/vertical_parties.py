@@ -45,6 +45,7 @@ from nvflare_plugins.kinds.vertical.key_owner import (
 from nvflare_plugins.kinds.vertical.messages import from_bytes, place_parties, to_bytes
 from nvflare_plugins.kinds.vertical.model import merge, table_from_json, table_to_json
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker
 
@@ -257,10 +258,9 @@ def _guard(n_rows: int, scheme: str, clock: StageClock) -> Guard:
     folder = tempfile.TemporaryDirectory(prefix="veilboost-bench-")
     memory = Memory(Path(folder.name), "passive")
     sums_per_set = 4 if scheme == "elgamal" else 2
-    guard = Guard.open(
+    guard = Guard(
         VerticalRules(max_sums_per_row=10**6),
-        memory,
-        "bench",
+        ReleasedSums(memory, "bench"),
         [str(i) for i in range(n_rows)],
         sums_per_set=sums_per_set,
     )

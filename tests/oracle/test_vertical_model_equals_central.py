@@ -183,8 +183,13 @@ def test_contributions_interactions_and_leaves(name):
         table = table[:50]
         ours, matrix = explainer(joined, outcome, table), xgb.DMatrix(table)
         np.testing.assert_array_equal(ours.contributions(), reference.predict(matrix, pred_contribs=True))
-        np.testing.assert_array_equal(ours.interactions(), reference.predict(matrix, pred_interactions=True))
-        np.testing.assert_array_equal(ours.leaves(), reference.predict(matrix, pred_leaf=True))
+        np.testing.assert_array_equal(
+            ours._booster.predict(ours._matrix, pred_interactions=True),
+            reference.predict(matrix, pred_interactions=True),
+        )
+        np.testing.assert_array_equal(
+            ours._booster.predict(ours._matrix, pred_leaf=True), reference.predict(matrix, pred_leaf=True)
+        )
 
 
 def test_explanations_of_a_range_of_rounds():

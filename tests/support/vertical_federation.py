@@ -71,7 +71,7 @@ class Outcome:
         tables = [(p.first_column, passive.table) for p, passive in zip(self.parties, self.passives, strict=True)]
         return merge(self.result.model, self.n_own, tables)
 
-    def predict(self, joined: Joined, data_set: int, **options) -> NDArray[np.float32]:
+    def predict(self, joined: Joined, data_set: int, output_margin: bool = False, **options) -> NDArray[np.float32]:
         """Predict as a job of its own does: with owners that hold their tables and the rows."""
         rows = joined.tables[data_set]
         introductions = []
@@ -80,7 +80,8 @@ class Outcome:
             owner = PathOwner(PassivePart(passive.table, aliases, aliases), joined.part(i, rows), len(rows))
             introductions.append((party.name, party.schema, InProcessLink(owner)))
         model = FederatedModel(self.result.model, place_parties(self.n_own, introductions), self.n_own, deadline_s=60)
-        return model.predict(joined.part(0, rows), 0, **options)
+        margin = model.margin(joined.part(0, rows), 0, **options)
+        return margin if output_margin else model.output(margin)
 
 
 def make_clear(n_rows: int):

@@ -605,11 +605,9 @@ class ActiveSite:
         ranks = [rank for rank in range(start.attempt.channel.world) if rank != start.active_rank]
         names = [start.attempt.channel.sites[rank] for rank in ranks]
         links = [ConversationLink(self._requester, rank, name, notes) for rank, name in zip(ranks, names, strict=True)]
-        unknown = PartySchema((1,), (1,), ("f0",))
-        parties = place_parties(0, [(name, unknown, link) for name, link in zip(names, links, strict=True)])
         asked = [link.ask(setup) for link in links]
         schemas = [
-            collect(party, future, PartySchema, start.answer_s) for party, future in zip(parties, asked, strict=True)
+            collect(name, future, PartySchema, start.answer_s) for name, future in zip(names, asked, strict=True)
         ]
         for name, schema in zip(names, schemas, strict=True):
             if not all(is_plain_text(alias) and not set(alias) & set("[]<") for alias in schema.aliases):
@@ -626,16 +624,12 @@ class ActiveSite:
         start.progress.say(f"columns: {len(start.data.columns)} here, {shown}")
         return parties
 
-    def _columns(self, parties: tuple[Party, ...]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-        names, categories = all_columns(self._own, parties)
+    def _checked_parameters(self, parties: tuple[Party, ...]) -> TrainingParameters:
+        """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
+        start, (names, categories) = self._start, all_columns(self._own, parties)
         if len(set(names)) != len(names):
             raise ConfigurationError("a column here has the name under which the model lists another party's")
         check_names_survive(names, categories)
-        return names, categories
-
-    def _checked_parameters(self, parties: tuple[Party, ...]) -> TrainingParameters:
-        """Check the parameters with all parties' columns, and that the model to continue is one of this job."""
-        start, (names, categories) = self._start, self._columns(parties)
         params = with_own_seed(check_vertical_parameters(start.job.params, names))
         if start.initial is not None:
             part = start.initial.part

@@ -19,7 +19,6 @@ from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 from nvflare_plugins.site.memory.released import Released, ReleasedSums, differences, fingerprint_of
-from nvflare_plugins.site.memory.store import Memory
 
 # What a passive party does against what exact sums per bin reveal: the preset ``guarded``.
 #
@@ -139,7 +138,21 @@ class Guard:
         max_share: float = MAX_SHARE,
         sums_per_set: int = SUMS_PER_SET,
     ):
-        """Args: see ``open``. max_share: sums per row, on average over a node's rows, for experiments."""
+        """Open the guard of one job.
+
+        Args:
+            rules: the site's own policy (``SitePolicy.vertical``).
+            ledger: of the data set by its name in the policy, whatever rows its file holds.
+            row_ids: canonical ids of the training rows in the agreed order; their positions as text if there are none.
+            row_fraction: the job's ``subsample``.
+            enforce: False in the preset ``exact``: everything is released, and still counted for later jobs.
+            max_share: sums per row, on average over a node's rows, for experiments.
+            sums_per_set: numbers that the active party sees for each bin of a node.
+
+        Raises:
+            ConfigurationError: the ledger is damaged.
+            ValueError: an id comes twice.
+        """
         self._rules = rules
         self._ledger = ledger
         self._enforce = enforce
@@ -155,36 +168,6 @@ class Guard:
         self._sets = {0: (self._keys, self._places)}  # whose split bits are counted: keys and places of their rows
         self._this_tree: set[bytes] = set()
         self._n_sums = self._n_released = self._n_withheld = 0
-
-    @classmethod
-    def open(
-        cls,
-        rules: VerticalRules,
-        memory: Memory,
-        data_set: str,
-        row_ids: Sequence[str],
-        *,
-        row_fraction: float = 1.0,
-        enforce: bool = True,
-        sums_per_set: int = SUMS_PER_SET,
-    ) -> Guard:
-        """Open the guard of one job.
-
-        Args:
-            rules: the site's own policy (``SitePolicy.vertical``).
-            memory: of the site.
-            data_set: the data set's name in the policy; counts belong to it, whatever rows its file holds.
-            row_ids: canonical ids of the training rows in the agreed order; their positions as text if there are none.
-            row_fraction: the job's ``subsample``.
-            enforce: False in the preset ``exact``: everything is released, and still counted for later jobs.
-            sums_per_set: numbers that the active party sees for each bin of a node.
-
-        Raises:
-            ConfigurationError: the ledger is damaged.
-            ValueError: an id comes twice.
-        """
-        ledger = ReleasedSums(memory, data_set)
-        return cls(rules, ledger, row_ids, row_fraction=row_fraction, enforce=enforce, sums_per_set=sums_per_set)
 
     @property
     def n_rows(self) -> int:
@@ -247,7 +230,7 @@ class Guard:
 
         Args:
             data_set: its number among the job's sets.
-            row_ids: as in ``open``.
+            row_ids: as those of the training rows.
         """
         keys = self._ledger.row_keys(row_ids)
         with self._ledger.charging() as released:

@@ -525,8 +525,8 @@ def place_parties(
     return tuple(parties)
 
 
-def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: float) -> A:
-    """Wait for an answer of the expected type.
+def collect(name: str, future: Future[Any], expected: type[A], deadline_s: float) -> A:
+    """Wait for a party's answer of the expected type.
 
     Raises:
         JobAborted: none came in time.
@@ -535,9 +535,9 @@ def collect(party: Party, future: Future[Any], expected: type[A], deadline_s: fl
     try:
         answer = future.result(deadline_s)
     except FutureTimeout:
-        raise JobAborted(f"{party.name} did not answer within {deadline_s:.0f} s") from None
+        raise JobAborted(f"{name} did not answer within {deadline_s:.0f} s") from None
     if not isinstance(answer, expected):
-        raise ProtocolError(f"{party.name} answered with {type(answer).__name__} where {expected.__name__} is due")
+        raise ProtocolError(f"{name} answered with {type(answer).__name__} where {expected.__name__} is due")
     return answer
 
 
@@ -552,16 +552,6 @@ _CIPHERTEXTS = {
     VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
     VerticalProfile.PLAIN.value: Protection.CLEAR,
 }
-
-
-class MessageNotes(Protocol):
-    """Takes note of the messages of a conversation."""
-
-    def sent(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that is about to leave."""
-
-    def received(self, peer: str, message: Message, size: int) -> None:
-        """Note a message that came."""
 
 
 class ContentRecorder:
@@ -579,22 +569,33 @@ class ContentRecorder:
     def sent(self, peer: str, message: Message, size: int) -> None:
         """Note a message that is about to leave. Raises: ProtocolError, if its content must not."""
         self.has_told = self.has_told or not isinstance(message, TrainingSetup)
-        self._note("sent", peer, message, size)
+        self.note("sent", peer, _OF_TYPE[type(message)].content, size)
 
     def received(self, peer: str, message: Message, size: int) -> None:
         """Note a message that came."""
-        self._note("received", peer, message, size)
+        self.note("received", peer, _OF_TYPE[type(message)].content, size)
 
-    def _note(self, direction: str, peer: str, message: Message, size: int) -> None:
-        what = _OF_TYPE[type(message)].content
+    def note(self, direction: str, peer: str, what: Content, size: int) -> None:
+        """Note bytes that are about to leave, or that came."""
         protection = self._ciphertexts if what.encrypted else Protection.CLEAR
         self._evidence.content(direction, peer, what, protection, size)
+
+    def of_decisions(self, active: str, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+        """Return what notes each question about rows before it is answered, and each answer before it leaves."""
+
+        def noted(question: bytes) -> bytes:
+            self.note("received", active, Content.DECISION_REQUEST, len(question))
+            reply = answer(question)
+            self.note("sent", active, Content.DECISIONS, len(reply))
+            return reply
+
+        return noted
 
 
 class ConversationLink:
     """The active party's link to one passive party (a ``PassiveLink``)."""
 
-    def __init__(self, requester: Requester, rank: int, name: str, notes: MessageNotes):
+    def __init__(self, requester: Requester, rank: int, name: str, notes: ContentRecorder):
         self._requester, self._rank, self._name, self._notes = requester, rank, name, notes
 
     def ask(self, request: Request) -> Future[Answer | None]:
@@ -617,7 +618,7 @@ class ConversationLink:
         return answer
 
 
-def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: MessageNotes) -> bytes:
+def answer_bytes(data: bytes, peer: str, answer: Callable[[Request], Answer | None], notes: ContentRecorder) -> bytes:
     """Answer a request in its byte form, at a passive party.
 
     Raises:

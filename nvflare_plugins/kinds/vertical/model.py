@@ -181,21 +181,16 @@ class TreeStructure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """Where the rows that reach a node go. Shapes: rows: int64[n], ascending; goes_left: bool[n]."""
+class _AtNode:
+    """Rows that reach a node. Shapes: rows: int64[n], ascending."""
 
     tree: int
     node: int
     rows: NDArray[np.int64]
-    goes_left: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenQuestion:
-    tree: int
-    node: int
-    feature: int
-    rows: NDArray[np.int64]
+_Decided = tuple[_AtNode, NDArray[np.bool_]]
+"""Which of the rows go left. Shapes: bool[n]."""
 
 
 class PathWalker:
@@ -220,37 +215,38 @@ class PathWalker:
         position = np.zeros((len(trees), own.shape[0]), dtype=np.int32)
         moving = [np.arange(own.shape[0])] * len(trees)
         while True:
-            decided: list[_Decision] = []
-            questions: list[_OpenQuestion] = []
+            decided: list[_Decided] = []
+            questions: list[_AtNode] = []
             for t, tree in enumerate(trees):
                 moving[t] = moving[t][tree.left[position[t, moving[t]]] >= 0]
                 for node, rows in _rows_by_node(moving[t], position[t]):
+                    here = _AtNode(t, node, rows)
                     if tree.feature[node] < self._n_own:
-                        decided.append(_Decision(t, node, rows, tree.decide(node, own[rows, tree.feature[node]])))
+                        decided.append((here, tree.decide(node, own[rows, tree.feature[node]])))
                     else:
-                        questions.append(_OpenQuestion(t, node, int(tree.feature[node]), rows))
+                        questions.append(here)
             if not decided and not questions:
                 return position
-            for d in decided + self._ask(questions, first_tree, data_set, own.shape[0]):
-                tree = trees[d.tree]
-                position[d.tree, d.rows] = np.where(d.goes_left, tree.left[d.node], tree.right[d.node])
+            for at, goes_left in decided + self._ask(trees, questions, first_tree, data_set, own.shape[0]):
+                tree = trees[at.tree]
+                position[at.tree, at.rows] = np.where(goes_left, tree.left[at.node], tree.right[at.node])
 
-    def _ask(self, questions: list[_OpenQuestion], first_tree: int, data_set: int, n_rows: int) -> list[_Decision]:
+    def _ask(
+        self, trees: Sequence[TreeStructure], questions: list[_AtNode], first_tree: int, data_set: int, n_rows: int
+    ) -> list[_Decided]:
         asked = []
         for party in self._parties:
             columns = party.columns
-            own = [q for q in questions if columns.start <= q.feature < columns.stop]
+            own = [q for q in questions if columns.start <= trees[q.tree].feature[q.node] < columns.stop]
             if own:
                 queries = tuple(PathQuery(first_tree + q.tree, q.node, _mask(q.rows, n_rows)) for q in own)
                 asked.append((party, own, party.link.ask(DecisionRequest(data_set, queries))))
-        answers = []
+        answers: list[_Decided] = []
         for party, own, future in asked:
-            answer = collect(party, future, DecisionAnswer, self._deadline_s)
+            answer = collect(party.name, future, DecisionAnswer, self._deadline_s)
             if [bits.n for bits in answer.goes_left] != [q.rows.size for q in own]:
                 raise ProtocolError(f"{party.name} decided other rows than it was asked about")
-            answers += [
-                _Decision(q.tree, q.node, q.rows, bits.unpack()) for q, bits in zip(own, answer.goes_left, strict=True)
-            ]
+            answers += zip(own, (bits.unpack() for bits in answer.goes_left), strict=True)
         return answers
 
 
@@ -422,18 +418,12 @@ class FederatedModel:
         self._leaves = [np.array(tree["split_conditions"], dtype=np.float32) for tree in _trees(document)]
         self._per_round = int(booster["model"]["iteration_indptr"][1]) if self._trees else 1
         self._walker = PathWalker(parties, n_own_columns, deadline_s)
-        self._n_own = n_own_columns
         self._empty = _without_trees(document)
 
-    def predict(
-        self,
-        own: NDArray[np.float32],
-        data_set: int,
-        n_rounds: int | None = None,
-        output_margin: bool = False,
-        first_round: int = 0,
+    def margin(
+        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, first_round: int = 0
     ) -> NDArray[np.float32]:
-        """Predict rows as XGBoost does with the merged model, bit for bit.
+        """Add the leaves that rows reach, as XGBoost does with the merged model, bit for bit.
 
         Shapes: own: float32[n_rows, n_own_columns], aligned with the passive parties' rows; result as from XGBoost.
 
@@ -442,13 +432,6 @@ class FederatedModel:
             n_rounds: use the rounds before this one; None uses all.
             first_round: leave out the rounds before this one.
         """
-        margin = self.margin(own, data_set, n_rounds, first_round)
-        return margin if output_margin else self.output(margin)
-
-    def margin(
-        self, own: NDArray[np.float32], data_set: int, n_rounds: int | None = None, first_round: int = 0
-    ) -> NDArray[np.float32]:
-        """Add the leaves that rows reach, as ``predict`` with ``output_margin``."""
         n_trees = len(self._trees) if n_rounds is None else min(n_rounds * self._per_round, len(self._trees))
         used = slice(first_round * self._per_round, n_trees)
         leaves = self._walker.walk(self._trees[used], used.start, data_set, own)
@@ -461,11 +444,6 @@ class FederatedModel:
     def output(self, margin: NDArray[np.float32]) -> NDArray[np.float32]:
         """Turn margins into what XGBoost's ``predict`` returns. Shapes: as from XGBoost."""
         return self._empty.predict(xgb.DMatrix(_blank(margin.shape[0]), base_margin=margin))
-
-    @property
-    def n_rounds(self) -> int:
-        """Return the number of boosting rounds."""
-        return len(self._trees) // self._per_round
 
 
 def _blank(n_rows: int) -> NDArray[np.float32]:

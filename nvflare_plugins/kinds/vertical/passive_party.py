@@ -57,7 +57,7 @@ from nvflare_plugins.kinds.vertical.noised import NoisedGuard, NoiseSource
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartyData, PartySet, find_cut_points
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.budgets import PredictionBudget
-from nvflare_plugins.site.memory.released import SentRows
+from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -422,10 +422,9 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
     for one in predicted_sets(data):
         _budget(policy, one).check(one.row_ids())
     kind = NoisedGuard if job.is_noised else Guard
-    guard = kind.open(
+    guard = kind(
         policy.vertical,
-        Memory.open(policy),
-        data.train.data_set.name,
+        ReleasedSums(Memory.open(policy), data.train.data_set.name),
         data.train.row_ids(),
         row_fraction=float(parameters.effective["subsample"]),
         enforce=job.may_withhold,

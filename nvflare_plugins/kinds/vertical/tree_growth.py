@@ -472,7 +472,7 @@ class PartySums:
 
     def split_answer(self, future: Future[Any], sizes: list[int]) -> list[NDArray[np.bool_]]:
         """Return which rows of each node go left."""
-        answer = messages.collect(self.party, future, messages.SplitAnswer, self._deadline_s)
+        answer = messages.collect(self.party.name, future, messages.SplitAnswer, self._deadline_s)
         if answer.tree != self._tree or [bits.n for bits in answer.goes_left] != sizes:
             raise ProtocolError(f"{self.party.name} divided other rows than it was asked to")
         return [bits.unpack() for bits in answer.goes_left]
@@ -502,7 +502,7 @@ class PartySums:
 
     def _receive(self, asked: _Asked, totals: dict[int, NodeTotal]) -> None:
         for sent in self._sent:
-            messages.collect(self.party, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
+            messages.collect(self.party.name, sent, type(None), self._deadline_s)  # fails with the reason of a refusal
         self._sent = []
         built = [_built_child(part, totals) for part in asked.divided] or [ROOT]
         families: list[tuple[int, ...]] = [(child,) for child in built]
@@ -532,7 +532,7 @@ class PartySums:
         withheld: set[int] | None = None
         opened: list[list[BinSums]] = []  # by block, then by node
         for number, (block, future) in enumerate(asked.answers, 1):
-            answer = messages.collect(self.party, future, messages.HistogramAnswer, self._deadline_s)
+            answer = messages.collect(self.party.name, future, messages.HistogramAnswer, self._deadline_s)
             if withheld is None:
                 withheld = self._checked_withheld(answer, built)
             given = [node for family in families if family[0] not in withheld for node in family]

@@ -251,14 +251,6 @@ class Explainer:
         """Return SHAP values, the bias last. Shapes: as XGBoost's ``pred_contribs``: [n_rows, (n_outputs,) n + 1]."""
         return self._booster.predict(self._matrix, pred_contribs=True)
 
-    def interactions(self) -> NDArray[np.float32]:
-        """Return SHAP interaction values. Shapes: as XGBoost's ``pred_interactions``."""
-        return self._booster.predict(self._matrix, pred_interactions=True)
-
-    def leaves(self) -> NDArray[np.float32]:
-        """Return the leaf of every row in every tree. Shapes: as XGBoost's ``pred_leaf``."""
-        return self._booster.predict(self._matrix, pred_leaf=True)
-
 
 def check_covers(part: ActivePart, rounds: str | list[int]) -> None:
     """Refuse SHAP values that would be no numbers, before the owners tell anything for them.

@@ -39,6 +39,7 @@ from nvflare_plugins.kinds.alignment.result import Alignment
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical import model as vertical_model
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
+from nvflare_plugins.kinds.vertical.job import VerticalProfile
 from nvflare_plugins.kinds.vertical_inference.job import BATCH_ROWS, Action, InferenceJob
 from nvflare_plugins.site.memory.budgets import PredictionBudget, ScoringBudget
 from nvflare_plugins.site.policy import SitePolicy
@@ -441,6 +442,10 @@ class Run:
     def active_rank(self) -> int:
         return self.context.sites.index(self.identity.active)
 
+    def notes(self) -> messages.ContentRecorder:
+        """Return what notes in the evidence what passes between the active party and the owners of splits, in clear."""
+        return messages.ContentRecorder(self.attempt.evidence, VerticalProfile.PLAIN.value)
+
     def give_active(self, content: bytes, what: Content) -> None:
         """Give the active party what the owners' consent allows."""
         self.attempt.route_sealed(self.job.action, {self.active_rank: content}, what, Protection.CLEAR)
@@ -459,33 +464,6 @@ def flow_of(run: Run, n_splits: int) -> FlowControl:
     """Return sizes and times of the conversation; a question names every split at most once."""
     longest = 1024 + n_splits * (16 + run.job.batch_rows // 8)
     return dataclasses.replace(FlowControl.within(run.attempt.timeout_s), message_bytes=longest)
-
-
-class ContentNotes:
-    """Notes in the evidence what passes between the active party and the owners of splits."""
-
-    def __init__(self, attempt: SiteAttempt):
-        self._evidence = attempt.evidence
-
-    def sent(self, peer: str, message: messages.Message, size: int) -> None:
-        self.note("sent", peer, Content.DECISION_REQUEST, size)
-
-    def received(self, peer: str, message: messages.Message, size: int) -> None:
-        self.note("received", peer, Content.DECISIONS, size)
-
-    def note(self, direction: str, peer: str, what: Content, size: int) -> None:
-        self._evidence.content(direction, peer, what, Protection.CLEAR, size)
-
-    def around(self, active: str, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-        """Return what notes each question before it is answered, and each answer before it leaves."""
-
-        def noted(question: bytes) -> bytes:
-            self.note("received", active, Content.DECISION_REQUEST, len(question))
-            reply = answer(question)
-            self.note("sent", active, Content.DECISIONS, len(reply))
-            return reply
-
-        return noted
 
 
 # What a job with a vertical model leaves at the active party: predictions, SHAP values, the merged model.

@@ -147,7 +147,7 @@ class RowsRefused(PolicyRefusal):
 class OwnerLink:
     """The active party's line to one owner of splits (a ``PassiveLink``)."""
 
-    def __init__(self, requester: Requester, rank: int, name: str, notes: inference.ContentNotes) -> None:
+    def __init__(self, requester: Requester, rank: int, name: str, notes: messages.ContentRecorder) -> None:
         self._requester, self._rank, self._name, self._notes = requester, rank, name, notes
         self._asked: list[Future[Any]] = []
 
@@ -672,7 +672,7 @@ class _ServingLoop:
 
     def _converse(self, number: int) -> bool:
         """Hold one conversation; return whether it has ended because the rows are to change."""
-        run, notes = self._run, inference.ContentNotes(self._run.attempt)
+        run, notes = self._run, self._run.notes()
         n_splits = sum(tree.n_nodes for tree in structures(self._part.booster))
         with Requester(_end(run, number, n_splits)) as requester:
             links = {
@@ -786,7 +786,7 @@ def check_cap(run: inference.Run, part: PassivePart) -> None:
 
 def stay(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
     """Stay at a passive party until the active party ends the job."""
-    notes, active, policy = inference.ContentNotes(run.attempt), run.identity.active, run.context.policy
+    notes, active, policy = run.notes(), run.identity.active, run.context.policy
     budget = inference.RowBudget.of(policy, run.job, run.identity.model_id, part)
     run.attempt.progress.say(f"answering for rows that {active} names; {_SLOT}")
     key = Memory.open(policy).secret("rows of a job that stays")
@@ -797,7 +797,7 @@ def stay(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None:
         refuse = SentRows(policy).refuse
         owner = RowOwner(part, rows, budget, refuse, run.job.batch_rows, in_job, say, alignment)
         end = _end(run, number, len(part.table))
-        Responder(end, run.active_rank, notes.around(active, owner.answer)).run()
+        Responder(end, run.active_rank, notes.of_decisions(active, owner.answer)).run()
         if not owner.is_over:
             raise ProtocolError(f"{active} ended a conversation without saying how to go on")
         if owner.next_alignment is None:

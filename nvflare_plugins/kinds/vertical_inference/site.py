@@ -202,7 +202,7 @@ def _align(run: inference.Run, rows: inference.Rows | inference.UnreadRows) -> i
 
 
 def _predict(run: inference.Run, part: ActivePart, rows: inference.Rows) -> Write:
-    notes, classes = inference.ContentNotes(run.attempt), inference.class_names(part)
+    notes, classes = run.notes(), inference.class_names(part)
     flow = inference.flow_of(run, sum(tree.n_nodes for tree in structures(part.booster)))
     with Requester(ConversationEnd.of(run.attempt, _PURPOSE, flow)) as requester:
         links = {
@@ -268,7 +268,7 @@ def _answer(run: inference.Run, part: PassivePart, rows: inference.Rows) -> None
 
     flow, noted = (
         inference.flow_of(run, len(part.table)),
-        inference.ContentNotes(run.attempt).around(run.identity.active, answer),
+        run.notes().of_decisions(run.identity.active, answer),
     )
     Responder(ConversationEnd.of(run.attempt, _PURPOSE, flow), run.active_rank, noted).run()
 

@@ -54,6 +54,13 @@ ExactPreset = Annotated[
 _PRIVATE = "private methods pay for every trial from the budget"
 
 
+_OF_TRAININGS = (
+    *("active", "data_set", "label", "num_rounds", "profile", "key_bits", "preset", "features", "categories"),
+    *("unknown_category_is_missing", "label_classes", "alignment", "deadline_s"),
+)
+"""Fields that a training has as the tuning has them."""
+
+
 @document
 class VerticalTuningJob(Tuned):
     """Cross validation of declared parameter sets: the same rows at every party, other columns, the label at one."""
@@ -134,23 +141,11 @@ class VerticalTuningJob(Tuned):
             is_scored: it has an evaluation set, which is the same rows with other weights.
         """
         return VerticalJob(
-            active=self.active,
-            data_set=self.data_set,
-            label=self.label,
+            **{name: getattr(self, name) for name in _OF_TRAININGS},
             params={**self.params, **trial},
-            num_rounds=self.num_rounds,
-            profile=self.profile,
-            key_bits=self.key_bits,
-            preset=self.preset,
             eval_data_set=self.data_set if is_scored else None,
             early_stopping_rounds=self.early_stopping_rounds if is_scored else None,
-            features=self.features,
-            categories=self.categories,
-            unknown_category_is_missing=self.unknown_category_is_missing,
-            label_classes=self.label_classes,
-            alignment=self.alignment,
             checkpoint_every=0,
-            deadline_s=self.deadline_s,
         )
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
