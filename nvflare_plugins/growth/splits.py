@@ -233,7 +233,7 @@ class SplitFinder:
         best = by_threshold(histograms, asked)
         for feature in self._categories:
             found = self._by_category(feature, histograms, asked)
-            best = [_better(*pair) for pair in zip(best, found, strict=True)]
+            best = [better(*pair) for pair in zip(best, found, strict=True)]
         return best
 
     def _in_c(self, histograms: list[NDArray[np.int64]], asked: Question) -> list[Split | None]:
@@ -280,7 +280,7 @@ class SplitFinder:
             left += missing[:, self._feature] - sums
             backward = changes_of(left, allowed & has_missing[:, self._feature])
             found = [self._first(changes, left[i], True) for i, changes in enumerate(backward)]
-            best = [_better(*pair) for pair in zip(best, found, strict=True)]
+            best = [better(*pair) for pair in zip(best, found, strict=True)]
         return best
 
     def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], is_backward: bool) -> Split | None:
@@ -314,7 +314,7 @@ def _as_split(feature: int, split: CategorySplit) -> Split:
     return Split(float(split.loss_change), feature, -1, split.default_left, left, split.right)
 
 
-def _better(one: Split | None, other: Split | None) -> Split | None:
+def better(one: Split | None, other: Split | None) -> Split | None:
     """Compare two splits: on a tie that of the lower feature wins, and the first of two of the same feature."""
     if one is None or other is None:
         return one or other

@@ -101,25 +101,6 @@ class NoisedBins:
 _MAX_BLOCK_CELLS = 1 << 21
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Candidate:
-    """The best split of a node among one party's features.
-
-    Attributes:
-        feature: the party's own number of the feature.
-        bin: the last bin that goes left; -1 if only rows without a value do.
-        right_bins: of a categorical feature, the bins that go right, ascending; ``bin`` then says nothing.
-    """
-
-    loss_change: np.float32
-    feature: int
-    bin: int
-    default_left: bool
-    left: NodeTotal
-    right: NodeTotal
-    right_bins: tuple[int, ...] | None = None
-
-
 class PartyEvaluator:
     """Finds the best splits among the features of one party.
 
@@ -165,50 +146,34 @@ class PartyEvaluator:
             ]
         )
 
-    def best_splits(self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
+    def best_splits(
+        self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]
+    ) -> list[growth_splits.Split | None]:
         """Return each node's best split with a positive loss change, or None.
 
         Shapes: sums: for each node int64[n_slots].
         """
         n_block = max(1, _MAX_BLOCK_CELLS // self._layout.n_slots)
         if self._finder is not None and all(one.g.ndim == 1 or len(one.g) == 1 for one in sums):
-            return self._in_one_word(self._finder, sums, nodes)
-        found: list[Candidate | None] = []
+            bins = [np.stack([as_words(s.g)[0], as_words(s.h)[0]], axis=1)[self._slots_of_bins] for s in sums]
+            return self._finder.best(bins, growth_splits.Question.of_nodes(nodes)) if nodes else []
+        found: list[growth_splits.Split | None] = []
         for start in range(0, len(nodes), n_block):
             found += self._block(sums[start : start + n_block], nodes[start : start + n_block])
         return found
 
-    def _in_one_word(
-        self, finder: growth_splits.SplitFinder, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]
-    ) -> list[Candidate | None]:
-        """Let the kernel find the splits, which takes exact sums of 64 bits."""
-        if not nodes:
-            return []
-        bins = [np.stack([as_words(s.g)[0], as_words(s.h)[0]], axis=1)[self._slots_of_bins] for s in sums]
-        return [
-            None if split is None else self._from_split(split, node)
-            for split, node in zip(finder.best(bins, growth_splits.Question.of_nodes(nodes)), nodes, strict=True)
-        ]
-
-    @staticmethod
-    def _from_split(split: growth_splits.Split, node: tree_arithmetic.NodeToSplit) -> Candidate:
-        left = NodeTotal(0, *split.left)
-        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
-        change = np.float32(split.loss_change)
-        return Candidate(change, split.feature, split.bin, split.default_left, left, right, split.right_categories)
-
-    def _block(self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
+    def _block(self, sums: list[BinSums], nodes: list[tree_arithmetic.NodeToSplit]) -> list[growth_splits.Split | None]:
         # From here on int64[n_words, n_nodes, n_slots].
         g = np.stack([as_words(s.g) for s in sums], axis=1)
         h = np.stack([as_words(s.h) for s in sums], axis=1)
         best = self._by_threshold(g, h, nodes)
         for feature, evaluator in self._categorical.items():
-            best = list(map(_better_feature, best, self._by_category(feature, evaluator, g, h, nodes)))
+            best = list(map(growth_splits.better, best, self._by_category(feature, evaluator, g, h, nodes)))
         return best
 
     def _by_threshold(
         self, g: NDArray[np.int64], h: NDArray[np.int64], nodes: list[tree_arithmetic.NodeToSplit]
-    ) -> list[Candidate | None]:
+    ) -> list[growth_splits.Split | None]:
         """Return each node's best split of the columns of numbers."""
         if self._noise is not None:
             totals = _totals(nodes, len(g))
@@ -216,7 +181,7 @@ class PartyEvaluator:
         left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
         allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
         forward = self._loss_changes(left_g, left_h, nodes, allowed)
-        best = [self._pick(forward[i], node, False, left_g[:, i], left_h[:, i]) for i, node in enumerate(nodes)]
+        best = [self._pick(one, False, left_g[:, i], left_h[:, i]) for i, one in enumerate(forward)]
         missing_g, missing_h = g[..., self._missing_slot], h[..., self._missing_slot]
         has_missing = ~(is_zero(missing_g) & is_zero(missing_h))
         has_missing &= self._is_bin[self._layout.starts[:-1]]  # of a column of numbers
@@ -226,9 +191,8 @@ class PartyEvaluator:
         left_g += missing_g[..., self._feature] - g
         left_h += missing_h[..., self._feature] - h
         backward = self._loss_changes(left_g, left_h, nodes, allowed & has_missing[:, self._feature])
-        for i, node in enumerate(nodes):
-            best[i] = _better(best[i], self._pick(backward[i], node, True, left_g[:, i], left_h[:, i]))
-        return best
+        found = [self._pick(one, True, left_g[:, i], left_h[:, i]) for i, one in enumerate(backward)]
+        return list(map(growth_splits.better, best, found))
 
     def _prefix_sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add up each feature's bins from its first one. Sums over features may wrap; their differences do not."""
@@ -256,7 +220,7 @@ class PartyEvaluator:
         g: NDArray[np.int64],
         h: NDArray[np.int64],
         nodes: list[tree_arithmetic.NodeToSplit],
-    ) -> list[Candidate | None]:
+    ) -> list[growth_splits.Split | None]:
         """Return each node's best split of one categorical feature. Shapes: g, h: int64[n_words, n_nodes, n_slots]."""
         bins = slice(int(self._layout.starts[feature]), int(self._missing_slot[feature]))
         lacking = slice(bins.stop, bins.stop + 1)
@@ -265,33 +229,29 @@ class PartyEvaluator:
             g[..., bins], h[..., bins], *_totals(nodes, len(g)), g[..., lacking], h[..., lacking], allowed
         )
         return [
-            None if found is None else self._candidate(feature, found, node)
-            for found, node in zip(evaluator.best_splits(block, nodes), nodes, strict=True)
+            None
+            if one is None
+            else growth_splits.Split(
+                float(one.loss_change), feature, -1, one.default_left, (join(one.left_g), join(one.left_h)), one.right
+            )
+            for one in evaluator.best_splits(block, nodes)
         ]
-
-    @staticmethod
-    def _candidate(feature: int, split: growth_splits.CategorySplit, node: tree_arithmetic.NodeToSplit) -> Candidate:
-        left = NodeTotal(0, join(split.left_g), join(split.left_h))
-        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
-        return Candidate(split.loss_change, feature, -1, split.default_left, left, right, split.right)
 
     def _pick(
         self,
         changes: NDArray[np.float32],
-        node: tree_arithmetic.NodeToSplit,
         default_left: bool,
         left_g: NDArray[np.int64],
         left_h: NDArray[np.int64],
-    ) -> Candidate | None:
+    ) -> growth_splits.Split | None:
         """Take the first of the largest loss changes in XGBoost's order: lowest feature, then along its scan."""
         slot = int(self._downwards[np.argmax(changes[self._downwards])]) if default_left else int(np.argmax(changes))
         if not changes[slot] > 0:
             return None
         feature = int(self._feature[slot])
-        left = NodeTotal(0, join(left_g[:, slot]), join(left_h[:, slot]))
-        right = NodeTotal(0, node.total.g - left.g, node.total.h - left.h)
+        left = join(left_g[:, slot]), join(left_h[:, slot])
         last_left_bin = slot - int(self._layout.starts[feature]) - default_left
-        return Candidate(changes[slot], feature, last_left_bin, default_left, left, right)
+        return growth_splits.Split(float(changes[slot]), feature, last_left_bin, default_left, left)
 
 
 def _finder(
@@ -316,24 +276,6 @@ def _totals(nodes: list[tree_arithmetic.NodeToSplit], n_words: int) -> tuple[NDA
         split([n.total.g for n in nodes], n_words)[..., None],
         split([n.total.h for n in nodes], n_words)[..., None],
     )
-
-
-def _better(forward: Candidate | None, backward: Candidate | None) -> Candidate | None:
-    """Compare the two scans: within a feature the forward one comes first, across features the lower one does."""
-    if forward is None or backward is None:
-        return forward or backward
-    if backward.loss_change == forward.loss_change:
-        return backward if backward.feature < forward.feature else forward
-    return backward if backward.loss_change > forward.loss_change else forward
-
-
-def _better_feature(one: Candidate | None, other: Candidate | None) -> Candidate | None:
-    """Compare the best splits of different features: on a tie the lower feature wins."""
-    if one is None or other is None:
-        return one or other
-    if one.loss_change == other.loss_change:
-        return min(one, other, key=lambda candidate: candidate.feature)
-    return max(one, other, key=lambda candidate: candidate.loss_change)
 
 
 # The sums of one passive party for the nodes of one tree: asked for, opened, completed by subtraction, evaluated.
@@ -479,7 +421,7 @@ class PartySums:
 
     def evaluate(
         self, nodes: list[int], totals: dict[int, NodeTotal], facts: list[tree_arithmetic.NodeToSplit]
-    ) -> list[Candidate | None]:
+    ) -> list[growth_splits.Split | None]:
         """Wait for the sums, open and check them, and find the best splits; none where sums were withheld.
 
         The features of the result are numbered as in the party's schema.
@@ -493,7 +435,7 @@ class PartySums:
         best = self._evaluator.best_splits([self._opened[node] for node, _ in known], [fact for _, fact in known])
         found = dict(zip((node for node, _ in known), best, strict=True))
         return [
-            None if c is None else replace(c, feature=int(self._features[c.feature])) for c in map(found.get, nodes)
+            None if c is None else c._replace(feature=int(self._features[c.feature])) for c in map(found.get, nodes)
         ]
 
     def allowed(self, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -651,7 +593,9 @@ class OwnSums:
         self._of_node[built] = child
         self._of_node[other] = BinSums(parent.g - child.g, parent.h - child.h)
 
-    def best_splits(self, nodes: Sequence[int], facts: list[tree_arithmetic.NodeToSplit]) -> list[Candidate | None]:
+    def best_splits(
+        self, nodes: Sequence[int], facts: list[tree_arithmetic.NodeToSplit]
+    ) -> list[growth_splits.Split | None]:
         """Return each node's best split with a positive loss change, or None."""
         return self._evaluator.best_splits([self._of_node[node] for node in nodes], facts)
 
@@ -693,7 +637,7 @@ class _Node:
     depth: int
     constraints: growth_splits.NodeConstraints
     root_gain: np.float32
-    best: Candidate | None = None  # features numbered as its owner's
+    best: growth_splits.Split | None = None  # features numbered as its owner's
     owner: PartySums | None = None  # of the best split; None is this party
     goes_left: NDArray[np.bool_] | None = None  # once it is known
 
@@ -770,16 +714,17 @@ class TreeGrowth:
         self._driver.push([self._entry(node, best) for node in nodes if (best := self._nodes[node].best) is not None])
 
     def _take_better(
-        self, nodes: Sequence[int], candidates: Sequence[Candidate | None], owner: PartySums | None
+        self, nodes: Sequence[int], candidates: Sequence[growth_splits.Split | None], owner: PartySums | None
     ) -> None:
         for number, candidate in zip(nodes, candidates, strict=True):
             node = self._nodes[number]
             if candidate is not None and (node.best is None or candidate.loss_change > node.best.loss_change):
                 node.best, node.owner = candidate, owner
 
-    def _entry(self, number: int, best: Candidate) -> growth_splits.Entry:
+    def _entry(self, number: int, best: growth_splits.Split) -> growth_splits.Entry:
         node, decode = self._nodes[number], self._gradients.unit.decode_total
-        sides = decode(best.left), decode(best.right)
+        left = NodeTotal(0, *best.left)
+        sides = decode(left), decode(self._totals[number].minus(left))
         return growth_splits.Entry(number, node.depth, float(best.loss_change), self._column(node, best), *sides)
 
     def _columns_of(self, node: int) -> NDArray[np.bool_]:
@@ -862,7 +807,7 @@ class TreeGrowth:
         offered, rows = self._best(node), self._rows.rows_of(node)
         g, h = (exact_sum(values[rows[goes_left]]) for values in (self._gradients.g, self._gradients.h))
         most_g, most_h = sums.most_noise(offered.feature)
-        if abs(g - offered.left.g) > most_g or abs(h - offered.left.h) > most_h:
+        if abs(g - offered.left[0]) > most_g or abs(h - offered.left[1]) > most_h:
             raise ProtocolError(f"{sums.party.name} divided rows otherwise than its sums of gradients say")
 
     def _add_children(self, split: AppliedSplit[growth_splits.Entry], node: _Node) -> None:
@@ -889,32 +834,32 @@ class TreeGrowth:
 
     # -- splits in other forms ----------------------------------------------------------------------------------------
 
-    def _best(self, node: int) -> Candidate:
+    def _best(self, node: int) -> growth_splits.Split:
         best = self._nodes[node].best
         if best is None:
             raise ProtocolError("a node is divided that has no split")
         return best
 
-    def _state_of(self, split: AppliedSplit[growth_splits.Entry]) -> tuple[_Node, Candidate]:
+    def _state_of(self, split: AppliedSplit[growth_splits.Entry]) -> tuple[_Node, growth_splits.Split]:
         return self._nodes[split.entry.node], self._best(split.entry.node)
 
     @staticmethod
-    def _column(node: _Node, best: Candidate) -> int:
+    def _column(node: _Node, best: growth_splits.Split) -> int:
         return best.feature + (0 if node.owner is None else node.owner.party.first_column)
 
-    def _as_split(self, split: AppliedSplit[growth_splits.Entry], best: Candidate) -> NodeSplit:
+    def _as_split(self, split: AppliedSplit[growth_splits.Entry], best: growth_splits.Split) -> NodeSplit:
         """Return a split as the model has it: without the sets of categories of other parties."""
         is_own = self._nodes[split.entry.node].owner is None
-        right = best.right_bins if is_own else None
+        right = best.right_categories if is_own else None
         return NodeSplit(
             split.entry.node, split.left, split.right, split.entry.feature, best.bin, best.default_left, right
         )
 
-    def _threshold(self, node: _Node, best: Candidate) -> np.float32:
+    def _threshold(self, node: _Node, best: growth_splits.Split) -> np.float32:
         if node.owner is not None:
             return _MASKED
-        return NO_THRESHOLD if best.right_bins is not None else self._own.layout.threshold(best.feature, best.bin)
+        return NO_THRESHOLD if best.right_categories is not None else self._own.layout.threshold(best.feature, best.bin)
 
     def _owned_split(self, node: int) -> messages.OwnedSplit:
         best = self._best(node)
-        return messages.OwnedSplit(node, best.feature, best.bin, best.default_left, best.right_bins or ())
+        return messages.OwnedSplit(node, best.feature, best.bin, best.default_left, best.right_categories or ())
