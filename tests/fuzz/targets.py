@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from dp_components.errors import LedgerDamaged
@@ -67,10 +69,10 @@ def _direct(format_: str, make: Callable[[], Parse]) -> Callable[[], Target]:
     return lambda: Target(make(), [blob(given["data"]) for given in of_format(format_)])
 
 
-def _frames() -> Parse:
-    from nvflare_plugins.wire.envelope import unpack
-
-    return unpack
+def parser(path: str) -> Callable[[], Parse]:
+    """Return what imports a parser by "module:name"; other targets need not wait for it."""
+    module, _, name = path.partition(":")
+    return lambda: attrgetter(name)(import_module(module))
 
 
 def _heads() -> Parse:
@@ -83,42 +85,6 @@ def _lists() -> Parse:
     from nvflare_plugins.wire.envelope import unpack_list
 
     return lambda data: unpack_list(data, data[0] if data else 0)
-
-
-def _hellos() -> Parse:
-    from nvflare_plugins.attempt.session import Hello
-
-    return Hello.unpack
-
-
-def _proofs() -> Parse:
-    from nvflare_plugins.attempt.session import Proof
-
-    return Proof.unpack
-
-
-def _terms() -> Parse:
-    from nvflare_plugins.attempt.session import Terms
-
-    return Terms.from_bytes
-
-
-def _vertical_terms() -> Parse:
-    from nvflare_plugins.kinds.vertical.messages import VerticalTerms
-
-    return VerticalTerms.from_bytes
-
-
-def _schemas() -> Parse:
-    from nvflare_plugins.data.schema import Schema
-
-    return Schema.from_bytes
-
-
-def _steps() -> Parse:
-    from nvflare_plugins.kinds.vertical.conversation import ConversationStep
-
-    return ConversationStep.from_bytes
 
 
 def _messages() -> Parse:
@@ -137,12 +103,6 @@ def _blocks() -> Parse:
     from nvflare_plugins.kinds.alignment.intersection import unpack_block
 
     return lambda data: unpack_block(data, 4)
-
-
-def _heads_of_evidence() -> Parse:
-    from nvflare_plugins.evidence.format import SignedHead
-
-    return SignedHead.from_bytes
 
 
 def _public_keys() -> Parse:
@@ -365,22 +325,24 @@ def _requests_for_scores() -> Target:
 
 
 TARGETS: dict[str, Callable[[], Target]] = {
-    "frame": _direct("frame", _frames),
+    "frame": _direct("frame", parser("nvflare_plugins.wire.envelope:unpack")),
     "frame head": _direct("frame", _heads),
     "server": _server,
     "sums": _sums,
     "list": _direct("list", _lists),
     "label": _label,
     "call": _calls,
-    "hello": _direct("hello", _hellos),
-    "proof": _direct("proof", _proofs),
-    "terms": _direct("terms", _terms),
-    "vertical terms": _direct("vertical terms", _vertical_terms),
-    "schema": _direct("schema", _schemas),
+    "hello": _direct("hello", parser("nvflare_plugins.attempt.session:Hello.unpack")),
+    "proof": _direct("proof", parser("nvflare_plugins.attempt.session:Proof.unpack")),
+    "terms": _direct("terms", parser("nvflare_plugins.attempt.session:Terms.from_bytes")),
+    "vertical terms": _direct(
+        "vertical terms", parser("nvflare_plugins.kinds.vertical.messages:VerticalTerms.from_bytes")
+    ),
+    "schema": _direct("schema", parser("nvflare_plugins.data.schema:Schema.from_bytes")),
     "sealed": _sealed,
     "gathered": _vectors("gathered", "message"),
     "opened sum": _vectors("opened sum", "payload"),
-    "step": _direct("step", _steps),
+    "step": _direct("step", parser("nvflare_plugins.kinds.vertical.conversation:ConversationStep.from_bytes")),
     "vertical message": _direct("vertical message", _messages),
     "block": _direct("block", _blocks),
     "chain": _vectors("chain"),
@@ -400,7 +362,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "element": _elements,
     "affine point": _affine,
     "evidence": _vectors("evidence", "log", 1 << 14),
-    "evidence head": _direct("head", _heads_of_evidence),
+    "evidence head": _direct("head", parser("nvflare_plugins.evidence.format:SignedHead.from_bytes")),
     "dossier": _dossier,
     "ledger": _vectors("ledger", "journal", 1 << 14),
     "ledger head": _vectors("ledger", "head"),

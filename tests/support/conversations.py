@@ -58,6 +58,12 @@ def asking(site: Site, turns: list | None = None, **options) -> Requester:
     return Requester(end_of(site, options.pop("pace", PACE)), (turns if turns is not None else []).append)
 
 
+def ask_once(site: Site, read: Callable[[bytes], Any] = bytes) -> Any:
+    """Ask the next site one question, and return its answer."""
+    with asking(site) as talk:
+        return talk.ask(1, b"x", read).result(PATIENCE_S)
+
+
 def answering(answer, turns: list | None = None, pace: FlowControl = PACE, purpose: str = "test"):
     def task(site: Site):
         on_turn = (turns if turns is not None else []).append

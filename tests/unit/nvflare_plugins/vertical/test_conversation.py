@@ -11,7 +11,7 @@ import pytest
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
-from tests.support.conversations import PACE, PATIENCE_S, Site, answering, asking, converse, end_of, shout
+from tests.support.conversations import PACE, PATIENCE_S, Site, answering, ask_once, asking, converse, end_of, shout
 
 
 def steps_pass(site: Site, until: int) -> None:
@@ -171,14 +171,10 @@ def test_a_defect_in_idle_work_ends_the_conversation():
     def idle() -> bool:
         raise KeyError("row 17 of Alice")
 
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"a").result(PATIENCE_S)
-
     def task(site: Site):
         Responder(end_of(site), 0, shout, idle=idle).run()
 
-    results = converse([lead, task])
+    results = converse([ask_once, task])
     assert all(isinstance(r, JobAborted) and "KeyError" in str(r) and "Alice" not in str(r) for r in results)
 
 
@@ -308,11 +304,7 @@ def test_an_answer_that_fails_ends_the_conversation_everywhere_with_its_reason()
     def answer(question: bytes) -> bytes:
         raise ProtocolError("the ciphertext is not one")
 
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(answer), answering(shout)])
+    results = converse([ask_once, answering(answer), answering(shout)])
     assert isinstance(results[1], ProtocolError) and "not one" in str(results[1])
     for rank in (0, 2):
         assert isinstance(results[rank], JobAborted) and "site-2: the ciphertext is not one" in str(results[rank])
@@ -322,11 +314,7 @@ def test_a_defect_while_answering_quotes_nothing():
     def answer(question: bytes) -> bytes:
         raise KeyError("row 17 of Alice")
 
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(answer)])
+    results = converse([ask_once, answering(answer)])
     assert all(isinstance(r, JobAborted) and "KeyError" in str(r) and "Alice" not in str(r) for r in results)
 
 

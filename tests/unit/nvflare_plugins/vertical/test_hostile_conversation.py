@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError, VeilBoostError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical.conversation import ConversationStep, Flag, Fragment
 from nvflare_plugins.wire.envelope import Kind, pack_list, unpack, unpack_list
-from tests.support.conversations import PATIENCE_S, Site, answering, asking, converse, shout
+from tests.support.conversations import PATIENCE_S, Site, answering, ask_once, asking, converse, shout
 from tests.support.federation import SiteDied
+
+
+def ask_both(site: Site) -> None:
+    with asking(site) as talk:
+        for _ in range(20):
+            for rank in (1, 2):
+                talk.ask(rank, b"x").result(PATIENCE_S)
 
 
 def dies_after(n: int):
@@ -28,13 +37,7 @@ def dies_after(n: int):
 @pytest.mark.parametrize("victim", ["site-1", "site-2"])
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_a_dead_site_is_named(victim, n):
-    def lead(site: Site):
-        with asking(site) as talk:
-            for _ in range(20):
-                talk.ask(1, b"x").result(PATIENCE_S)
-                talk.ask(2, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout), answering(shout)], tamper={victim: dies_after(n)})
+    results = converse([ask_both, answering(shout), answering(shout)], tamper={victim: dies_after(n)})
     others = [r for rank, r in enumerate(results) if f"site-{rank + 1}" != victim]
     assert all(isinstance(r, JobAborted) and f"no message from {victim}" in str(r) for r in others)
 
@@ -70,13 +73,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("victim", ["site-1", "site-2"])
 def test_parts_that_the_server_changes_are_noticed(name, victim):
-    def lead(site: Site):
-        with asking(site) as talk:
-            for _ in range(6):
-                talk.ask(1, b"x").result(PATIENCE_S)
-                talk.ask(2, b"y").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout), answering(shout)], tamper_reply={victim: on_route(CHANGES[name])})
+    results = converse([ask_both, answering(shout), answering(shout)], tamper_reply={victim: on_route(CHANGES[name])})
     rank = int(victim[-1]) - 1
     assert isinstance(results[rank], (ProtocolError, AuthenticationError))
     assert all(isinstance(r, VeilBoostError) for r in results)
@@ -120,25 +117,17 @@ HOSTILE_ANSWERS = {
 def test_a_hostile_answering_site_is_refused(name):
     step = HOSTILE_ANSWERS[name]
 
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
     def liar(site: Site):
         part = site.session.seal_for(0, step if isinstance(step, bytes) else step.to_bytes(), "test")
         site.channel.route(Kind.CONVERSATION, [part, b""])
         site.channel.route(Kind.CONVERSATION, [b"", b""])
 
-    results = converse([lead, liar])
+    results = converse([ask_once, liar])
     assert isinstance(results[0], ProtocolError), results
 
 
 def test_parts_of_another_conversation_do_not_open():
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x").result(PATIENCE_S)
-
-    results = converse([lead, answering(shout, purpose="other")])
+    results = converse([ask_once, answering(shout, purpose="other")])
     assert any(isinstance(r, AuthenticationError) for r in results)
 
 
@@ -146,9 +135,5 @@ def test_an_answer_that_cannot_be_read_fails_its_question():
     def read(answer: bytes):
         raise ProtocolError("not a message")
 
-    def lead(site: Site):
-        with asking(site) as talk:
-            return talk.ask(1, b"x", read).result(PATIENCE_S)
-
-    results = converse([lead, answering(shout)])
+    results = converse([partial(ask_once, read=read), answering(shout)])
     assert isinstance(results[0], ProtocolError) and "not a message" in str(results[0])

@@ -1,4 +1,4 @@
-"""Every policy key, consent, option and command that a refusal of a vertical kind of job names is a real one."""
+"""Every consent, option and command that a refusal of a vertical job names is a real one; keys: test_messages.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import nvflare_plugins
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.cli.main import COMMANDS
-from nvflare_plugins.data.declaration import DataSet, PrivacyBudget, VerticalRules
+from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.vertical.job import Preset, VerticalJob, VerticalProfile
@@ -42,11 +42,7 @@ CHOICES = {
     "action": {one.value for one in Action},
     "profile": {one.value for one in VerticalProfile},
 }
-KEYS = {
-    **dict.fromkeys(fields(SitePolicy)),
-    "vertical": fields(VerticalRules),
-    "consents": fields(Consents),
-}
+KEYS = {"vertical": fields(VerticalRules), "consents": fields(Consents)}
 PARAMETERS = {*ALIASES, *ALIASES.values(), *check_parameters({}, ["a"]).agreed}
 NAMED = (
     OPTIONS | PARAMETERS | fields(SitePolicy) | {"id column", "a name of", "as kept"}
@@ -87,31 +83,15 @@ def raised_texts() -> Iterator[tuple[str, str]]:
 TEXTS = sorted(set(raised_texts()))
 
 
-def is_key(name: str) -> bool:
-    head, _, rest = name.partition(".")
-    if head == "data_sets":
-        parts = rest.split(".")
-        deeper = fields(PrivacyBudget) if parts[1] == "privacy" else set()
-        return parts[1] in fields(DataSet) and (len(parts) == 2 or parts[2] in deeper)
-    return head in KEYS and (not rest or rest == "{}" or rest in (KEYS[head] or ()))
-
-
 def test_texts_are_found():
     joined = "\n".join(text for _, text in TEXTS)
     assert len(TEXTS) > 150 and "Policy key: vertical.max_bins" in joined and "choose preset='guarded'" in joined
 
 
-@pytest.mark.parametrize(("place", "text"), [(p, t) for p, t in TEXTS if "Policy key" in t], ids=lambda v: v[:20])
-def test_policy_keys_exist(place, text):
-    lists = re.findall(r"Policy keys?: ((?:\w|\.|, |<name>|\{\})+)", text)
-    found = [name for names in lists for name in names.split(", ")]
-    assert found and all(is_key(name.rstrip(".")) for name in found), (place, text)
-
-
 def test_consents_and_keys_that_stand_alone_exist():
     for place, text in TEXTS:
-        for head, name in re.findall(r"\b(consents|vertical|data_sets)\.(\w+)\b", text):
-            assert head == "data_sets" or name in KEYS[head], (place, text)
+        for head, name in re.findall(r"\b(consents|vertical)\.(\w+)\b", text):
+            assert name in KEYS[head], (place, text)
     for key, _, remedy in inference_site._CONSENTS.values():
         assert key in fields(Consents) and any(option in remedy for option in OPTIONS)
 
