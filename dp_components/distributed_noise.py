@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import Release
-from dp_components.mechanisms import draw_noise, gaussian_event, require_integers, share_scales
+from dp_components.mechanisms import add_gaussian_noise
 from dp_components.sensitivity import Sensitivity
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
@@ -92,10 +92,7 @@ def add_noise_share(
         ValueError: as ``add_gaussian_noise``.
     Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism, Theorem 9.
     """
-    exact = require_integers(sums, sensitivity)
-    scales = share_scales(sensitivity, noise_multiplier, shares.n_honest)
-    value = exact + draw_noise(exact.shape, scales, randomness)
-    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier, shares.n_honest))
+    return add_gaussian_noise(sums, sensitivity, noise_multiplier, randomness, shares.n_honest)
 
 
 # Who may see what before the noise is on it.

@@ -286,6 +286,7 @@ def add_gaussian_noise(
     sensitivity: Sensitivity,
     noise_multiplier: float,
     randomness: RandomSource = OS_RANDOMNESS,
+    n_shares: int = 1,
 ) -> Release:
     """Add fresh noise to each coordinate of one query.
 
@@ -299,6 +300,7 @@ def add_gaussian_noise(
         sensitivity: its L2 sensitivity.
         noise_multiplier: standard deviation over sensitivity.
         randomness: source of the noise.
+        n_shares: of how many such releases the noise together is what is accounted (``add_noise_share``).
 
     Returns:
         The noised sums with a ``DiscreteGaussianEvent``.
@@ -307,8 +309,8 @@ def add_gaussian_noise(
         ValueError: not an L2 sensitivity, not integers, another number of coordinates, a noise out of range.
     """
     exact = require_integers(sums, sensitivity)
-    value = exact + draw_noise(exact.shape, share_scales(sensitivity, noise_multiplier), randomness)
-    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier))
+    value = exact + draw_noise(exact.shape, share_scales(sensitivity, noise_multiplier, n_shares), randomness)
+    return Release(value, gaussian_event(exact.size, sensitivity, noise_multiplier, n_shares))
 
 
 def gaussian_event(

@@ -144,7 +144,7 @@ def plan_level(
     Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: for each node int32[n_node_rows], rows of codes.
 
     Args:
-        codes: bin codes, checked against the layout by the caller once (``layout.check_codes``).
+        codes: bin codes that fit the layout (``layout.check_codes``).
         layout: the bins of each feature.
         node_rows: the rows of each node to build.
         use_pairs: allow cells of feature pairs.

@@ -74,7 +74,7 @@ def test_the_canary_fills_the_sensitivity_and_no_more(target: Target) -> None:
 def test_smoke() -> None:
     """The right noise is not accused; half of it is, by its scale, after few runs."""
     few = replace(CLIPPED, n_trees=4, batch_size=4)
-    right = audit(setting(CLASSES, DISTRIBUTED, few), 15)
+    right = audit(setting(CLASSES, DISTRIBUTED, few), 8)
     assert measured_mu(right) <= CLAIMED_MU and 5e-6 < noise_of(right) < 1 - 5e-6
     half = audit(setting(NUMBERS, TRUSTED, few, server_noise=half_noise_at_server), 10)
     assert noise_of(half) < 1e-9

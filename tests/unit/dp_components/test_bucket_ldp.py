@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +22,7 @@ from dp_components.bucket_ldp import (
     transition_probabilities,
     wrong_bucket_rate,
 )
-from dp_components.errors import PrivacyRefusal
 from dp_components.events import LaplaceEvent, LocalRandomisedResponseEvent, NeighbouringRelation
-from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.split_candidates.candidates import FeatureBounds
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -129,14 +126,6 @@ def test_without_noise_the_true_buckets_are_sent() -> None:
     np.testing.assert_array_equal(sent, edges.bin_rows(x).T)
 
 
-def test_one_values_bucket_depends_on_no_other_row() -> None:
-    """What ranks of the data would break: the true bucket of a row is the same whatever the others are."""
-    edges = public_edges(FEATURES, 16)
-    x, others = columns(50, 1), columns(50, 2)
-    others[:, 0] = x[:, 0]
-    np.testing.assert_array_equal(edges.bin_rows(x)[:, 0], edges.bin_rows(others)[:, 0])
-
-
 @given(st.integers(1, 255), st.floats(1e-3, 60))
 def test_probabilities_add_up_and_differ_by_e_to_the_epsilon(n_buckets: int, epsilon: float) -> None:
     matrix = transition_probabilities(n_buckets, epsilon)
@@ -153,16 +142,6 @@ def test_known_probabilities() -> None:
     for q, epsilon in ((0, 1.0), (4, 0.0), (4, math.inf), (4, math.nan)):
         with pytest.raises(ValueError):
             transition_probabilities(q, epsilon)
-
-
-def test_sent_once_through_the_ledger(tmp_path: Path) -> None:
-    x, edges = columns(100), public_edges(FEATURES, 16)
-    ledger = Ledger.open(tmp_path, LedgerIdentity("bank", "toy", VALUE), Budget(4.0, 1e-6, pure_epsilon=4.0))
-    ledger.open_job("job", LocalRandomisedResponseEvent(4.0, 3, VALUE))
-    first = ledger.release("job", "buckets", lambda: release_buckets(x, edges, 4.0))
-    np.testing.assert_array_equal(ledger.release("job", "buckets", lambda: release_buckets(x, edges, 4.0)), first)
-    with pytest.raises(PrivacyRefusal):
-        ledger.release("job", "buckets again", lambda: release_buckets(x, edges, 4.0))
 
 
 def test_refusals() -> None:

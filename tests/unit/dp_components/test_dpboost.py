@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -202,20 +201,6 @@ def test_noise_is_fresh() -> None:
     plan = DpBoostPlan(1.0, 2, 2, depth=2)
     trees = [train([site(x, y)], CUTS, LogisticLoss(), plan, KEY, at_once).trees for _ in range(2)]
     assert not np.array_equal(*trees)
-
-
-def test_the_ledger_reserves_charges_and_replays(tmp_path: Path) -> None:
-    x, y = data(80)
-    plan = DpBoostPlan(1.0, 6, 2, depth=2)
-    ledger = Ledger.open(tmp_path, LedgerIdentity("site-1", "toy", ROW), Budget(1.0, 1e-6, pure_epsilon=1.0))
-    ledger.open_job("one", plan.event())
-    run = partial(train, [site(x, y)], CUTS, LogisticLoss(), plan, KEY, partial(ledger.release, "one"))
-    first = run()
-    assert ledger.spent().pure_epsilon == pytest.approx(1.0) and ledger.spent().pure_epsilon <= 1.0
-    np.testing.assert_array_equal(run().trees, first.trees)
-    assert ledger.spent().pure_epsilon <= 1.0
-    with pytest.raises(PrivacyRefusal, match="overdraw"):
-        ledger.open_job("two", DpBoostPlan(0.01).event())
 
 
 @pytest.mark.parametrize("plan", [*PLANS[1:], DpBoostPlan(1.0, 6, 3, depth=2)])

@@ -27,16 +27,6 @@ from tests.support.calibration import noise_multiplier_for
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "privacy"
-
-
-@pytest.fixture
-def ledger(folder: Path) -> Ledger:
-    return Ledger.open(folder, IDENTITY, BUDGET)
-
-
 def test_spending_adds_up_over_jobs_and_survives(ledger: Ledger, folder: Path) -> None:
     ledger.open_job("a", RepeatedEvent(EVENT, 2))
     ledger.release("a", "tree 0", make())

@@ -34,16 +34,6 @@ from dp_components.ledger import (
 from tests.support.ledgers import BUDGET, EVENT, IDENTITY, ROW, make, never
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "privacy"
-
-
-@pytest.fixture
-def ledger(folder: Path) -> Ledger:
-    return Ledger.open(folder, IDENTITY, BUDGET)
-
-
 @pytest.mark.parametrize(
     "identity",
     [

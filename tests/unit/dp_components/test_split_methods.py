@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_components.leaf_weights import UNIT
-from dp_components.split_methods.greedy import GainRule, GreedyQuery, OpenNode, grow, histograms, in_numpy
+from dp_components.split_methods.greedy import GainRule, GreedyQuery, OpenNode, grow, in_numpy
 from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
@@ -228,13 +228,6 @@ def test_no_node_is_split_where_earlier_splits_left_nothing_to_divide(is_histogr
             assert low <= cut < high
             open_nodes.append((int(tree.left[node]), {**ranges, feature: (low, cut)}))
             open_nodes.append((int(tree.right[node]), {**ranges, feature: (cut + 1, high)}))
-
-
-def test_histograms_sum_to_their_node() -> None:
-    bins, pairs = planted(100)
-    rows = np.arange(40)
-    sums = histograms(bins, pairs.astype(np.int64), rows, [0, 3], 11)
-    assert np.array_equal(sums.sum(axis=1), np.tile(pairs[rows].sum(axis=0).astype(np.int64), (2, 1)))
 
 
 def test_a_builder_numbers_children_after_their_parent() -> None:

@@ -19,7 +19,6 @@ from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.data import declaration
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site, xgboost_model
@@ -29,7 +28,6 @@ from tests.support.federation import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
 
 BUDGET = {"epsilon": 9.0, "delta": 1e-6, "pure_epsilon": 8.0}
-NEXT_TO_NO_NOISE = 590.0
 FIELDS = {
     "data_set": "rows",
     "label": "y",
@@ -96,29 +94,6 @@ def features(frame: pd.DataFrame) -> xgb.DMatrix:
 
 def without_ledger(_: str, make: Callable[[], Release]) -> np.ndarray:
     return make().value
-
-
-def give_more(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every site a budget with which there is next to no noise, and which no policy may state."""
-    monkeypatch.setattr(declaration, "MOST_EPSILON", 599.0)
-    budget = {**BUDGET, "epsilon": 599.0, "pure_epsilon": 595.0}
-    for number, site in enumerate(parties.sites):
-        parties.give(site, "rows", table().iloc[number::3], id="id", privacy=budget)
-
-
-def test_with_next_to_no_noise_a_planted_truth_is_found(sites: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_more(sites, monkeypatch)
-    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, n_trees=12)))
-    predicted = model_of(sites).predict(features(table()))
-    assert np.mean((predicted > 0.5) == table().y) > 0.95
-
-
-def test_a_regression_predicts_in_the_labels_unit(sites: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_more(sites, monkeypatch)
-    regression = {"label": "length", "label_bounds": [0, 25], "n_trees": 30, "trees_per_ensemble": 3}
-    succeed(run(sites, job(epsilon=NEXT_TO_NO_NOISE, **regression)))
-    predicted = model_of(sites).predict(features(table()))
-    assert np.sqrt(np.mean((predicted - table().length) ** 2)) < 0.5 * table().length.std()
 
 
 @pytest.mark.parametrize(

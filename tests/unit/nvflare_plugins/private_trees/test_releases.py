@@ -42,6 +42,7 @@ BOUNDS = (FeatureBounds(0.0, 1.0),) * M
 TWO_QUERIES = (LeafQuery.JOINT, LeafQuery.CLIPPED)
 ONE_FEATURE = replace(feverless(25), name="FEVERLESS of one feature", n_features_per_tree=1)
 IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
+SCALAR = replace(dp_tr_newton(200), name="scalar", query=LeafQuery.SCALAR)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ IH = replace(dp_tr_newton(200), candidates=CandidateSource.ITERATIVE_HESSIAN)
         (feverless(25), 25 * 4 * M),
         (replace(feverless(25), split_method=SplitMethod.PARTIALLY_RANDOM), 25 * (4 * M + 1)),  # with the root sums
         (replace(feverless(25), n_features_per_tree=3), 25 * 4 * 3),
-        (replace(dp_tr_newton(200), query=LeafQuery.SCALAR), 400),
+        (SCALAR, 400),
         (IH, 200 + 5 * M),
         (replace(IH, n_features_per_tree=1), 200 + 5 * M),
         (replace(IH, n_features_per_tree=1, n_trees=50), 50 + 50),
@@ -79,7 +80,7 @@ def test_queries(method, queries: int) -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize(
     "method",
-    [DEFAULT_2026_11, DEFAULT_2026_12, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH],
+    [DEFAULT_2026_11, DEFAULT_2026_12, dp_tr_newton(200), dp_rf(200), feverless(25), ONE_FEATURE, IH, SCALAR],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
@@ -110,11 +111,6 @@ def test_the_planned_root_histogram_holds_all_bins(source: CandidateSource, n_ca
     [size] = plan_with(method, BOUNDS, 0.3).releases.releases[-1].sizes
     most = 2 * n_candidates if source is CandidateSource.ITERATIVE_HESSIAN else n_candidates
     assert size >= 2 * (most + 1)
-
-
-def test_the_last_batch_has_the_trees_that_are_left() -> None:
-    releases = ReleasePlan.of(replace(dp_tr_newton(10), batch_size=4), BOUNDS, 1.0).releases
-    assert [len(release.sizes) for release in releases] == [4, 4, 2]
 
 
 def test_every_release_says_what_it_is() -> None:

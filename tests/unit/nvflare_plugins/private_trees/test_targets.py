@@ -9,11 +9,11 @@ from dp_components.accounting import compose
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.check import _use_of
+from nvflare_plugins.cli.check import use_of
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import PRESETS
-from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.kinds.private_trees.summary import lines, summarise
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.private_federation import PUBLIC, job_of
 
@@ -44,7 +44,7 @@ def test_a_look_at_a_table_knows_which_labels_a_job_takes() -> None:
     dpboost = DpBoostJob("data", "label", 1.0, {"x": [0.0, 1.0]}, label_bounds=[0.0, 30.0])
     label = np.array([0.0, 2.5, 29.0], np.float32)
     for job, taken in ((job_of(**NUMBERS), True), (dpboost, True), (job_of(), False), (job_of(**CLASSES), False)):
-        accepts = _use_of(job, None, "site-1").accepts
+        accepts = use_of(job, None, "site-1").accepts
         assert accepts is not None and bool(accepts(label).all()) is taken
 
 
@@ -100,9 +100,3 @@ def test_plans_say_what_wide_bounds_cost() -> None:
     assert "residuals are cut at 2.25" in text and "rows so far off in a leaf outweigh it" in text
     classes = "\n".join(lines(summarise(JobPlan.of(job_of(**CLASSES), 3))))
     assert "one of 3 classes" in classes and "residuals" not in classes
-
-
-def test_reports_name_the_label() -> None:
-    for label, words in ((NUMBERS, "a number from 0 to 30"), (CLASSES, "one of 3 classes"), ({}, "one of two classes")):
-        rows = dict(report_sections(JobPlan.of(job_of(**label), 3), 0.5, "budget")[0].rows)
-        assert rows["label"].startswith(words)
