@@ -224,13 +224,13 @@ def test_a_plan_on_which_two_accountants_disagree_is_not_opened(
     ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gaussian = Ledger.open(folder, LedgerIdentity("site-1", "other", ROW), Budget(1.0, 1e-6))
-    monkeypatch.setattr(accounting, "_autodp_epsilon", lambda *arguments: 0.1)
+    monkeypatch.setattr(accounting, "_opinions", lambda *arguments: (0.1, 0.1))
     with pytest.raises(SecondOpinionDiffers):
         gaussian.open_job("a", GaussianEvent(20.0, ROW))
     ledger.open_job("a", EVENT)
     monkeypatch.undo()
     gaussian.open_job("a", GaussianEvent(20.0, ROW))
-    monkeypatch.setattr(accounting, "_autodp_epsilon", lambda *arguments: 10.0)
+    monkeypatch.setattr(accounting, "_opinions", lambda *arguments: (10.0, 10.0))
     with pytest.raises(SecondOpinionDiffers):
         gaussian.open_job("b", GaussianEvent(20.0, ROW))
 
