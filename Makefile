@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 DATA ?=
 LABEL ?=
 PROFILE ?= masks
@@ -17,12 +18,8 @@ TARGET ?=
 QUICK ?=
 ONLY ?=
 JOBS ?= 2
-# pip says a line for each package that it fetches, and then for minutes nothing: it unpacks them and compiles ours.
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
-# setuptools calls its way to declare extension modules experimental, at length and three times over.
-PIP_INSTALL = PYTHONWARNINGS=ignore::UserWarning $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
-BY_PACKAGE = | awk '/^Collecting/ {print "  " $$2; fflush()} /^Installing collected/ {print "installing them ..."; fflush()}'
 TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
@@ -33,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)") $(if $(NAMES),--names "$(NAMES)")
 
 # Types beside format, style and arrows between packages: about half a minute.
-lint: $(STAMP)
+lint: $(TOOLS)
 	@$(BIN)/mypy $(TYPED) & types=$$!; \
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-cache; rest=$$?; \
 	wait $$types && exit $$rest
@@ -41,8 +38,8 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not poc and not gpu" $(CASES)
 
-test-all: $(STAMP)
-	-$(BIN)/python -m pip install --quiet -e ".[notebooks]"  # notebooks run where these install, else they are skipped
+test-all: $(TOOLS)
+	-$(BIN)/python .ci/install.py notebooks  # notebooks run where these install, else they are skipped
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not gpu" $(CASES)
 
 # Our trees beside those of every XGBoost whose arithmetic we have, each in an environment of its own; 3.3 and later ask
@@ -57,7 +54,7 @@ $(VENV)/oracle/$(1)/bin/python -m pip install --quiet --disable-pip-version-chec
 $(VENV)/oracle/$(1)/bin/python tests/oracle/growth_trees.py $(3)
 endef
 
-oracle: $(STAMP)
+oracle: $(TOOLS)
 	@for release in $(ORACLES); do echo "XGBoost $$release ..."; \
 	    $(call grow_trees,$$release,xgboost==$$release,$(VENV)/oracle/growth_trees_$${release%.*}.json.gz) || exit 1; \
 	done
@@ -66,26 +63,26 @@ oracle: $(STAMP)
 	    --write nvflare_plugins/growth/EQUALITY.md
 
 # The newest XGBoost that pip finds, beside the newest arithmetic that we have: 0 where every field of every tree is equal.
-canary: $(STAMP)
+canary: $(TOOLS)
 	@$(call grow_trees,newest,xgboost,$(VENV)/oracle/growth_trees_newest.json.gz)
 	@$(BIN)/python -m tests.oracle.equality $(VENV)/oracle/growth_trees_newest.json.gz
 
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
-simulate: $(STAMP)
+simulate: $(TOOLS)
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --jobs $(JOBS) $(if $(KIND),--kind $(KIND))
 
 # Any bytes to every parser; atheris guides it by coverage where it installs, otherwise inputs are drawn without that.
-fuzz: $(STAMP)
+fuzz: $(TOOLS)
 	-$(BIN)/python -m pip install --quiet atheris
 	$(BIN)/python -m tests.fuzz.run --minutes $(MINUTES) $(if $(TARGET),--target "$(TARGET)")
 
 # Planted defects, and how many seeds each survives: a quarter of an hour.
-mutants: $(STAMP)
+mutants: $(TOOLS)
 	$(BIN)/python -m tests.simulation.mutants --jobs $(JOBS)
 
 # The documents as a site in build/docs; a warning, such as a link that leads nowhere, is an error.
-docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
+docs: $(TOOLS)
+	$(BIN)/python .ci/install.py docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --config-file docs/mkdocs.yml
 
 # Under every Python, XGBoost and FLARE that this machine can install: about ten minutes each.
@@ -93,48 +90,54 @@ matrix:
 	.ci/matrix
 
 # Hundreds of sites in one process: some minutes.
-bench-load: $(STAMP)
+bench-load: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_load
 
-bench-horizontal: $(STAMP)
+bench-horizontal: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_horizontal $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
-bench-tables: $(STAMP)
+bench-tables: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_tables
 
-bench-he: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[bench]"
+bench-he: $(TOOLS)
+	$(BIN)/python .ci/install.py bench
 	-$(BIN)/python -m pip install --quiet "sf-heu==0.5.2b0"  # a peer; reported as absent where it does not install
 	$(BIN)/python -m tests.bench.bench_he
 
 bench-vertical: BINS_32 = paillier_3072 elgamal elgamal_14 elgamal_guarded
-bench-vertical: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[bench]"
+bench-vertical: $(TOOLS)
+	$(BIN)/python .ci/install.py bench
 	$(BIN)/python -m tests.bench.bench_vertical
 	$(BIN)/python -m tests.bench.bench_vertical --bins 32 --only $(BINS_32)
 
-bench-cuda: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[cuda]"
+bench-cuda: $(TOOLS)
+	$(BIN)/python .ci/install.py cuda
 	$(BIN)/python -m tests.bench.bench_cuda
 
-bench-cluster: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[cluster]"
+bench-cluster: $(TOOLS)
+	$(BIN)/python .ci/install.py cluster
 	$(BIN)/python -m tests.bench.bench_cluster
 
-bench-federboost: $(STAMP)
+bench-federboost: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_federboost_sweeps
 
-bench-dp: $(STAMP)
+bench-dp: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_dp $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)")
 	$(BIN)/python -m tests.bench.bench_dp_rivals $(if $(DATA),--sets $(DATA)) $(if $(LABEL),--label "$(LABEL)") $(if $(FOREST_PYTHON),--forest-python "$(FOREST_PYTHON)")
 
-$(STAMP): pyproject.toml $(wildcard he_processors/_native/*.[ch] nvflare_plugins/growth/_native/*.[ch])
-	@echo "Setting up $(VENV): 2 to 3 minutes and about 1.8 GB the first time."
+# What runs the package: half a minute where the network is quick.
+$(STAMP): pyproject.toml .ci/install.py $(wildcard he_processors/_native/*.[ch] nvflare_plugins/growth/_native/*.[ch])
+	@echo "Setting up $(VENV): about a minute and 850 MB the first time."
 	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else 'VeilBoost needs Python 3.11 to 3.14; set PYTHON=')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@# The oracle has wheels for Linux with glibc 2.35 only: its test is skipped where it does not install.
-	@$(PIP_INSTALL) -e ".[test,oracle]" $(if $(LOCK),-c $(LOCK)) $(BY_PACKAGE) || { echo "again, without the extra oracle:"; $(PIP_INSTALL) -e ".[test]" $(if $(LOCK),-c $(LOCK)) $(BY_PACKAGE); }
+	LOCK=$(LOCK) $(BIN)/python .ci/install.py
+	@touch $@
+
+# What tests, lint and benchmarks need beside it. The oracle has wheels for Linux with glibc 2.35 only: its test is
+# skipped where it does not install.
+$(TOOLS): $(STAMP)
+	@echo "Setting up what tests need: about 400 MB the first time."
+	LOCK=$(LOCK) $(BIN)/python .ci/install.py test oracle || LOCK=$(LOCK) $(BIN)/python .ci/install.py test
 	@touch $@
 
 clean:

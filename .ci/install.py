@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Installs this checkout into the environment that runs it: the package, compiled once, and what it depends on.
+
+    python .ci/install.py                    the package, to be edited, and its dependencies
+    python .ci/install.py test oracle        the dependencies of these extras, beside an installed package
+    LOCK=.ci/demo.lock python .ci/install.py these versions in place of the newest that are taken
+
+It takes uv where that is there, else pip. NCCL stays away: XGBoost's wheels ask for it, and load it for training on
+several GPUs alone, which is not used here; it has half a gigabyte. Libraries are not compiled to bytecode beforehand:
+Python does that for what is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_PIP = [sys.executable, "-m", "pip"]
+_QUIET = ["--quiet", "--disable-pip-version-check", "--progress-bar", "off"]
+
+
+def requirements(extras: list[str]) -> list[str]:
+    """Return what the package asks for, with some extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+
+
+def with_uv(uv: str, wanted: list[str], constraints: list[str]) -> bool:
+    """Install with uv; tell whether it could."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
+        overrides.write("".join(f"{name}; python_version < '3'\n" for name in LEFT_OUT))
+        overrides.flush()
+        command = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--override", overrides.name]
+        return subprocess.run([*command, *constraints, *wanted], check=False).returncode == 0
+
+
+def with_pip(wanted: list[str], constraints: list[str]) -> bool:
+    """Install with pip, which is asked first what it would take; tell whether it could."""
+    asked = [*_PIP, "install", *_QUIET, "--dry-run", "--report", "-", *constraints, *wanted]
+    answer = subprocess.run(asked, check=False, stdout=subprocess.PIPE, text=True)
+    if answer.returncode:
+        return False
+    found = [one["metadata"] for one in json.loads(answer.stdout)["install"]]
+    taken = [f"{one['name']}=={one['version']}" for one in found if one["name"].lower() not in LEFT_OUT]
+    print(f"  {len(taken)} packages", flush=True)
+    command = [*_PIP, "install", *_QUIET, "--no-deps", "--no-compile", *taken]
+    return not taken or subprocess.run(command, check=False).returncode == 0
+
+
+def start_package() -> subprocess.Popen[str]:
+    """Start the compilation and installation of the package itself, which needs setuptools alone."""
+    subprocess.run([*_PIP, "install", *_QUIET, "--no-compile", "setuptools>=77"], check=True)
+    command = [*_PIP, "install", *_QUIET, "--no-deps", "--no-build-isolation", "--no-compile", "-e", str(ROOT)]
+    # setuptools calls its way to declare extension modules experimental, at length and three times over.
+    quiet = {**os.environ, "PYTHONWARNINGS": "ignore::UserWarning"}
+    return subprocess.Popen(command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def main(extras: list[str]) -> int:
+    """Install; 0 if all is there."""
+    lock = os.environ.get("LOCK")
+    constraints = ["-c", lock] if lock else []
+    package = None if extras else start_package()
+    wanted = requirements(extras)
+    uv = shutil.which("uv")
+    is_there = (uv is not None and with_uv(uv, wanted, constraints)) or with_pip(wanted, constraints)
+    if package is not None:
+        said, _ = package.communicate()
+        if package.returncode:
+            print(said, file=sys.stderr)
+        is_there = is_there and package.returncode == 0
+    return 0 if is_there else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
