@@ -56,7 +56,7 @@ def closure(requirements: list[Requirement]) -> dict[str, metadata.Distribution]
     """Return everything that is installed because of requirements, by canonical name, in alphabetical order.
 
     Raises:
-        metadata.PackageNotFoundError: one of them is not installed.
+        metadata.PackageNotFoundError: one of them is not installed, and not known to be left out.
     """
     found: dict[str, metadata.Distribution] = {}
     waiting = [(requirement, frozenset(requirement.extras)) for requirement in requirements]
@@ -67,12 +67,23 @@ def closure(requirements: list[Requirement]) -> dict[str, metadata.Distribution]
         if (name, extras) in seen:
             continue
         seen.add((name, extras))
+        if name in KNOWN and not is_installed(name):
+            continue
         distribution = found.setdefault(name, metadata.distribution(name))
         for line in distribution.requires or ():
             needed = Requirement(line)
             if _applies(needed, extras):
                 waiting.append((needed, frozenset(needed.extras)))
     return dict(sorted(found.items()))
+
+
+def is_installed(name: str) -> bool:
+    """Tell whether a distribution is there; install.py leaves NCCL out."""
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:

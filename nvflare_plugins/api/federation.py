@@ -56,7 +56,7 @@ class Simulator(SimEnv):
         line = Progress(lambda: progress_line(workspace, sites))
         with tempfile.TemporaryDirectory(prefix="veilboost-") as folder:
             job.export_job(folder)
-            module = "nvflare.private.fed.app.simulator.simulator"
+            module = "nvflare_plugins.flare.simulator"
             command = ["-m", module, str(Path(folder) / job.name), "-w", str(workspace)]
             command += ["-c", ",".join(sites), "-t", str(len(sites))]
             log = workspace.with_name("simulator.log")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.api import FedJob
+from nvflare.private.fed.app.utils import kill_child_processes
 from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
@@ -30,7 +33,36 @@ from nvflare_plugins.site.flare_boundary import check_references, check_set_up
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import check_place
 
+SIMULATOR = "nvflare_plugins.flare.simulator"
 OUR_PACKAGES = ["nvflare_plugins", "he_processors", "dp_components"]
+
+
+class _SimulatedFast(FedJob):
+    """FLARE's job, whose simulator forks its sites (flare/simulator.py)."""
+
+    def simulator_run(
+        self,
+        workspace: str,
+        n_clients: int | None = None,
+        clients: list[str] | None = None,
+        threads: int | None = None,
+        gpu: str | None = None,
+        log_config: str | None = None,
+    ) -> int:
+        """Run it over sites of some names, or so many, and return the simulator's exit code."""
+        names = clients or [f"site-{number}" for number in range(1, (n_clients or 0) + 1)]
+        with TemporaryDirectory(prefix="veilboost-") as folder:
+            self.export_job(folder)
+            command = [sys.executable, "-m", SIMULATOR, str(Path(folder) / self.name), "-w", workspace]
+            command += ["-c", ",".join(names), "-t", str(threads or len(names))]
+            command += [*(("-gpu", gpu) if gpu else ()), *(("-l", log_config) if log_config else ())]
+            process = subprocess.Popen(command, start_new_session=True)
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                kill_child_processes(process.pid)
+                process.kill()
+                return -9  # as FLARE's
 
 
 class JobRecipe(Recipe):
@@ -69,13 +101,17 @@ class JobRecipe(Recipe):
         kind.check(self.job, None if self.sites is None else tuple(self.sites), self.min_clients)
         # fail_fast: without a site the job cannot go on, so FLARE need not wait whether it comes back; or the job does.
         ends = waiting_s(self.job) is None
-        flare_job = FedJob(name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends)
+        flare_job = _SimulatedFast(
+            name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends
+        )
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
         fields = stated_fields(self.job, kind.stated)
         check_references(fields, "the job")
         controller = JobController(fields, self.sites, self.min_clients, kind=kind.name)
         flare_job.to_server(controller, id="veilboost_controller")
         if self.job.tracking:
+            from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+
             flare_job.to_server(TBAnalyticsReceiver(tb_folder="tb_events"), id="tb_receiver")
         if self.sites is None:
             flare_job.to_clients(JobExecutor(kind.name), tasks=[TRAIN_TASK])

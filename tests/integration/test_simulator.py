@@ -20,7 +20,7 @@ from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer
-from tests.support.simulator import SITES, completed, run_simulator, simulate
+from tests.support.simulator import FLARES, SITES, completed, run_simulator, simulate
 
 JOBS = Path(examples.__file__).parent
 
@@ -46,6 +46,13 @@ def test_job_folder_as_it_stands(tmp_path: Path, options: SetupOptions) -> None:
     assert "round 1 of 10" in log and "round 10 of 10" in log
     n_lines = sum("JobExecutor" in line for line in log.splitlines())
     assert n_lines < 30, "the log must not have a line per message"
+
+
+@pytest.mark.slow
+def test_job_folder_under_flares_own_command(tmp_path: Path, options: SetupOptions) -> None:
+    set_up(tmp_path / "ws", options)
+    run = completed(simulate(JOBS / "horizontal_masks", tmp_path / "ws", FLARES))
+    assert len({(run.site(site) / "model.json").read_bytes() for site in SITES}) == 1
 
 
 @pytest.mark.slow

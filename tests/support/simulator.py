@@ -92,11 +92,14 @@ def run_prepared(job: Path, workspace: Path, make_ready: Callable[[], None]) -> 
     return run
 
 
-def simulate(job: Path, workspace: Path) -> Run:
+OURS = (sys.executable, "-m", "nvflare_plugins.flare.simulator")
+FLARES = (str(Path(sys.executable).with_name("nvflare")), "simulator")
+
+
+def simulate(job: Path, workspace: Path, program: tuple[str, ...] = OURS) -> Run:
     """Run a job folder in a workspace as it is."""
     command = [
-        str(Path(sys.executable).with_name("nvflare")),
-        "simulator",
+        *program,
         str(job),
         "-w",
         str(workspace),
