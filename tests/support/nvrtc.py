@@ -38,6 +38,15 @@ def has_architecture(architecture: str) -> bool:
 
 def compile_cubin(source: str, options: tuple[str, ...], architecture: str) -> bytes:
     """Compile CUDA C++ to machine code. Raises: RuntimeError with the compiler's log."""
+    return _compile(source, options, architecture, "CUBIN")
+
+
+def compile_ptx(source: str, options: tuple[str, ...], architecture: str) -> str:
+    """Compile CUDA C++ for an architecture such as ``compute_75``. Raises: RuntimeError with the compiler's log."""
+    return _compile(source, options, architecture, "PTX").rstrip(b"\0").decode()
+
+
+def _compile(source: str, options: tuple[str, ...], architecture: str, form: str) -> bytes:
     library, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None))
     arguments = [option.encode() for option in (*options, f"-arch={architecture}")]
@@ -47,11 +56,11 @@ def compile_cubin(source: str, options: tuple[str, ...], architecture: str) -> b
         log = ctypes.create_string_buffer(size.value)
         _check(library.nvrtcGetProgramLog(program, log))
         raise RuntimeError(log.value.decode())
-    _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
-    cubin = ctypes.create_string_buffer(size.value)
-    _check(library.nvrtcGetCUBIN(program, cubin))
+    _check(getattr(library, f"nvrtcGet{form}Size")(program, ctypes.byref(size)))
+    made = ctypes.create_string_buffer(size.value)
+    _check(getattr(library, f"nvrtcGet{form}")(program, made))
     _check(library.nvrtcDestroyProgram(ctypes.byref(program)))
-    return cubin.raw
+    return made.raw
 
 
 def usage(cubin: Path) -> dict[str, Usage]:
