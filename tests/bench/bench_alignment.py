@@ -121,9 +121,13 @@ def main() -> None:
     parser.add_argument("--proofs", type=int, help="ids of each party; only what proofs on the way back cost")
     options = parser.parse_args()
     if options.proofs:
+        quotients: dict[str, float] = {}
         for n_parties, parts in itertools.product((2, 3, 4, 5), (2, 1)):
             ratios = [proofs_ratio(n_parties, options.proofs, options.proofs // parts) for _ in range(5)]
-            print(f"{n_parties} parties, 1 id of {parts} common: x {sorted(ratios)[2]:.2f} of 5, {sorted(ratios)}")
+            name = f"{n_parties} parties, 1 id of {parts} common"
+            print(f"{name}: x {sorted(ratios)[2]:.2f} of 5, {sorted(ratios)}")
+            quotients[name] = round(sorted(ratios)[2], 3)
+        print(json.dumps({"ids": options.proofs, "with_proofs_over_without": quotients}))
         return
     rows: list[dict[str, float]] = []
     print(

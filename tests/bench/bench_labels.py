@@ -11,6 +11,7 @@ rows, declared public, as in bench_dp.py. Bounds of labels are round numbers (``
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -109,23 +110,26 @@ def run(task: tuple[str, str, float, int]) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """Print one table."""
+    """Print one table, and its figures as one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), metavar="SET")
     parser.add_argument("--splits", type=int, default=10)
     arguments = parser.parse_args()
     seeds = SEEDS[: arguments.splits]
     columns = [*ARMS, NONE, CONSTANT]
+    results: dict[str, dict[str, dict[str, list[float]]]] = {}
     print(f"| | epsilon | {' | '.join(columns)} |\n|---|---|{'---|' * len(columns)}")
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
         for name in arguments.sets:
             for epsilon in EPSILONS:
-                cells = []
+                cells, means = [], results.setdefault(name, {}).setdefault(f"{epsilon:g}", {})
                 for arm in columns:
                     found = np.array(list(pool.map(run, [(name, arm, epsilon, seed) for seed in seeds])))
                     spread = found.std(axis=0, ddof=1) if len(seeds) > 1 else np.zeros(found.shape[1])
+                    means[arm] = [round(float(mean), 4) for mean in found.mean(0)]
                     cells.append(" / ".join(f"{m:.3f} ({s:.3f})" for m, s in zip(found.mean(0), spread, strict=True)))
                 print(f"| {name} | {epsilon:g} | {' | '.join(cells)} |", flush=True)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -19,6 +20,9 @@ from nvflare_plugins.site.policy_values import Consents
 
 N_ROWS = 1000
 REPEATS = 9
+JOBS = ((1, 1), (100, 1), (10_000, 1), (10_000, 10_000), (100_000, 1))
+"""How many closed jobs, with how many different parameters."""
+ROWS = (10_000, 100_000, 1_000_000)
 
 
 def milliseconds(action: Callable[[], object]) -> float:
@@ -70,11 +74,21 @@ def charge(folder: Path, n_rows: int) -> float:
     return milliseconds(once)
 
 
+def main() -> None:
+    """Measure, print each case, and all as one JSON object last."""
+    place = sys.argv[1] if len(sys.argv) > 1 else None
+    results: dict[str, dict] = {"after_jobs": {}, "charge": {}}
+    for n_jobs, n_parameters in JOBS:
+        with tempfile.TemporaryDirectory(dir=place) as one:
+            times = {name: round(of, 1) for name, of in after_jobs(Path(one), n_jobs, n_parameters).items()}
+        print(f"{n_jobs:>7} jobs, {n_parameters:>6} parameters:", times)
+        results["after_jobs"][f"{n_jobs} jobs, {n_parameters} parameters"] = times
+    for n_rows in ROWS:
+        with tempfile.TemporaryDirectory(dir=place) as one:
+            results["charge"][n_rows] = round(charge(Path(one), n_rows), 1)
+        print(f"{n_rows:>9} rows: a charge of sums {results['charge'][n_rows]} ms")
+    print(json.dumps(results))
+
+
 if __name__ == "__main__":
-    for n_jobs, n_parameters in ((1, 1), (100, 1), (10_000, 1), (10_000, 10_000), (100_000, 1)):
-        with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as one:
-            times = after_jobs(Path(one), n_jobs, n_parameters)
-        print(f"{n_jobs:>7} jobs, {n_parameters:>6} parameters:", {name: round(of, 1) for name, of in times.items()})
-    for n_rows in (10_000, 100_000, 1_000_000):
-        with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as one:
-            print(f"{n_rows:>9} rows: a charge of sums {charge(Path(one), n_rows):.1f} ms")
+    main()

@@ -42,6 +42,7 @@ SHARD_ROWS = 10_000
 FEATURES = 128
 LARGE_FEATURES = 256
 SMALL_ROWS = 3_000
+ROWS = 400_000
 GROUP = Path("/sys/fs/cgroup/memory")
 FORMS = ("file", "passes", "external")
 LIMITED = "limited-"
@@ -251,7 +252,7 @@ def main() -> None:
         train(options.folder, options.train)
         return
     figures: dict[str, Any] = {}
-    n_rows = 100_000 if options.quick else 400_000
+    n_rows = ROWS // 4 if options.quick else ROWS
     if options.only in (None, "forms"):
         figures |= forms(n_rows)
     if options.only in (None, "label_owner"):

@@ -5,6 +5,7 @@ python -m tests.bench.dp_speed
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
@@ -84,5 +85,10 @@ def _local(plan: PrivateTreesPlan, part: Part) -> float:
     return time.process_time() - started
 
 
+def main() -> None:
+    """Print the figures as one JSON object."""
+    print(json.dumps(speed()))
+
+
 if __name__ == "__main__":
-    print(speed())
+    main()

@@ -10,6 +10,7 @@ about a quarter of an hour of CPU time in all.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,6 +120,7 @@ class Comparison:
     far: list[str] = field(default_factory=list)
     same_order: int = 0
     n_pairs: int = 0
+    cells: dict[str, list[float]] = field(default_factory=dict)
 
     def add_random(self, cell: str, ours: float, theirs: float) -> None:
         """Enter a cell of totally random trees."""
@@ -157,6 +159,7 @@ def print_table(runner: Runner, table: int, sets: Sequence[str], repeats: int, s
                 [r.auc for of_split in runner.scores(draws, EPSILON[table], method, Lane.PUBLISHED) for r in of_split]
             )
             anchor = ANCHORS[table][method.name][SETS.index(name)]
+            summary.cells[f"table {table}, {method.name}, {name}"] = [round(float(auc.mean()), 4), anchor]
             cells.append(f"{auc.mean():.4f} ({auc.std():.4f}) [{anchor:.4f}]")
             means[name].append(float(auc.mean()))
             if method.split_method is SplitMethod.TOTALLY_RANDOM:
@@ -168,7 +171,7 @@ def print_table(runner: Runner, table: int, sets: Sequence[str], repeats: int, s
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, and all cells as one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, nargs="+", default=sorted(EPSILON), choices=sorted(EPSILON))
     parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
@@ -180,6 +183,7 @@ def main() -> None:
         for table in options.tables:
             print_table(runner, table, options.sets, options.repeats, summary)
     print("", *summary.lines(), sep="\n")
+    print(json.dumps({"ours, authors": summary.cells, "far": summary.far, "same_order": summary.same_order}))
 
 
 if __name__ == "__main__":

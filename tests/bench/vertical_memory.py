@@ -42,6 +42,7 @@ def main() -> None:
     arguments = (theirs, options.rows, options.features, options.depth, options.blocks)
     process = multiprocessing.get_context("spawn").Process(target=_party, args=arguments)
     process.start()
+    theirs.close()  # or nobody would notice that the party has ended
     owner = gradient_owner(generate_paillier_key(options.key_bits), pair_format(options.rows))
     mine.send(owner.setup())
     rng = np.random.default_rng(0)

@@ -46,7 +46,7 @@ class Simulation:
     ) -> None:
         self._test = test
         self._grower = ForestGrower(plan, OwnRows(train.columns, train.label), MechanismSums(plan, mechanism))
-        self._candidates: Candidates | None = None
+        self.candidates: Candidates | None = None
         self._bins = np.empty((0, 0), dtype=np.uint8)
         self._scores = np.zeros(test.label.size, dtype=np.float32)
         self.trees: list[tuple[Tree, NDArray[np.float32]]] = []
@@ -58,7 +58,7 @@ class Simulation:
 
     def _score(self, number: int, trees: list[GrownTree]) -> None:
         for grown in trees:
-            if grown.candidates is not self._candidates:  # they hardly ever change
-                self._candidates, self._bins = grown.candidates, grown.candidates.bin_rows(self._test.columns)
+            if grown.candidates is not self.candidates:  # they hardly ever change
+                self.candidates, self._bins = grown.candidates, grown.candidates.bin_rows(self._test.columns)
             self._scores += grown.outputs[grown.tree.leaf_of_rows(self._bins)]
             self.trees.append((grown.tree, grown.outputs))
