@@ -72,6 +72,16 @@ def _one_small_tree(module: ModuleType) -> dict[str, Any]:
     return {"breast": (module.TABLES["breast"][0], 2, 2, (0,))}
 
 
+def _one_held_out(module: ModuleType) -> dict[str, Any]:
+    """Return one table that is not of the project."""
+    return {"breast": module.HELD_OUT["breast"]}
+
+
+def _few_trees(module: ModuleType) -> dict[str, Any]:
+    """Return two ways to train, of the fewest trees."""
+    return {name: module.VARIANTS[name] for name in ("exact_few_trees", "guarded_few_trees")}
+
+
 PROGRAMS = (
     _program("bench_alignment --sizes 100", "curve alignments openmined_party_s"),
     _program("bench_alignment --proofs 100", "with_proofs_over_without"),
@@ -101,8 +111,22 @@ PROGRAMS = (
     _program(
         "bench_noised DATA --tables credit2", "credit2/exact", ROUNDS=3, OWN_ROUNDS=2, DIVISIONS=1, EPSILONS=(1.0,)
     ),
+    _program(
+        "bench_plan_loss --kinds buckets --out DATA/loss.csv --fit DATA/loss.csv",
+        "",
+        SEEDS=(1,),
+        BUCKETS=(4.0, 8.0),
+        HELD_OUT=_one_held_out,
+        DEVELOPMENT_SETS=("bank", "credit2"),
+    ),
     _program("bench_serving --rows 20 --trees 3 --depth 2", "p95_s evidence_holds"),
-    _program("bench_tables --quick --only forms", "file", ROWS=8000, FEATURES=4),
+    _program(
+        "bench_tables --quick --only forms",
+        "bytes_per_value/dense/passes models_equal",
+        ROWS=8000,
+        FEATURES=4,
+        FORMS=("passes",),
+    ),
     _program("bench_tags --rounds 2", "masks_over_untagged"),
     _program("bench_vertical --shape quick --only elgamal_14 --rounds 1 --bins 16", "elgamal_14/identical_to_central"),
     _program("bin_attack_rates DATA", "breast/exact breast/curve", TABLES=_one_small_tree),
@@ -115,8 +139,8 @@ PROGRAMS = (
     _program("noised_attack_rates DATA --tables generated --repetitions 1 --epsilons 1", ""),
     _program("reconstruction TABLE --rows 60 --features 3 --trees 2", ""),
     _program("reproduce_maddock --tables 5 --sets credit2 --repeats 1 --jobs 1", "same_order"),
-    _program("secureboost_credit2 DATA/credit2.parquet", "published", N_REPEATS=2),
-    _program("vertical_memory --rows 200 --features 4 --depth 2 --key-bits 2048", "peak_mb_by_level"),
+    _program("secureboost_credit2 DATA/credit2.parquet", "published", N_REPEATS=2, VARIANTS=_few_trees),
+    _program("vertical_memory --rows 200 --features 4 --depth 2 --blocks 1 --key-bits 2048", "peak_mb_by_level"),
     _program("vertical_scalability --key-bits 2048", "rows features", **_SHAPES),
 )
 """Every program of this folder that measures."""
