@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted
@@ -27,6 +26,7 @@ from nvflare_plugins.base.files import make_folder, write_atomically, write_priv
 from nvflare_plugins.base.formatting import printable, table_lines
 from nvflare_plugins.cli.options import Options, as_data_set
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION
 from nvflare_plugins.evidence.verification import verify
@@ -241,32 +241,23 @@ def follow(folder: Path) -> None:
         raise JobAborted(f"the demo's job failed; the whole log is {log}")
 
 
-def columns(frame: pd.DataFrame, data: Split) -> NDArray[np.float32]:
-    """Return features as the sites present them to XGBoost: numbers, and positions in the public category lists."""
-    features = frame.drop(columns=data.label)
-    values = np.empty(features.shape, dtype=np.float32)
-    for position, name in enumerate(features.columns):
-        if name in data.categories:
-            codes = pd.Categorical(features[name].astype("string"), categories=data.categories[name]).codes
-            values[:, position] = np.where(codes < 0, np.nan, codes)
-        else:
-            values[:, position] = features[name].astype(np.float64)
-    return values
+def as_matrix(folder: Path, name: str, job: HorizontalJob) -> Table:
+    """Return the rows of all sites as they present them to XGBoost, one site after the other."""
+    tables = []
+    for number in range(1, N_SITES + 1):
+        spec = DataSet(name, folder / f"site-{number}-{name}.parquet", "parquet")
+        tables.append(load_table(spec, label=job.label, categories=job.categories, label_classes=job.label_classes))
+    features, label = (np.concatenate([getattr(one, part) for one in tables]) for part in ("features", "label"))
+    return replace(tables[0], features=features, label=label)
 
 
-def layout(data: Split) -> dict[str, Any]:
+def layout(table: Table) -> dict[str, Any]:
     """Return names and types of the features, for XGBoost's matrices."""
-    names = [name for name in data.train.columns if name != data.label]
-    types = ["c" if name in data.categories else "float" for name in names]
-    return {"feature_names": names, "feature_types": types, "enable_categorical": True}
-
-
-def labels(frame: pd.DataFrame, data: Split) -> NDArray[np.float64]:
-    """Return labels as numbers."""
-    if data.task.label_classes is None:
-        return np.asarray(frame[data.label], dtype=np.float64)
-    codes = pd.Categorical(frame[data.label], categories=data.task.label_classes).codes
-    return np.asarray(codes, dtype=np.float64)
+    return {
+        "feature_names": list(table.feature_names),
+        "feature_types": list(table.feature_types),
+        "enable_categorical": True,
+    }
 
 
 def score(booster: xgb.Booster, rows: xgb.DMatrix, task: Task) -> list[float]:
@@ -330,11 +321,12 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> dict[str, Any]:
         raise ProtocolError("the run of the demo has no model")
     model = run_folder / record.model
     booster = xgb.Booster(model_file=str(model))
-    test = xgb.DMatrix(columns(data.test, data), label=labels(data.test, data), **layout(data))
+    train, held_out = (as_matrix(folder / "data", name, job) for name in (DATA_SET, EVAL_SET))
+    test = xgb.DMatrix(held_out.features, label=held_out.label, **layout(held_out))
     ours = score(booster, test, data.task)
     job = dataclasses.replace(job, params={**job.params, **_raised(record)})
-    same_cuts = train_centrally(data, job, Cuts.from_lists(json.loads((run_folder / "cuts.json").read_text())))
-    own_cuts = train_centrally(data, job, None)
+    same_cuts = train_centrally(train, job, Cuts.from_lists(json.loads((run_folder / "cuts.json").read_text())))
+    own_cuts = train_centrally(train, job, None)
     central, stock = (score(other, test, data.task) for other in (same_cuts, own_cuts))
     _print_scores(data.task.metric, record, ours, central, stock)
     _print_difference(booster, same_cuts, test)
@@ -370,18 +362,17 @@ def _raised(record: RunRecord) -> dict[str, object]:
     return {name: value for name, value in record.params.items() if name == "min_child_weight"}
 
 
-def train_centrally(data: Split, job: HorizontalJob, cuts: Cuts | None) -> xgb.Booster:
+def train_centrally(rows: Table, job: HorizontalJob, cuts: Cuts | None) -> xgb.Booster:
     """Train stock XGBoost on the pooled rows; with ``cuts`` None it sketches its own."""
-    features, label = columns(data.train, data), labels(data.train, data)
     params = {**job.params, "tree_method": "hist", "max_bin": MAX_BIN, "nthread": 1, "eval_metric": []}
-    common = {**layout(data), "max_bin": MAX_BIN}
+    common = {**layout(rows), "max_bin": MAX_BIN}
     reference = None
     if cuts is not None:
-        names = common["feature_names"]
-        n_categories = {i: len(data.categories[name]) for i, name in enumerate(names) if name in data.categories}
+        lists = [rows.categories.get(name) for name in rows.feature_names]
+        n_categories = {place: len(one) for place, one in enumerate(lists) if one is not None}
         reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), **common)
-    rows = xgb.QuantileDMatrix(features, label=label, ref=reference, **common)
-    return xgb.train(params, rows, job.num_rounds)
+    matrix = xgb.QuantileDMatrix(rows.features, label=rows.label, ref=reference, **common)
+    return xgb.train(params, matrix, job.num_rounds)
 
 
 def _print_scores(

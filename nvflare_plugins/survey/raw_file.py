@@ -142,42 +142,14 @@ def _renamed(spec: DataSet, in_file: Sequence[str]) -> tuple[tuple[str, ...], li
 
 
 def _read_parquet(spec: DataSet) -> RawFile:
-    if len(spec.files) > 1:
-        return _read_files(spec)
-    if spec.in_passes:
-        parts = ParquetParts(spec, may_be_empty=True)
-        if len(set(parts.schema.names)) == len(parts.schema.names):  # columns are read again by name
-            return _read_passes(spec, parts)
-    with arrow_parquet.ParquetFile(spec.files[0]) as one:
-        table = one.read()
-    kept = _kept(table.column_names)
-    names, found = _renamed(spec, [table.column_names[i] for i in kept])
-    return RawFile(spec, names, tuple(table.column(i) for i in kept), tuple(found))
-
-
-def _kept(names: Sequence[str]) -> list[int]:
-    """Return the places of columns other than row numbers, which are no data."""
-    return [place for place, name in enumerate(names) if not name.startswith("__index_level_")]
-
-
-def _read_files(spec: DataSet) -> RawFile:
-    file = TabularFile(replace(spec, max_rows=0))  # too many rows are a finding
-    names = tuple(file.column_names)
-    if not spec.in_passes:
-        columns = file.read([], list(names), may_be_empty=True)
-        return RawFile(spec, names, tuple(columns.values()), ())
-
-    def read(places: range) -> Sequence[pa.ChunkedArray]:
-        return list(file.read([], [names[place] for place in places], may_be_empty=True).values())
-
-    types = [file.declared_type(name) for name in names]
-    return RawFile(spec, names, ColumnsInPasses(types, file.n_rows, read), ())
-
-
-def _read_passes(spec: DataSet, parts: ParquetParts) -> RawFile:
-    """Return what one file holds, to be read column by column."""
-    in_file = [parts.schema.names[place] for place in _kept(parts.schema.names)]
+    parts = ParquetParts(spec, may_be_empty=True)
+    kept = [place for place, name in enumerate(parts.schema.names) if not name.startswith("__index_level_")]
+    in_file = [parts.schema.names[place] for place in kept]
     names, found = _renamed(spec, in_file)
+    if len(set(in_file)) < len(in_file):  # columns are read by name
+        with arrow_parquet.ParquetFile(spec.files[0]) as one:
+            table = one.read()
+        return RawFile(spec, names, tuple(table.column(place) for place in kept), tuple(found))
 
     def read(places: range) -> Sequence[pa.ChunkedArray]:
         try:
@@ -185,8 +157,10 @@ def _read_passes(spec: DataSet, parts: ParquetParts) -> RawFile:
         except (pa.ArrowException, OSError) as error:
             raise UnreadableError(_unreadable(spec, error)) from None
 
-    columns = ColumnsInPasses([parts.schema.field(name).type for name in in_file], parts.n_rows, read)
-    return RawFile(spec, names, columns, tuple(found))
+    if not spec.in_passes:
+        return RawFile(spec, names, tuple(read(range(len(names)))), tuple(found))
+    types = [parts.schema.field(name).type for name in in_file]
+    return RawFile(spec, names, ColumnsInPasses(types, parts.n_rows, read), tuple(found))
 
 
 # -- text files -------------------------------------------------------------------------------------------------------

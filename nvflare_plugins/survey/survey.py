@@ -10,9 +10,10 @@ of each are its findings, its frequent texts and its bounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -98,33 +99,16 @@ def survey(spec: DataSet, use: Use, progress: Progress = lambda done, of: None) 
         return _survey(error.raw, use, progress)
 
 
-_Made = TypeVar("_Made")
-
-
-class _Lazy(Mapping[str, _Made]):
+class _Lazy(dict[str, Any]):
     """Something for each column, made when it is asked for: all are kept, or the last one alone."""
 
-    def __init__(self, names: Sequence[str], make: Callable[[str], _Made], *, keeps_all: bool) -> None:
-        self._names, self._make, self._keeps_all = dict.fromkeys(names), make, keeps_all
-        self._made: dict[str, _Made] = {}
+    def __init__(self, names: Iterable[str], make: Callable[[str], Any], *, keeps_all: bool) -> None:
+        super().__init__(dict.fromkeys(names))
+        made = functools.cache(make) if keeps_all else functools.lru_cache(maxsize=1)(make)
+        self._make = made
 
-    def __getitem__(self, name: str) -> _Made:
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._made:
-            if not self._keeps_all:
-                self._made.clear()
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    def __getitem__(self, name: str) -> Any:
+        return self._make(name) if name in self else super().__getitem__(name)
 
 
 def _survey(raw: RawFile, use: Use, progress: Progress) -> Survey:
@@ -141,20 +125,16 @@ def _survey(raw: RawFile, use: Use, progress: Progress) -> Survey:
     is_held = not isinstance(raw.columns, ColumnsInPasses)
 
     by_name = _Lazy(names, lambda name: spelt(raw.columns[places[name]], spec.columns.get(name)), keeps_all=is_held)
-    columns = _columns(by_name, spec, is_held=is_held)
+    columns = _Lazy(names, lambda name: Column.of(name, by_name[name], spec), keeps_all=is_held)
     chosen = [name for name in columns if _is_asked_for(name, spec, use)]
     may_be_text = [name for name in chosen if not is_number(raw.kind(places[name]))]
     form = _number_format(spec, columns, by_name, may_be_text)
     if form is not None:
         found.append(form)
         spec = replace(spec, **form.options)
-        columns = _columns(by_name, spec, is_held=is_held)
+        columns = _Lazy(names, lambda name: Column.of(name, by_name[name], spec), keeps_all=is_held)
     look = _Look(spec, use, columns, by_name, raw.names_are_data, frozenset(of_jobs), progress)
     return look.whole(chosen, found, raw.n_rows)
-
-
-def _columns(raw: Mapping[str, Any], spec: DataSet, *, is_held: bool) -> Mapping[str, Column]:
-    return _Lazy(list(raw), lambda name: Column.of(name, raw[name], spec), keeps_all=is_held)
 
 
 def _number_format(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.cli.demo import columns, labels, load, make_job, split, task_of, write_sites
+from nvflare_plugins.cli.demo import as_matrix, load, make_job, split, task_of, write_sites
 from nvflare_plugins.cli.options import Options
 
 
@@ -49,8 +49,9 @@ def test_a_csv_of_the_user_becomes_three_sites(tmp_path):
     job = make_job(data, "masks", 2)
     assert job.categories == {"colour": ["blue", "red"]}
     assert job.label_classes == ["no", "yes"]
-    assert set(labels(data.train, data)) == {0.0, 1.0}
-    codes = columns(data.train, data)[:, 1]
+    rows = as_matrix(tmp_path / "data", "training", job)
+    assert set(rows.label) == {0.0, 1.0}
+    codes = rows.features[:, 1]
     assert set(codes[~np.isnan(codes)]) == {0.0, 1.0}
     assert np.isnan(codes).sum() == data.train.colour.isna().sum()
 
