@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.declared import OneOf
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.cli.options import (
@@ -27,7 +28,7 @@ from nvflare_plugins.cli.options import (
     option,
     own_policy,
 )
-from nvflare_plugins.data.declaration import ANSWERS, ENCODINGS, IdForm
+from nvflare_plugins.data.declaration import ANSWERS, DataSet, IdForm, SnapshotSource
 from nvflare_plugins.site.policy_values import Consents
 from nvflare_plugins.site.profiles import PROFILES
 
@@ -163,6 +164,42 @@ def _repeated(names: str, metavar: str, words: str, read: Callable[[str], Any] =
     return option(*names.split(), metavar=metavar, type=read, multiple=True, help=words)
 
 
+_Written = tuple[str, str, Callable[[str], Any]]
+_SNAPSHOTS: dict[str, _Written] = {
+    "url": ("--snapshot", "URL", named),
+    "query": ("--snapshot-query", "SELECT", named),
+    "folder": ("--snapshot-folder", "DIR", named),
+    "password_env": ("--snapshot-password-env", "VARIABLE", named),
+    "password_file": ("--snapshot-password-file", "FILE", named),
+}
+_READERS: dict[str, _Written] = {
+    "id_form": ("--id-form", "nfkc,ignore_case,prefix=TEXT,ignore_padding", _id_form),
+    "names": ("--names", "COLUMN,COLUMN...", _named_columns),
+    "encoding": ("--encoding", "ENCODING", named),
+    "format": ("--format", "FORMAT", named),
+    "separator": ("--separator", r"CHARACTER|\t", _one_character),
+    "decimal": ("--decimal", "CHARACTER", named),
+    "thousands": ("--thousands", "CHARACTER", _one_character),
+    "missing": ("--missing", "TEXT", _list_of),
+    "dates": ("--date", "COLUMN=PATTERN", _of_column),
+    "columns": ("--column", f"COLUMN={'|'.join(ANSWERS)}|JSON", _answer),
+    "rename": ("--rename", "COLUMN=NEW", _of_column),
+    "memory": ("--memory", "whole|passes|external", named),
+    "drop_unlabelled": ("--drop-unlabelled", "", lambda name: (name, True)),
+}
+"""Key of the policy -> the option that says it, how its value is written, and what reads that."""
+
+
+def _options_of(document: type[Any], start: str, options: Mapping[str, _Written]) -> Iterator[click.Option]:
+    """Yield options for keys of the policy, in these keys' own words."""
+    for key, (name, value, read) in options.items():
+        field = document.__pydantic_fields__[key]
+        words = " ".join(str(field.description).split()).partition(". ")[0].removesuffix(".")
+        listed = [one for choices in field.metadata if isinstance(choices, OneOf) for one in choices.values]
+        words += f": {', '.join(map(repr, listed))}" if listed else ""
+        yield _repeated(f"{name} {start}{key}", f"NAME={value}" if value else "NAME", words, read)
+
+
 _DATA_SET_OPTIONS = (
     _repeated(
         "--data-set data_sets",
@@ -173,79 +210,8 @@ _DATA_SET_OPTIONS = (
     _repeated(
         "--id ids", "NAME=COLUMN", "the column of a data set that names its rows, for alignment with other parties"
     ),
-    _repeated(
-        "--snapshot snapshot_url",
-        "NAME=URL",
-        "a database in SQLAlchemy's form, without a password, for `veilboost snapshot NAME`",
-    ),
-    _repeated("--snapshot-query snapshot_query", "NAME=SELECT", "the query whose rows a snapshot holds"),
-    _repeated(
-        "--snapshot-folder snapshot_folder",
-        "NAME=DIR",
-        "where its files go; a data set with this folder as its path reads the newest",
-    ),
-    _repeated(
-        "--snapshot-password-env snapshot_password_env", "NAME=VARIABLE", "the environment variable with the password"
-    ),
-    _repeated(
-        "--snapshot-password-file snapshot_password_file", "NAME=FILE", "the file with the password, of mode 0600"
-    ),
-    _repeated(
-        "--id-form reader_id_form",
-        "NAME=STEP[,STEP...]",
-        "what makes its ids equal to others': nfkc, ignore_case, prefix=TEXT (taken off), ignore_padding (of zeros)",
-        _id_form,
-    ),
-    _repeated(
-        "--names reader_names",
-        "NAME=COLUMN,COLUMN...",
-        "names of the columns of a CSV file without a line of names, in their order",
-        _named_columns,
-    ),
-    _repeated("--encoding reader_encoding", "NAME=ENCODING", f"of a CSV file: {', '.join(ENCODINGS)}"),
-    _repeated(
-        "--format reader_format", "NAME=FORMAT", "csv or parquet, where it does not follow from the file's suffix"
-    ),
-    _repeated(
-        "--separator reader_separator",
-        "NAME=CHARACTER",
-        r"between the columns of a CSV file; a tab is \t",
-        _one_character,
-    ),
-    _repeated(
-        "--decimal reader_decimal", "NAME=CHARACTER", "between whole part and fraction of numbers that are text: . or ,"
-    ),
-    _repeated(
-        "--thousands reader_thousands",
-        "NAME=CHARACTER",
-        "between groups of three digits of such numbers",
-        _one_character,
-    ),
-    _repeated(
-        "--missing reader_missing", "NAME=TEXT", "a text that means missing, besides those of the policy", _list_of
-    ),
-    _repeated(
-        "--date reader_dates",
-        "NAME=COLUMN=PATTERN",
-        "a column of dates, as in credit=opened=DD.MM.YYYY, or `DD.MM.YY from 1930` for 1930 to 2029",
-        _of_column,
-    ),
-    _repeated(
-        "--column reader_columns",
-        "NAME=COLUMN=ANSWER",
-        f"what a column is: {', '.join(ANSWERS)}, or a number for each text, as JSON",
-        _answer,
-    ),
-    _repeated("--rename reader_rename", "NAME=COLUMN=NEW", "another name for a column", _of_column),
-    _repeated(
-        "--memory reader_memory", "NAME=HOW", "how many rows are held at once: whole, passes or external (Parquet)"
-    ),
-    _repeated(
-        "--drop-unlabelled reader_drop_unlabelled",
-        "NAME",
-        "horizontal jobs leave out rows without a label",
-        lambda name: (name, True),
-    ),
+    *_options_of(SnapshotSource, "snapshot_", _SNAPSHOTS),
+    *_options_of(DataSet, "reader_", _READERS),
     _repeated(
         "--budget budgets",
         "NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
