@@ -12,7 +12,14 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-FILES = ("he_processors/py.typed", "dp_components/py.typed", "nvflare_plugins/py.typed")
+FILES = (
+    "he_processors/py.typed",
+    "dp_components/py.typed",
+    "nvflare_plugins/py.typed",
+    "nvflare_plugins/recipes/__init__.pyi",
+    "veilboost/__init__.py",
+    "veilboost/py.typed",
+)
 
 
 def main() -> int:

@@ -36,11 +36,13 @@ def read(
     thousands: str = "",
     missing: list[str] | None = None,
     dates: dict[str, str] | None = None,
-    columns: dict[str, str | dict[str, float | None]] | None = None,
+    columns: dict[str, str | dict[str, float | str | None]] | None = None,
     rename: dict[str, str] | None = None,
     drop_unlabelled: bool = False,
     format: str | None = None,
-    **others: Any,
+    names: list[str] | None = None,
+    id_form: dict[str, str | bool] | None = None,
+    memory: str | None = None,
 ) -> Reader:
     """Say how one site's file is read; nothing is opened before the federation is checked.
 
@@ -52,18 +54,27 @@ def read(
         thousands: between groups of three digits of such numbers.
         missing: texts that mean "missing" besides the usual ones.
         dates: column -> pattern, such as DD.MM.YYYY; dates become days since 1970-01-01.
-        columns: column -> measurement, id, categories, yes/no, limits, or an object from text to number.
+        columns: column -> measurement, id, categories, yes/no, limits, or an object from text to number or spelling.
         rename: name in the file -> name that all sites share.
         drop_unlabelled: leave rows without a label out.
         format: csv or parquet, where the suffix does not say it.
-        others: further keys of a policy's data set (jobs/REFERENCE.md), such as ``names`` or ``memory``.
+        names: of the columns, for a CSV file without a line of names.
+        id_form: what makes its ids equal to other sites', such as {"ignore_case": True} (jobs/REFERENCE.md).
+        memory: whole, passes or external: how many rows of a Parquet file are held at once.
     """
     given = {"separator": separator, "encoding": _encoding(encoding), "decimal": decimal, "thousands": thousands}
-    optional = {"missing": missing, "dates": dates, "columns": columns, "rename": rename, "format": format}
+    optional: dict[str, Any] = {
+        "missing": missing,
+        "dates": dates,
+        "columns": columns,
+        "rename": rename,
+        "format": format,
+    }
+    optional |= {"names": names, "id_form": id_form, "memory": memory}
     defaults = {"separator": ",", "encoding": "utf-8", "decimal": ".", "thousands": ""}
     options: dict[str, Any] = {name: value for name, value in given.items() if value != defaults[name]}
     options |= {name: value for name, value in optional.items() if value is not None}
-    return Reader(Path(path), {**options, **({"drop_unlabelled": True} if drop_unlabelled else {}), **others})
+    return Reader(Path(path), {**options, **({"drop_unlabelled": True} if drop_unlabelled else {})})
 
 
 Source: TypeAlias = "pd.DataFrame | str | Path | Reader"

@@ -46,7 +46,7 @@ def renamed(files: dict[str, Any]) -> dict[str, Any]:
     """The same without marks in names, which no job takes."""
     name = {"größe [cm]": "size"}
     kiel = files["kiel"]
-    kiel = vb.read(kiel.path, **kiel.options, rename=name)
+    kiel = vb.read(kiel.path, **{**kiel.options, "rename": name})
     return {"berlin": files["berlin"].rename(columns=name), "ulm": vb.read(files["ulm"], rename=name), "kiel": kiel}
 
 
