@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from nvflare_plugins.dossier.parts import OWN_PARTS
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import is_horizontal
 from nvflare_plugins.pages.render import page
-from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
+from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, RunRecord
 from nvflare_plugins.scoring.comparison import scores_of
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import load_again
@@ -186,18 +187,17 @@ def attack(groups: Groups, target: Sureness, references: Scores) -> list[Attacke
     """
     seen = target(groups.rows, groups.labels)
     mean, spread = references
-    n = groups.of_members.size
-    named = {"loss": seen, "reference": (seen - mean) / spread}
-    return [
-        Attacked(name, area_under_curve(scores[:n], scores[n:]), hits_with_interval(scores[:n], scores[n:]))
-        for name, scores in named.items()
-    ]
+    return [_told_apart("loss", seen, groups), _told_apart("reference", (seen - mean) / spread, groups)]
 
 
 def difference_by_themselves(groups: Groups, references: Scores) -> Attacked:
     """Tell whether the two groups differ without any model that had them: only then is a figure about membership."""
-    mean, n = references[0], groups.of_members.size
-    return Attacked("none", area_under_curve(mean[:n], mean[n:]), hits_with_interval(mean[:n], mean[n:]))
+    return _told_apart("none", references[0], groups)
+
+
+def _told_apart(name: str, scores: Scores, groups: Groups) -> Attacked:
+    members, others = np.split(scores, [groups.of_members.size])
+    return Attacked(name, area_under_curve(members, others), hits_with_interval(members, others))
 
 
 def train_references(groups: Groups, params: Mapping[str, Any], n_rounds: int) -> Scores:
@@ -305,8 +305,7 @@ def _reconstruction_values(of_others: NDArray[np.float32], *, is_categorical: bo
     """Return the edges between what is told apart (float32[k - 1]) and what is put in for each (float32[k])."""
     distinct = np.unique(of_others)
     if is_categorical or distinct.size <= _BINS:
-        values = distinct[:_MAX_VALUES]
-        return (values[1:]).astype(np.float32), values
+        return distinct[1:_MAX_VALUES].astype(np.float32), distinct[:_MAX_VALUES]
     edges = np.unique(np.quantile(of_others, np.linspace(0, 1, _BINS + 1)[1:-1]).astype(np.float32))
     edges = edges[edges > distinct[0]]
     places = np.searchsorted(edges, of_others, side="right")
@@ -476,18 +475,13 @@ def attack_run(
     params = record.params if is_horizontal(record.profile) or record.profile in profiles_of(Family.BAGGING) else {}
     model = FinishedModel((folder / record.model).read_bytes(), record.model)
     report = run_attacks(model, params, (facts.name, training), (held_out, others), allowed)
-    return _with_changes(report, facts, training.n_rows)
-
-
-def _with_changes(report: AttackReport, facts: DataFacts, n_rows: int) -> AttackReport:
-    """Say that the file is no longer that of the run."""
-    if n_rows == facts.rows or report.reason:
+    if training.n_rows == facts.rows or report.reason:
         return report
-    text = (
-        f"Data set {facts.name} had {facts.rows:,} rows in the run and has {n_rows:,} now: some of those attacked were "
-        "not in the training, which makes the attacks look weaker."
+    changed = (
+        f"Data set {facts.name} had {facts.rows:,} rows in the run and has {training.n_rows:,} now: some of those "
+        "attacked were not in the training, which makes the attacks look weaker."
     )
-    return dataclasses.replace(report, notes=(text, *report.notes))
+    return dataclasses.replace(report, notes=(changed, *report.notes))
 
 
 def allowed(record: RunRecord, ledgers: list[LedgerHistory], log: Log | None) -> tuple[TradeOff, str] | None:
@@ -525,13 +519,8 @@ def run_attacks(
     settings, n_rounds = _settings(model, params)
     try:
         references = train_references(groups, settings, n_rounds)
-        unprotected = train(
-            groups.members,
-            groups.of_members,
-            groups.feature_types,
-            {**_UNPROTECTED, **_objective(model)},
-            _UNPROTECTED_ROUNDS,
-        )
+        own = (groups.members, groups.of_members, groups.feature_types)
+        unprotected = train(*own, {**_UNPROTECTED, **_objective(model)}, _UNPROTECTED_ROUNDS)
     except xgb.core.XGBoostError:
         return AttackReport("XGBoost cannot train reference models on this site's rows alone")
     none = difference_by_themselves(groups, references)
@@ -616,27 +605,18 @@ def _values(model: FinishedModel, groups: Groups) -> list[Reconstructed]:
     """Try to tell the values of the columns that the model splits most often."""
     random = np.random.default_rng(0)
     rows = [random.permutation(n)[:_MOST_GUESSED] for n in (groups.of_members.size, groups.of_others.size)]
-    some = Groups(
-        groups.members[rows[0]],
-        groups.of_members[rows[0]],
-        groups.others[rows[1]],
-        groups.of_others[rows[1]],
-        groups.feature_types,
-    )
+    members, others = groups.members[rows[0]], groups.others[rows[1]]
+    some = Groups(members, groups.of_members[rows[0]], others, groups.of_others[rows[1]], groups.feature_types)
     likelihood = _log_likelihood(model, some)
-    found = (
-        reconstruct(some, place, model.features[place].name, likelihood) for place in _most_used(model)[:MAX_FEATURES]
+    counts = Counter(
+        feature
+        for tree in trees_model(model.document()["learner"])["trees"]
+        for feature, left in zip(tree["split_indices"], tree["left_children"], strict=True)
+        if left >= 0
     )
+    most_used = sorted(counts, key=lambda place: (-counts[place], place))[:MAX_FEATURES]
+    found = (reconstruct(some, place, model.features[place].name, likelihood) for place in most_used)
     return [one for one in found if one is not None]
-
-
-def _most_used(model: FinishedModel) -> list[int]:
-    counts = np.zeros(len(model.features), np.int64)
-    for tree in trees_model(model.document()["learner"])["trees"]:
-        inner = np.asarray(tree["left_children"]) >= 0
-        np.add.at(counts, np.asarray(tree["split_indices"])[inner], 1)
-    order = np.argsort(-counts, kind="stable")
-    return [int(place) for place in order if counts[place]]
 
 
 def _log_likelihood(model: FinishedModel, groups: Groups) -> LogLikelihood:
@@ -649,7 +629,7 @@ def _log_likelihood(model: FinishedModel, groups: Groups) -> LogLikelihood:
 
     def of_classes(rows: Features, labels: Labels) -> Scores:
         own = model.probabilities(rows)[np.arange(labels.size), labels.astype(np.int64)]
-        result: Scores = np.log(np.clip(own.astype(np.float64), 1e-6, 1))
+        result: Scores = np.log(np.clip(own.astype(np.float64), _LEAST_PROBABILITY, 1))
         return result
 
     return of_classes

@@ -22,17 +22,20 @@ _MOST_MARKERS = 40
 _MOST_BARS = 60
 _WIDEST_BAR = 60.0
 _CAPTION = 36
-_STAGES = (
-    ("encrypt", "encryption", 2),
-    ("receive", "reading", 6),
-    ("histogram", "sums of ciphertexts", 4),
-    ("pack", "packing", 5),
-    ("hide", "hiding", 5),
-    ("decrypt", "decryption", 5),
-    ("prepare", "made ahead", 1),
-    ("network", "waiting for others", 3),
-)
-_NAMES = frozenset(key for key, _, _ in _STAGES)
+STAGES = {
+    "xgboost": ("XGBoost", 1),
+    "grow": ("growth of trees", 1),
+    "protect": ("protection", 2),
+    "encrypt": ("encryption", 2),
+    "receive": ("reading", 6),
+    "histogram": ("sums of ciphertexts", 4),
+    "pack": ("packing", 5),
+    "hide": ("hiding", 5),
+    "decrypt": ("decryption", 5),
+    "prepare": ("made ahead", 1),
+    "network": ("network and waiting", 3),
+}
+"""What a round's time is spent on: the stage -> its words and colour."""
 _MOST_ROUNDS = 12
 _LANES_LEFT, _LANE, _GAP = 190, 15, 16
 
@@ -301,7 +304,7 @@ def timeline(rounds: Sequence[RoundRow]) -> str:
 
     Where there are many rounds, some are shown, the first and the last among them.
     """
-    known = [row for row in rounds if any(stage in _NAMES for stage, _, _ in row.spans)]
+    known = [row for row in rounds if any(stage in STAGES for stage, _, _ in row.spans)]
     if not known:
         return ""
     n = min(len(known), _MOST_ROUNDS)
@@ -311,7 +314,7 @@ def timeline(rounds: Sequence[RoundRow]) -> str:
     strips, top = [], 4
     for row in shown:
         lanes, first = [], top
-        for key, name, colour in _STAGES:
+        for key, (name, colour) in STAGES.items():
             spans = [
                 (begin * scale, max((end - begin) * scale, 0.4), f"{name}: {number(begin)} to {number(end)} s")
                 for stage, begin, end in row.spans

@@ -27,6 +27,7 @@ from nvflare_plugins.evidence.format import CLEAR_CODECS, Content, Protection
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.threat_model import is_horizontal, notes_for, protection_text
 from nvflare_plugins.pages.charts import (
+    STAGES,
     Axis,
     Bar,
     Line,
@@ -57,17 +58,6 @@ from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model
 
 logger = logging.getLogger(__name__)
 MAX_FEATURES = 15
-_STAGES = (
-    ("xgboost", "XGBoost", 1),
-    ("grow", "growth of trees", 1),
-    ("protect", "protection", 2),
-    ("encrypt", "encryption", 2),
-    ("receive", "reading", 6),
-    ("histogram", "sums of ciphertexts", 4),
-    ("pack", "packing", 5),
-    ("decrypt", "decryption", 5),
-    ("network", "network and waiting", 3),
-)
 _VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6, "MASKED_32": 1, "PLAIN_32": 5}
 
@@ -184,7 +174,7 @@ def learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
 def _times(run: RunRecord) -> tuple[str, list[str]]:
     """Return the picture of what rounds spend their time on, and the medians; nothing where that is not known."""
     stacks = []
-    for key, name, colour in _STAGES:
+    for key, (name, colour) in STAGES.items():
         values = [row.stages.get(key) or 0.0 for row in run.rounds]
         if any(values):
             stacks.append((name, colour, values))

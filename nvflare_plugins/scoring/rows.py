@@ -70,27 +70,23 @@ class RowsInPasses:
     def __init__(
         self, spec: DataSet, features: Sequence[Feature], ignored: Sequence[str], remedies: Remedies = COMMAND
     ) -> None:
-        self._spec, self._features, self._ignored, self._remedies = spec, features, ignored, remedies
+        self._spec, self._remedies = spec, remedies
         with _for_who_has_the_file(spec, remedies):
-            self._columns = _Columns.of(spec, features, None, ignored, remedies)
+            self._columns = _Columns.of(spec, features, None, ignored, unknown_is_missing=True, remedies=remedies)
         self.n_rows = self._columns.file.n_rows
 
     def columns(self) -> Iterator[Rows]:
         """Yield all rows with one feature after the other."""
-        step = max(1, len(self._features) // _COLUMN_PASSES)
-        for first in range(0, len(self._features), step):
-            asked = self._features[first : first + step]
-            text = [feature.name for feature in asked if feature.categories is not None]
-            numeric = [feature.name for feature in asked if feature.categories is None]
+        features = self._columns.features
+        step = max(1, len(features) // _COLUMN_PASSES)
+        for first in range(0, len(features), step):
             with _for_who_has_the_file(self._spec, self._remedies):
-                columns = self._columns.file.read(numeric, text, may_be_empty=True)
-                yield from self._columns.rows(columns, asked, None, unknown_is_missing=True).columns()
+                yield from self._columns.read(features[first : first + step]).columns()
 
     def blocks(self) -> Iterator[Rows]:
         """Yield rows with all features, some at a time."""
-        yield from read_blocks(
-            self._spec, self._features, None, self._ignored, unknown_is_missing=True, remedies=self._remedies
-        )
+        with _for_who_has_the_file(self._spec, self._remedies):
+            yield from self._columns.blocks()
 
 
 def read_rows(
@@ -115,7 +111,9 @@ def read_rows(
         ScoringError: the file cannot be read, or its columns or values are not the model's.
     """
     with _for_who_has_the_file(spec, remedies):
-        return _read(spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies)
+        return _Columns.of(
+            spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies
+        ).read()
 
 
 def read_blocks(
@@ -132,13 +130,9 @@ def read_blocks(
     What is refused is counted in the rows that are looked at. Args, raises: as ``read_rows``.
     """
     with _for_who_has_the_file(spec, remedies):
-        if not spec.in_passes or not TabularFile(_of_columns_there(spec)).n_rows:
-            yield _read(spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies)
-            return
-        columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
-        most_rows = max(1, BLOCK_VALUES // max(1, len(features)))
-        for columns in columns_of.file.batches(columns_of.numeric, columns_of.text, most_rows):
-            yield columns_of.rows(columns, features, id_column, unknown_is_missing=unknown_is_missing)
+        yield from _Columns.of(
+            spec, features, id_column, ignored, unknown_is_missing=unknown_is_missing, remedies=remedies
+        ).blocks()
 
 
 def names_in(spec: DataSet, remedies: Remedies = COMMAND) -> list[str]:
@@ -161,28 +155,15 @@ def _for_who_has_the_file(spec: DataSet, remedies: Remedies) -> Iterator[None]:
         raise ScoringError(f"{spec.name} {reason.rstrip('.')}. {remedies.reading}") from None
 
 
-def _read(
-    spec: DataSet,
-    features: Sequence[Feature],
-    id_column: str | None,
-    ignored: Sequence[str],
-    *,
-    unknown_is_missing: bool,
-    remedies: Remedies,
-) -> Rows:
-    columns_of = _Columns.of(spec, features, id_column, ignored, remedies)
-    columns = columns_of.file.read(columns_of.numeric, columns_of.text, may_be_empty=True)
-    return columns_of.rows(columns, features, id_column, unknown_is_missing=unknown_is_missing)
-
-
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a file that a model needs, by how they are read."""
+    """The columns of a file that a model needs. Attributes: as ``read_rows``."""
 
     spec: DataSet
     file: TabularFile
-    numeric: list[str]
-    text: list[str]
+    features: Sequence[Feature]
+    id_column: str | None
+    unknown_is_missing: bool
     remedies: Remedies
 
     @classmethod
@@ -192,6 +173,8 @@ class _Columns:
         features: Sequence[Feature],
         id_column: str | None,
         ignored: Sequence[str],
+        *,
+        unknown_is_missing: bool,
         remedies: Remedies,
     ) -> _Columns:
         """Find them. Raises: ScoringError: the file's columns are not the model's."""
@@ -199,36 +182,45 @@ class _Columns:
         file = TabularFile(spec)
         present = _without_others(spec.name, file.column_names, id_column, ignored, features)
         ids = spec.no_features - {feature.name for feature in features}
-        present = [name for name in present if name not in ids]
-        check_names(spec.name, features, present, remedies)
-        text = [feature.name for feature in features if feature.categories is not None]
-        numeric = [feature.name for feature in features if feature.categories is None]
-        return cls(spec, file, numeric, [*text, *([] if id_column is None else [id_column])], remedies)
+        check_names(spec.name, features, [name for name in present if name not in ids], remedies)
+        return cls(spec, file, features, id_column, unknown_is_missing, remedies)
 
-    def rows(
-        self,
-        columns: Mapping[str, pa.ChunkedArray],
-        features: Sequence[Feature],
-        id_column: str | None,
-        *,
-        unknown_is_missing: bool,
-    ) -> Rows:
+    def read(self, features: Sequence[Feature] | None = None) -> Rows:
+        """Read all rows, with all features or some of them."""
+        asked = self.features if features is None else features
+        return self._rows(self.file.read(*self._by_kind(asked), may_be_empty=True), asked)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Read rows some at a time, if the data set is one that is read in passes; else all at once."""
+        if not self.spec.in_passes or not self.file.n_rows:
+            yield self.read()
+            return
+        most_rows = max(1, BLOCK_VALUES // max(1, len(self.features)))
+        for columns in self.file.batches(*self._by_kind(self.features), most_rows):
+            yield self._rows(columns, self.features)
+
+    def _by_kind(self, features: Sequence[Feature]) -> tuple[list[str], list[str]]:
+        """Return what is read as numbers, and what as text."""
+        text = [feature.name for feature in features if feature.categories is not None]
+        ids = [] if self.id_column is None else [self.id_column]
+        return [feature.name for feature in features if feature.categories is None], [*text, *ids]
+
+    def _rows(self, read: Mapping[str, pa.ChunkedArray], features: Sequence[Feature]) -> Rows:
         """Return what was read as the model takes it. Raises: ScoringError: values are not the model's."""
-        spec = self.spec
-        columns = dict(columns)
-        for name in set(self.numeric) & {*spec.dates, *spec.read_otherwise} & set(columns):
+        spec, columns = self.spec, dict(read)
+        for name in set(self._by_kind(features)[0]) & {*spec.dates, *spec.read_otherwise} & set(columns):
             columns[name] = pa.chunked_array([self.file.numbers(name, columns[name])])
         values = matrix_of(
             spec.name,
             features,
             columns,
             spec.missing,
-            unknown_is_missing=unknown_is_missing,
+            unknown_is_missing=self.unknown_is_missing,
             remedies=self.remedies,
             number_format=NumberFormat(spec.decimal, spec.thousands),
         )
-        ids = None if id_column is None else _ids(columns[id_column])
-        return Rows(values, ids, _unknown(features, columns, spec.missing) if unknown_is_missing else {})
+        ids = None if self.id_column is None else _ids(columns[self.id_column])
+        return Rows(values, ids, _unknown(features, columns, spec.missing) if self.unknown_is_missing else {})
 
 
 def _ids(column: pa.ChunkedArray) -> pd.Series:

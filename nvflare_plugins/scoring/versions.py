@@ -20,8 +20,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_private
@@ -88,11 +90,10 @@ class ModelVersions:
     def names(self) -> dict[str, Named]:
         """Return all names. Raises: ConfigurationError: the file is damaged."""
         try:
-            document = json.loads((self._runs / NAMES_FILE).read_bytes())
-            return {name: _named(one) for name, one in _checked(document).items()}
+            return _read_names((self._runs / NAMES_FILE).read_bytes())
         except FileNotFoundError:
             return {}
-        except (AttributeError, ValueError, TypeError, KeyError, RecursionError):
+        except ValueError:
             raise ConfigurationError(
                 f"{NAMES_FILE} in {self._runs} cannot be read: restore it, or move it away and name the models again"
             ) from None
@@ -248,18 +249,25 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _checked(document: Any) -> Mapping[str, Any]:
-    if document["format"] != _FORMAT or not all(_NAME.fullmatch(name) for name in document["names"]):
+@dataclass(frozen=True, slots=True)
+class _NamesFile:
+    format: int
+    names: dict[str, Named]
+
+
+@cache
+def _reader() -> TypeAdapter[_NamesFile]:
+    return TypeAdapter(_NamesFile)
+
+
+def _read_names(content: bytes) -> dict[str, Named]:
+    """Return what the file holds. Raises: ValueError: it is none, or names what is no file beside the runs."""
+    found = _reader().validate_json(content, strict=True)
+    if found.format != _FORMAT:
         raise ValueError("another format")
-    names: Mapping[str, Any] = document["names"]
-    return names
-
-
-def _named(document: Mapping[str, Any]) -> Named:
-    versions = tuple(Version(**{key: str(text) for key, text in one.items()}) for one in document["versions"])
-    current = document["current"]
-    if type(current) is not int or not 1 <= current <= len(versions):
-        raise ValueError("no such version")
-    if any(Path(part).name != part for one in versions for part in (one.job, one.file)):
-        raise ValueError("no such file")
-    return Named(versions, current)
+    for name, one in found.names.items():
+        parts = (part for version in one.versions for part in (version.job, version.file))
+        is_named = _NAME.fullmatch(name) and 1 <= one.current <= len(one.versions)
+        if not is_named or any(Path(part).name != part for part in parts):
+            raise ValueError("no such name, version or file")
+    return found.names
