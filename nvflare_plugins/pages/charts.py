@@ -267,27 +267,11 @@ def points_chart(
     if names:
         most = max(int((width - _LEFT) / len(names) / 7), 4)
         frame["columns"] = [(scale.x(at), shortened(name, most)) for at, name in enumerate(names)]
-    drawn = []
-    for point, at in zip(points, map(scale.x, xs), strict=True):
-        ends = (at, scale.y(point.y - point.spread), at, scale.y(point.y + point.spread))
-        drawn.append((at, scale.y(point.y), ends, point))
-    return figure("points_chart", frame=frame, points=drawn, diagonal=None)
-
-
-def shares_chart(points: Sequence[Point], x_label: str, y_label: str, height: int = 260) -> str:
-    """Draw points within the unit square beside its diagonal; their spreads lie along the x axis."""
-    scale, unit = _Scale(0.0, 1.0, 0.0, 1.0, height, HALF), ticks(0.0, 1.0)
     drawn = [
-        (
-            scale.x(one.x),
-            scale.y(one.y),
-            (scale.x(one.x - one.spread), scale.y(one.y), scale.x(one.x + one.spread), scale.y(one.y)),
-            one,
-        )
-        for one in points
+        (scale.x(x), scale.y(point.y), scale.y(point.y - point.spread), scale.y(point.y + point.spread), point)
+        for point, x in zip(points, xs, strict=True)
     ]
-    frame = _frame(scale, unit, unit, x_label, y_label)
-    return figure("points_chart", frame=frame, points=drawn, diagonal=(scale.x(0), scale.y(0), scale.x(1), scale.y(1)))
+    return figure("points_chart", frame=frame, points=drawn)
 
 
 def _decades(points: Sequence[Point]) -> list[float]:

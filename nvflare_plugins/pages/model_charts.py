@@ -22,9 +22,7 @@ from nvflare_plugins.pages.charts import (
     Axis,
     Line,
     Mark,
-    Point,
     line_chart,
-    shares_chart,
     shortened,
     text_mark,
     ticks,
@@ -98,40 +96,37 @@ def class_figures(counts: ScoreCounts) -> ClassFigures:
     false, true = (np.append(np.cumsum(one[::-1])[::-1], 0) for one in (negative, positive))
     n_negative, n_positive = max(int(false[0]), 1), max(int(true[0]), 1)
     recall, fall_out, precision = true / n_positive, false / n_negative, true[:-1] / np.maximum(true + false, 1)[:-1]
-    share, unit = n_positive / (n_positive + n_negative), (0.0, 1.0)
-    roc = line_chart(
-        [_curve("ROC", 1, fall_out, recall), Line("chance", 6, ((0, 0), (1, 1)), "dashed")],
-        Axis("false positive rate", "rate", unit, width=HALF),
-        "true positive rate",
-        260,
-    )
-    by_recall = line_chart(
-        [_curve("precision", 1, recall[:-1], precision), Line("chance", 6, ((0, share), (1, share)), "dashed")],
-        Axis("recall", "recall", unit, width=HALF),
-        "precision",
-        260,
-    )
+    share = n_positive / (n_positive + n_negative)
+    roc = [_curve("ROC", fall_out, recall), Line("chance", 6, ((0, 0), (1, 1)), "dashed")]
+    by_recall = [_curve("precision", recall[:-1], precision), Line("chance", 6, ((0, share), (1, share)), "dashed")]
     ends = (*counts.lows[1:], 1.0)
-    groups = [part for part in np.array_split(np.arange(negative.size), _CALIBRATED) if part.size]
-    points = []
-    for part in groups:
-        low, high = counts.lows[part[0]], ends[part[-1]]
+    groups = [Line("calibrated", 6, ((0, 0), (1, 1)), "dashed")]
+    for part in filter(np.size, np.array_split(np.arange(negative.size), _CALIBRATED)):
         rows, of_class = int((negative + positive)[part].sum()), int(positive[part].sum())
         if rows:
-            hint = f"{number(low)} to {number(high)}: {of_class:,} of {rows:,} rows are {counts.name}"
-            points.append(Point(hint, (low + high) / 2, of_class / rows, (high - low) / 2))
+            hint, high = f"{of_class:,} of {rows:,} rows are {counts.name}", of_class / rows
+            groups.append(Line(hint, 1, ((counts.lows[part[0]], high), (ends[part[-1]], high))))
     best = int(np.argmax(2 * true[:-1] / np.maximum(true[:-1] + false[:-1] + n_positive, 1)))
     half = int(np.argmin(np.abs(np.array(counts.lows) - 0.5)))
     thresholds = []
     for place, what in ((half, "the end of a bin that is nearest to 0.5"), (best, "the largest F1")):
         f, t = int(false[place]), int(true[place])
         thresholds.append((counts.lows[place], what, (n_negative - f, f, n_positive - t, t)))
-    calibration = shares_chart(points, "probability", f"share {counts.name}")
-    return ClassFigures(roc, by_recall, calibration, tuple(thresholds), counts.name)
+    return ClassFigures(
+        _shares(roc, "false positive rate", "true positive rate"),
+        _shares(by_recall, "recall", "precision"),
+        _shares(groups, "probability", f"share {counts.name}"),
+        tuple(thresholds),
+        counts.name,
+    )
 
 
-def _curve(name: str, colour: int, xs: Floats, ys: Floats) -> Line:
-    return Line(name, colour, tuple(zip(xs.tolist(), ys.tolist(), strict=True)))
+def _shares(lines: Sequence[Line], x: str, y_label: str) -> str:
+    return line_chart(lines, Axis(x, x, (0.0, 1.0), width=HALF), y_label, 260)
+
+
+def _curve(name: str, xs: Floats, ys: Floats) -> Line:
+    return Line(name, 1, tuple(zip(xs.tolist(), ys.tolist(), strict=True)))
 
 
 def counted_scores(scores: Floats, is_positive: NDArray[np.bool_], name: str, most: int = 200) -> ScoreCounts:

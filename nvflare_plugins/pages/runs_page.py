@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from nvflare_plugins.base.formatting import fitted, human_bytes, human_seconds, number, printable
+from nvflare_plugins.base.formatting import human_bytes, human_seconds, number, printable, table_lines
 from nvflare_plugins.pages.charts import Axis, Line, line_chart
 from nvflare_plugins.pages.render import environment, page
 from nvflare_plugins.pages.run_record import RunRecord, is_number
@@ -62,16 +62,12 @@ def _seconds(run: RunRecord) -> float | None:
 
 def describe(runs: Iterable[Mapping[str, Any]]) -> str:
     """Return runs as a table for a person."""
-    lines = [f"{'finished':<20} {'name':<24} {'profile':<14} {'data set':<16} {'rounds':>6}  best, job"]
+    rows = [("finished", "name", "profile", "data set", "rounds", "best", "status", "model", "job")]
     for one in runs:
-        score = "" if one["best"] is None else f"{one['metric']} {one['best']:.5g} in round {one['best_round']}, "
-        status = "" if one["status"] == "completed" else f"{one['status']}, "
-        names = f" ({', '.join(one['models'])})" if one["models"] else ""
-        lines.append(
-            f"{one['finished'][:19]:<20} {fitted(one['name'], 24)} {fitted(one['profile'], 14)} "
-            f"{fitted(one['data_set'], 16)} {one['rounds']:>6}  {score}{status}{one['job']}{names}"
-        )
-    return "\n".join(printable(line, 400) for line in lines)
+        score = "" if one["best"] is None else f"{one['metric']} {one['best']:.5g} in round {one['best_round']}"
+        names = (one["finished"][:19], one["name"], one["profile"], one["data_set"], str(one["rounds"]), score)
+        rows.append((*names, one["status"], ", ".join(one["models"]), one["job"]))
+    return "\n".join(table_lines([[printable(cell, 60) for cell in row] for row in rows], right=(4,)))
 
 
 def build_page(site: str, runs: Sequence[tuple[RunRecord, Mapping[str, Any]]], links: Mapping[str, str]) -> str:

@@ -53,7 +53,7 @@ def test_runs_are_listed_the_newest_first(site: Path, capsys: pytest.CaptureFixt
     assert runs(site) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:10] for line in lines[1:4]] == ["2026-08-03", "2026-08-02", "2026-08-01"]
-    assert "aborted, job-c" in lines[1] and "eval-auc 0.9 in round 2, job-a" in lines[3] and "outcome <b>" in lines[3]
+    assert "aborted" in lines[1] and "eval-auc 0.9 in round 2   completed" in lines[3] and "outcome <b>" in lines[3]
     assert lines[4].startswith("left out: broken: ")
 
 

@@ -32,7 +32,9 @@ def test_curves_from_counts_are_those_of_the_rows() -> None:
     scores[label] = np.minimum(np.round(scores[label] + 0.2, 2), 1)
     found = class_figures(counted_scores(scores, label, "ill", 1000))
     fall_out, recall, _ = roc_curve(label, scores, drop_intermediate=False)
-    assert {f"ROC, rate {x:.4g}: {y:.4g}" for x, y in zip(fall_out, recall, strict=True)} <= set(titles(found.roc))
+    assert {f"ROC, false positive rate {x:.4g}: {y:.4g}" for x, y in zip(fall_out, recall, strict=True)} <= set(
+        titles(found.roc)
+    )
     precision, recall, _ = precision_recall_curve(label, scores)
     drawn = set(titles(found.precision_recall))
     expected = {f"precision, recall {x:.4g}: {y:.4g}" for x, y in zip(recall[:-1], precision[:-1], strict=True)}
@@ -44,7 +46,12 @@ def test_curves_from_counts_are_those_of_the_rows() -> None:
 
 def test_a_group_of_a_calibration_curve_tells_its_rows() -> None:
     found = class_figures(ScoreCounts((0.0, 0.5), (30, 10), (10, 30), "ill"))
-    assert titles(found.calibration) == ["0 to 0.5: 10 of 40 rows are ill", "0.5 to 1: 30 of 40 rows are ill"]
+    assert titles(found.calibration)[2:] == [
+        "10 of 40 rows are ill, probability 0: 0.25",
+        "10 of 40 rows are ill, probability 0.5: 0.25",
+        "30 of 40 rows are ill, probability 0.5: 0.75",
+        "30 of 40 rows are ill, probability 1: 0.75",
+    ]
 
 
 def test_a_swarm_has_a_dot_for_each_row_and_the_strongest_features_first() -> None:

@@ -272,7 +272,9 @@ def compared(text: str) -> local_page.Comparison:
 
 def checked(text: str) -> SimpleNamespace:
     found = {text: [text, "b"]}
-    return SimpleNamespace(rows={text: 3, "b": 0}, problems=found, notes=found, united=[text], features=[text], left_out=[text])
+    return SimpleNamespace(
+        rows={text: 3, "b": 0}, problems=found, notes=found, united=[text], features=[text], left_out=[text]
+    )
 
 
 def runs_of(text: str) -> str:
