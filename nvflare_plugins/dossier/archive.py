@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from nvflare_plugins.base.formatting import printable
-from nvflare_plugins.evidence.audit import CertificateAuthority
+from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import canonical, is_name, read_time, time_text
 from nvflare_plugins.site.certificates import Identity
 
@@ -218,7 +218,7 @@ def seal(dossier: Dossier, identity: Identity) -> bytes:
     return pack({MANIFEST: manifest, SIGNATURE: canonical(signature), **dossier.members})
 
 
-def open_dossier(archive: bytes, authority: CertificateAuthority) -> Dossier:
+def open_dossier(archive: bytes, authority: FlareAuthority) -> Dossier:
     """Check an archive: its form, its manifest, every member, and the signature if it has one.
 
     Raises:
@@ -266,7 +266,7 @@ def _check_members(listed: Any, members: Mapping[str, bytes]) -> None:
 
 
 def _check_signature(
-    stated: Mapping[str, Any], site: str, manifest: bytes, created: datetime, authority: CertificateAuthority
+    stated: Mapping[str, Any], site: str, manifest: bytes, created: datetime, authority: FlareAuthority
 ) -> bool:
     if set(stated) != {"certificate", "signature"}:
         raise ProtocolError(f"its {SIGNATURE} is none")

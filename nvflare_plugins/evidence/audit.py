@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -117,20 +117,6 @@ class Certified:
     public_key: str
 
 
-class CertificateAuthority(Protocol):
-    """Knows which certificates to believe."""
-
-    def certified(self, site: str, certificate: str, moments: Sequence[datetime]) -> Certified:
-        """Check that a certificate (PEM) belonged to ``site`` at these moments.
-
-        Raises:
-            AuthenticationError: it did not, or no authority that is believed says so.
-        """
-
-    def check(self, certificate: str, statement: bytes, signature: bytes) -> None:
-        """Check a signature. Raises: AuthenticationError."""
-
-
 _AGREED = ("sites", "signed", "public_keys", "certificates", "parameters_hash")
 _AGREED_VERSIONS = ("veilboost", "xgboost")
 _GROWN_BY = "trees grown by"
@@ -175,7 +161,7 @@ class Audit:
 
 def audit(
     logs: Sequence[Log],
-    authority: CertificateAuthority,
+    authority: FlareAuthority,
     now: datetime | None = None,
     excused: Collection[str] = (),
     ended_early: bool = False,
@@ -326,7 +312,7 @@ def _times(logs: Sequence[Log], now: datetime) -> Iterator[str]:
             yield f"the clocks of the sites differ by more than a day at the record of the {name}"
 
 
-def _certificates(sites: Sequence[Log], authority: CertificateAuthority) -> Iterator[str]:
+def _certificates(sites: Sequence[Log], authority: FlareAuthority) -> Iterator[str]:
     """The certificate that a signed log brings along is the one that its session was opened with, and its own."""
     signed = [(log, log.session) for log in sites if log.session is not None and log.session["signed"]]
     stated = [log.times["session"] for log, _ in signed]
@@ -508,7 +494,7 @@ def _head_rhythm(log: Log) -> Iterator[str]:
         yield "the final heads of all sites are missing"
 
 
-def _heads(log: Log, by_name: Mapping[str, Log], authority: CertificateAuthority) -> Iterator[str]:
+def _heads(log: Log, by_name: Mapping[str, Log], authority: FlareAuthority) -> Iterator[str]:
     """Every head of another party that this log holds is a state of that party's own log, signed where it must be."""
     expected = set(log.session["sites"]) if log.session is not None else set()
     last: dict[str, int] = {}
@@ -532,7 +518,7 @@ def _heads(log: Log, by_name: Mapping[str, Log], authority: CertificateAuthority
             yield from _head_signature(n, head, owner, authority)
 
 
-def _head_signature(n: int, head: SignedHead, owner: Log, authority: CertificateAuthority) -> Iterator[str]:
+def _head_signature(n: int, head: SignedHead, owner: Log, authority: FlareAuthority) -> Iterator[str]:
     if owner.session is None or not owner.session["signed"]:
         return
     try:
@@ -544,7 +530,7 @@ def _head_signature(n: int, head: SignedHead, owner: Log, authority: Certificate
         yield f"record {n}: the head of {head.site} does not verify: {error}"
 
 
-def _seal(log: Log, authority: CertificateAuthority) -> Iterator[str]:
+def _seal(log: Log, authority: FlareAuthority) -> Iterator[str]:
     if log.seal is None or log.session is None or not log.session["signed"]:
         return
     if log.seal["signature"] is None:

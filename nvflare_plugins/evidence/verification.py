@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.formatting import printable
-from nvflare_plugins.evidence.audit import MAX_CLOCK_ERROR, Audit, CertificateAuthority, FlareAuthority, audit
+from nvflare_plugins.evidence.audit import MAX_CLOCK_ERROR, Audit, FlareAuthority, audit
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX
 from nvflare_plugins.evidence.reader import Log, contradictions, ended_early, excused, left_out, not_shown, read_log
 
@@ -176,7 +176,7 @@ def unchecked(root: x509.Certificate | None, servers: Collection[str]) -> Iterat
         )
 
 
-def verify_files(files: Sequence[Path], authority: CertificateAuthority, job: str | None = None) -> Verification:
+def verify_files(files: Sequence[Path], authority: FlareAuthority, job: str | None = None) -> Verification:
     """As ``verify``, for given files and with another way to judge certificates."""
     attempts: dict[tuple[str, str], list[Log]] = defaultdict(list)
     failures: list[str] = []

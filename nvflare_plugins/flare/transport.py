@@ -19,6 +19,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.flare.timeouts import QUERY_INTERVAL_S, LifeSigns, resend_pause_s
+from nvflare_plugins.wire.aggregation import Aggregator, Arriving
 from nvflare_plugins.wire.envelope import CHUNK_BYTES, MAX_FRAME_BYTES
 
 # Frames cut into messages that FLARE's connections carry well, and put together again.
@@ -165,22 +166,6 @@ class Cell(Protocol):
     def fire_and_forget(
         self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
     ) -> dict[str, str]: ...
-
-
-class FrameSink(Protocol):
-    """The part of wire/aggregation.py's Aggregator that is used here."""
-
-    def submit(self, site: str, frame: bytes, reply: Callable[[bytes], None]) -> None: ...
-
-    def begin(self, site: str, first: bytes, size: int) -> ArrivingFrame | None: ...
-
-
-class ArrivingFrame(Protocol):
-    """A frame that the sink takes piece by piece."""
-
-    def feed(self, piece: bytes) -> None: ...
-
-    def finish(self, reply: Callable[[bytes], None]) -> None: ...
 
 
 class SiteTransport:
@@ -364,7 +349,7 @@ class _SiteState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     number: int = 0
     incoming: Assembly | None = None
-    arriving: ArrivingFrame | None = None  # takes the pieces as they come
+    arriving: Arriving | None = None  # takes the pieces as they come
     pieces: list[bytes] = field(default_factory=list)  # or they are kept
     reply: bytes | None = None
     reply_sent_at: float = 0.0
@@ -387,7 +372,7 @@ class FrameServer:
     def __init__(
         self,
         cell: Cell,
-        sink: FrameSink,
+        sink: Aggregator,
         site_cells: Mapping[str, str],
         attempt: str,
         on_violation: Callable[[str, str], None],
