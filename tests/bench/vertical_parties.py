@@ -31,7 +31,7 @@ from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import histogram_maker as makers
-from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, VerticalTraining
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.histogram_maker import PointPairs, histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
@@ -310,9 +310,8 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
         if scheme == "plain"
         else PrecomputingKeyOwner(owner, len(workload.label), workload.num_rounds) as stocked
     ):
-        result = train_vertical(
-            params, [own], parties, stocked, OwnColumns(tuple(names[: workload.widths[0]])), settings, on_round=note
-        )
+        columns = OwnColumns(tuple(names[: workload.widths[0]]))
+        result = VerticalTraining(params, [own], parties, stocked, columns, settings).run(note)
     # Bins are made before the first tree: it counts as much as the others on average.
     n = len(ends)
     others = (ends[-1] - ends[0]) * n / (n - 1) if n > 1 else ends[0]

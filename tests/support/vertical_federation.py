@@ -145,9 +145,9 @@ def federate(
     settings = active_party.VerticalSettings(num_rounds, noised=noised, **{"deadline_s": 60, **settings})
     own_names = tuple(names[: joined.widths[0]])
     lists = {name: words for name, words in zip(own_names, joined.lists(0), strict=True) if words}
-    result = active_party.train_vertical(
+    result = active_party.VerticalTraining(
         checked, sets, parties, owner, active_party.OwnColumns(own_names, lists), settings, model
-    )
+    ).run()
     return Outcome(result, passives, parties, joined.widths[0])
 
 

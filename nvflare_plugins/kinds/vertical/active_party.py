@@ -220,39 +220,6 @@ class VerticalResult:
     leaf_purities: list[float] = field(default_factory=list)
 
 
-def train_vertical(
-    params: TrainingParameters,
-    sets: Sequence[LabelledSet],
-    parties: Sequence[Party],
-    owner: GradientOwner,
-    own: OwnColumns,
-    settings: VerticalSettings,
-    initial_model: bytes | None = None,
-    on_round: Callable[[VerticalRound, GrownModel], None] | None = None,
-) -> VerticalResult:
-    """Train with the passive parties.
-
-    Args:
-        params: checked by ``check_vertical_parameters``.
-        own: the active party's columns.
-        sets: the training set, then sets to evaluate after each round, in the order of the parties' sets.
-        owner: the key owner's half of the additive scheme; its format must hold the number of rows.
-        initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
-            been given their tables of it.
-        on_round: called after every round with the record and the model so far, thresholds masked.
-
-    Raises:
-        VeilBoostError: what ended the training.
-    """
-    _check_sets(params, sets, parties, own)
-    names, categories = all_columns(own, parties)
-    objective = Objective.of_job(params, settings.arithmetic)
-    model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
-    result = _Training(params, objective, sets, parties, owner, own, settings, model).run(on_round)
-    result.model = vertical_model.mask_columns(model.to_bytes(), len(own.names), names, categories, own.label_classes)
-    return result
-
-
 def _first_model(
     params: TrainingParameters,
     objective: Objective,
@@ -349,18 +316,37 @@ class _Margins:
             self.add(output, np.array(tree["split_conditions"], dtype=np.float32)[leaf])
 
 
-class _Training:
+class VerticalTraining:
+    """The training with the passive parties."""
+
     def __init__(
         self,
         params: TrainingParameters,
-        objective: Objective,
         sets: Sequence[LabelledSet],
         parties: Sequence[Party],
         owner: GradientOwner,
         own: OwnColumns,
         settings: VerticalSettings,
-        model: GrownModel,
+        initial_model: bytes | None = None,
     ):
+        """Prepare a training.
+
+        Args:
+            params: checked by ``check_vertical_parameters``.
+            sets: the training set, then sets to evaluate after each round, in the order of the parties' sets.
+            owner: the key owner's half of the additive scheme; its format must hold the number of rows.
+            own: the active party's columns.
+            initial_model: an earlier result (``VerticalResult.model``) to continue from; the passive parties must have
+                been given their tables of it.
+
+        Raises:
+            ConfigurationError, DataRefusal: parties, rows, labels or the model to continue do not fit the job.
+        """
+        _check_sets(params, sets, parties, own)
+        self._lists = names, categories = all_columns(own, parties)
+        self._label_classes = own.label_classes
+        objective = Objective.of_job(params, settings.arithmetic)
+        model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
         self._objective, self._sets, self._parties, self._owner = objective, sets, tuple(parties), owner
         self._settings, self._model = settings, model
         self._n_own, self._n_columns = len(own.names), parties[-1].columns.stop
@@ -387,7 +373,15 @@ class _Training:
         self._closed: set[str] = set()  # parties that give no sums any more
         self._result = VerticalResult(b"")
 
-    def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None) -> VerticalResult:
+    def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None = None) -> VerticalResult:
+        """Train.
+
+        Args:
+            on_round: called after every round with the record and the model so far, thresholds masked.
+
+        Raises:
+            VeilBoostError: what ended the training.
+        """
         settings, result, model = self._settings, self._result, self._model
         first = model.n_rounds
         stopping = EarlyStopping(settings.early_stopping_rounds)
@@ -403,6 +397,7 @@ class _Training:
             if on_round is not None:
                 on_round(record, model)
         result.best_round, result.best_score = stopping.best_round, stopping.best_score
+        result.model = vertical_model.mask_columns(model.to_bytes(), self._n_own, *self._lists, self._label_classes)
         return result
 
     def _round(self, number: int) -> VerticalRound:
@@ -572,16 +567,10 @@ class ActiveSite:
             start.stages.take()
             n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
             with PrecomputingKeyOwner(owner, n_rows, n_trees, start.stages.measure) as filled:
-                result = train_vertical(
-                    params,
-                    self._sets(),
-                    parties,
-                    filled,
-                    self._own,
-                    self._settings(),
-                    self._model,
-                    self._after_round,
+                training = VerticalTraining(
+                    params, self._sets(), parties, filled, self._own, self._settings(), self._model
                 )
+                result = training.run(self._after_round)
         columns = tuple(vertical_model.PartyColumns(party.name, party.schema.aliases) for party in parties)
         part = vertical_model.ActivePart(result.model, start.data.columns, columns, result.best_round)
         best = None if result.best_round is None else result.best_round - self._n_initial

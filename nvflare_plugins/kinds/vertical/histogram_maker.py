@@ -636,21 +636,6 @@ class SumShard(WorkerPart):
         for block, n_block_rows, start, stop in blocks:
             self._pairs.take(block.data, n_block_rows, slice(start, stop))
 
-    def sum_bins(
-        self, features: NDArray[np.int64], n_bins: tuple[int, ...], noise: Drawn, node_rows: Nodes
-    ) -> list[bytes]:
-        """Add the pairs of the nodes into the bins of some features, pack and hide: what the only worker does.
-
-        Args:
-            n_bins: of each of these features.
-            noise: of the preset noised, on these sums of g and of h, int64[n] each; None where sums are exact.
-            node_rows: of each node int32[n_node_rows]; None for those of the last call.
-
-        Returns:
-            By column.
-        """
-        return self._pairs.finish(self._sum(features, n_bins, node_rows), _noise(noise))
-
     def sum_share(
         self,
         exchange: int,
@@ -660,19 +645,22 @@ class SumShard(WorkerPart):
         noise: Drawn,
         node_rows: Nodes,
     ) -> tuple[list[bytes], int, float]:
-        """Do the same with the other workers: each packs and hides a share of the sums, with its share of the noise.
+        """Add the pairs of the nodes into the bins of some features, with the other workers; pack and hide a share.
 
         Args:
             exchange: its number.
+            n_bins: of each of these features.
             bounds: worker w has the slots from bounds[w] to bounds[w + 1].
+            noise: of the preset noised, on these sums of g and of h, int64[n] each; None where sums are exact.
+            node_rows: of each node int32[n_node_rows]; None for those of the last call.
 
         Returns:
             By column, nothing where there is no share; bytes sent to other workers; seconds waited for them.
         """
-        if self.peers is None:
-            raise TypeError("this worker has no other to add sums with")
-        sent, waited = self.peers.sent_bytes, self.peers.waited_s
         sums = self._sum(features, n_bins, node_rows)
+        if self.peers is None or len(bounds) == 2:  # the only worker
+            return self._pairs.finish(sums, _noise(noise)), 0, 0.0
+        sent, waited = self.peers.sent_bytes, self.peers.waited_s
         share = reduce_scatter(self.peers, exchange, bounds, sums, self._pairs.part, self._pairs.add)
         columns = [] if share is None else self._pairs.finish(share, _noise(noise))
         return columns, self.peers.sent_bytes - sent, self.peers.waited_s - waited
@@ -761,14 +749,9 @@ class ShardedHistogramMaker(HistogramMaker):
             while self._waiting:  # gradients that are none are refused as such, before sums fail for want of them
                 self._waiting.popleft().result()
             columns, nodes = features.astype(np.int64), self._nodes(node_rows)
-            n_slots, n_bins = len(node_rows) * layout.n_slots, layout.n_bins
-            if len(self._workers) == 1:
-                args = (columns, n_bins, _slots_of(noise, 0, n_slots), nodes[0])
-                alone: list[bytes] = self._workers.call(0, "sum_bins", *args).result()
-                return alone
-            bounds = self._bounds(n_slots)
+            bounds = self._bounds(len(node_rows) * layout.n_slots)
             shares = [_slots_of(noise, start, stop) for start, stop in itertools.pairwise(bounds)]
-            each = [(columns, n_bins, tuple(bounds), *own) for own in zip(shares, nodes, strict=True)]
+            each = [(columns, layout.n_bins, tuple(bounds), *own) for own in zip(shares, nodes, strict=True)]
             futures = self._workers.together("sum_share", each)
             for work, future in zip(self._workers.work, futures, strict=True):
                 future.add_done_callback(_exchanges(work))

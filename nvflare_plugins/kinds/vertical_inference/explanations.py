@@ -31,7 +31,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, ActivePart, PassivePart, PrivateSplit
 from nvflare_plugins.kinds.vertical_inference.inference import rounds_of
 from nvflare_plugins.xgb import stock as xgb
-from nvflare_plugins.xgb.model_json import NO_LISTS, model_bytes, set_categories
+from nvflare_plugins.xgb.model_json import bare_model, set_categories
 
 _HEADER = struct.Struct("<4sBIIII")
 _MAGIC, _VERSION = b"VLBP", 2
@@ -240,9 +240,7 @@ class Explainer:
         if foreign:
             raise ConfigurationError("a split of the model is in no party's table")
         self.names = [*part.columns, *(f"{p.site}.{alias}" for p in part.parties for alias in p.aliases)]
-        document["learner"]["feature_names"], document["learner"]["feature_types"] = [], []
-        document["learner"]["gradient_booster"]["model"]["cats"] = NO_LISTS
-        booster = xgb.Booster(model_file=bytearray(model_bytes(document)))
+        booster = xgb.Booster(model_file=bytearray(bare_model(document)))
         first_round, end_round = rounds_of(part, rounds)
         self._booster = booster[first_round:end_round]
         self._matrix = xgb.DMatrix(table, feature_types=types, enable_categorical=True)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, train_vertical
+from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, VerticalTraining
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
@@ -52,15 +52,15 @@ def exchanges(n_passive: int, depth: int) -> list[int]:
             ]
             params = {"objective": "binary:logistic", "max_depth": depth, "max_bin": 16, "min_child_weight": 0}
             turns.append(site.channel.counter)
-            train_vertical(
+            training = VerticalTraining(
                 check_vertical_parameters(params, [f"x{i}" for i in range(sum(widths))]),
                 [LabelledSet("train", np.ascontiguousarray(parts[0]), label)],
                 place_parties(2, named),
                 ClearGradientOwner(pair_format(600)),
                 OwnColumns(("x0", "x1")),
                 VerticalSettings(ROUNDS, deadline_s=DEADLINE_S),
-                on_round=lambda record, booster: asking.turn(record.round + 1),
             )
+            training.run(lambda record, booster: asking.turn(record.round + 1))
         meetings.extend(np.diff(turns).tolist())
 
     def answering(party: PassiveParty):
