@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import xgboost as xgb
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.dp_quantiles import quantile_cuts
+from he_processors.curve.registry import available_backends
+from he_processors.elgamal.encryption import DigitFormat
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
-from nvflare_plugins.kinds.vertical import active_party
+from nvflare_plugins.kinds.vertical import active_party, key_owner
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, pair_format
 from nvflare_plugins.kinds.vertical.messages import Party, place_parties
 from nvflare_plugins.kinds.vertical.model import FederatedModel, PassivePart, merge
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
@@ -23,6 +26,7 @@ from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.clear_maker import ClearHistogramMaker
+from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
 
 
@@ -86,7 +90,21 @@ class Outcome:
 
 def make_clear(n_rows: int):
     """Return the stand-in: the owner, and a function that makes a passive party's half."""
-    return ClearGradientOwner(pair_format(n_rows)), ClearHistogramMaker
+    return key_owner.ClearGradientOwner(key_owner.pair_format(n_rows)), ClearHistogramMaker
+
+
+def make_paillier(n_rows: int):
+    """Return the same of Paillier, with a key that protects nothing."""
+    owner = key_owner.gradient_owner(toy_paillier(), key_owner.pair_format(n_rows))
+    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
+
+
+def make_elgamal(n_rows: int):
+    """Return the same of ElGamal; skips the test where there is no compiled curve."""
+    if available_backends()[0] == "reference":
+        pytest.skip("the C extension was not built")
+    owner = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
+    return owner, lambda: histogram_maker(owner.setup(), n_rows)
 
 
 def noised_cuts(plan: NoisePlan, features: NDArray[np.float32], randomness: RandomSource = OS_RANDOMNESS) -> CutPoints:

@@ -7,18 +7,24 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from he_processors.curve.registry import available_backends
-from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PairFormat
 from nvflare_plugins.kinds.vertical import active_party as active
 from nvflare_plugins.kinds.vertical import histogram_maker, key_owner
 from nvflare_plugins.kinds.vertical import histogram_maker as makers
-from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, elgamal_owner, gradient_owner, pair_format
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, gradient_owner
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
-from tests.support.vertical_federation import Joined, central, federate, first_difference, make_clear
+from tests.support.vertical_federation import (
+    Joined,
+    central,
+    federate,
+    first_difference,
+    make_clear,
+    make_elgamal,
+    make_paillier,
+)
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8}
 N_ROWS = 150
@@ -29,18 +35,6 @@ def small_blocks(monkeypatch):
     for module in (active, makers):
         monkeypatch.setattr(module, "GRADIENT_BLOCK_ROWS", 40)
     monkeypatch.setattr(key_owner, "_BLOCK_BINS", 1)  # each node's sums are opened by themselves
-
-
-def encrypted(n_rows: int):
-    owner = gradient_owner(toy_paillier(), pair_format(n_rows))
-    return owner, lambda: histogram_maker.histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
-
-
-def on_a_curve(n_rows: int):
-    if available_backends()[0] == "reference":
-        pytest.skip("the C extension was not built")
-    owner = elgamal_owner(DigitFormat.of(40, n_rows))
-    return owner, lambda: histogram_maker.histogram_maker(owner.setup(), n_rows)
 
 
 # Sums of so many rows leave 64 bits; what the parties have are a few of them.
@@ -61,9 +55,9 @@ def encrypted_in_two_words(n_rows: int):
 SCHEMES = {
     "clear": make_clear,
     "clear, two words": clear_in_two_words,
-    "paillier": encrypted,
+    "paillier": make_paillier,
     "paillier, two words": encrypted_in_two_words,
-    "elgamal": on_a_curve,
+    "elgamal": make_elgamal,
 }
 
 

@@ -13,17 +13,15 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
-from nvflare_plugins.kinds.vertical.key_owner import gradient_owner, pair_format
+from nvflare_plugins.kinds.vertical.key_owner import pair_format
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.schema import RELEASED_SUMS
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import Tap
 from tests.support.clear_maker import ClearHistogramMaker
-from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
-from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, trees
+from tests.support.vertical_federation import Joined, federate, first_difference, make_clear, make_paillier, trees
 
 N_ROWS = 1500
 FLOOR = 60
@@ -106,15 +104,11 @@ def test_guards_that_withhold_nothing_change_nothing(tmp_path):
 
 
 def test_under_encryption_the_same_sums_are_withheld_and_the_model_is_the_same(tmp_path):
-    def encrypted(n_rows: int):
-        owner = gradient_owner(toy_paillier(), pair_format(n_rows))
-        return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
-
     rng = np.random.default_rng(7)
     features = rng.normal(size=(200, 4)).astype(np.float32)
     joined = Joined(features, (features[:, 0] + features[:, 3] > 0).astype(np.float32), (2, 2))
     models = []
-    for name, scheme in (("clear", make_clear), ("encrypted", encrypted)):
+    for name, scheme in (("clear", make_clear), ("encrypted", make_paillier)):
         memory = Memory(tmp_path / name, "site")
         memory.secret(RELEASED_SUMS, bytes(32))  # the same keys of rows
         ledger = ReleasedSums(memory, "data")

@@ -17,8 +17,7 @@ from he_processors.histogram.sums import BinNoise, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner
-from nvflare_plugins.kinds.vertical.histogram_maker import CLEAR_CODE, histogram_maker
-from nvflare_plugins.kinds.vertical.messages import TrainingSetup
+from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.workers.workers import Workers
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
@@ -56,28 +55,20 @@ def workers() -> Iterator[Callable[[int], Workers]]:
         yield lambda n: stack.enter_context(workers_here(n))
 
 
-def owner_of(scheme: str, n_rows: int):
-    """Return the owner in this process, what passive parties need, and the secret that workers get."""
-    if scheme == "plain":
-        pairs = key_owner.pair_format(n_rows)
-        return key_owner.ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
-    if scheme == "elgamal":
-        points = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
-        return points, points.setup(), points.secret_bytes()
-    key = toy_paillier()
-    owner = key_owner.gradient_owner(key, key_owner.pair_format(n_rows))
-    return owner, owner.setup(), secret_key_to_bytes(key)
+def owner_of(scheme: str, n_rows: int, tails: tuple[int, int] = (0, 0)):
+    """Return the owner in this process, what passive parties need, and the secret that workers get.
 
-
-def noised_owner_of(scheme: str, n_rows: int, tails: tuple[int, int]):
-    """As ``owner_of``, of the format that sums with noise have."""
+    Args: tails: of the noise on sums, which have a coarser format then.
+    """
+    is_noised = any(tails)
     if scheme == "elgamal":
-        points = key_owner.elgamal_owner(DigitFormat.of(14, n_rows, tails))
+        points = key_owner.elgamal_owner(DigitFormat.of(14 if is_noised else 40, n_rows, tails))
         return points, points.setup(), points.secret_bytes()
-    pairs = PairFormat(20, n_rows, 1.0, 0.0, 1.0, tails)
+    pairs = PairFormat(20, n_rows, 1.0, 0.0, 1.0, tails) if is_noised else key_owner.pair_format(n_rows)
     if scheme == "plain":
-        return key_owner.ClearGradientOwner(pairs), TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b""), b""
-    key = toy_paillier(512)
+        clear = key_owner.ClearGradientOwner(pairs)
+        return clear, clear.setup(), b""
+    key = toy_paillier(512) if is_noised else toy_paillier()
     owner = key_owner.gradient_owner(key, pairs)
     return owner, owner.setup(), secret_key_to_bytes(key)
 
@@ -89,9 +80,7 @@ def sharded(scheme: str, n_active: int, n_passive: int, workers):
             owner = key_owner.ShardedOwner(owner, workers(n_active), "auto", secret)
 
         def maker():
-            if not n_passive:
-                return histogram_maker(setup, n_rows, allow_clear=True, allow_toy_keys=True)
-            at = workers(n_passive)
+            at = workers(n_passive) if n_passive else None
             return histogram_maker(setup, n_rows, at, allow_clear=True, allow_toy_keys=True)
 
         return owner, maker
@@ -129,12 +118,9 @@ def test_weights_whose_sums_take_two_words(workers) -> None:
 
     def make(n_workers: int):
         def scheme(n_rows: int):
-            pairs = key_owner.pair_format(n_rows, weighted=True)
-            setup = TrainingSetup(CLEAR_CODE, pairs.fraction_bits, n_rows, b"")
-            if not n_workers:
-                return key_owner.ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, allow_clear=True)
-            at = workers(2 * n_workers)
-            return key_owner.ClearGradientOwner(pairs), lambda: histogram_maker(setup, n_rows, at, allow_clear=True)
+            owner = key_owner.ClearGradientOwner(key_owner.pair_format(n_rows, weighted=True))
+            at = workers(2 * n_workers) if n_workers else None
+            return owner, lambda: histogram_maker(owner.setup(), n_rows, at, allow_clear=True)
 
         return scheme
 
@@ -149,7 +135,7 @@ def test_noise_is_added_once_where_sums_are_joined(scheme, n_workers, workers) -
     n_rows, tails, rng = 90, (1 << 22, 1 << 21), np.random.default_rng(3)
     layout, nodes = BinLayout((4, 3)), [np.arange(90, dtype=np.int32), np.arange(5, 60, dtype=np.int32)]
     codes = np.stack([rng.integers(0, n + 1, n_rows) for n in layout.n_bins]).astype(np.uint8)
-    owner, setup, secret = noised_owner_of(scheme, n_rows, tails)
+    owner, setup, secret = owner_of(scheme, n_rows, tails)
     if secret:
         owner = key_owner.ShardedOwner(owner, workers(2), "auto", secret)
     maker = histogram_maker(setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, tails=tails)

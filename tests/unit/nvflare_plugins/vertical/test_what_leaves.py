@@ -5,16 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.curve.registry import available_backends
-from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.kinds.vertical import key_owner
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.messages import Message, to_bytes
 from tests.support import in_process_link
-from tests.support.he_toys import toy_paillier
 from tests.support.searching import found_every_time
-from tests.support.vertical_federation import Joined, federate, make_clear, trees
+from tests.support.vertical_federation import Joined, federate, make_clear, make_elgamal, make_paillier, trees
 
 
 def data() -> Joined:
@@ -22,18 +18,6 @@ def data() -> Joined:
     features = rng.normal(size=(120, 6)).astype(np.float32)
     label = (features[:, 1] + features[:, 4] + rng.normal(size=120) * 0.3 > 0).astype(np.float32)
     return Joined(features, label, (2, 2, 2), (features[:30], label[:30]))
-
-
-def encrypted(n_rows: int):
-    owner = key_owner.gradient_owner(toy_paillier(), key_owner.pair_format(n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
-
-
-def on_a_curve(n_rows: int):
-    if available_backends()[0] == "reference":
-        pytest.skip("the C extension was not built")
-    owner = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows)
 
 
 def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
@@ -71,7 +55,7 @@ def recorded(monkeypatch, scheme) -> tuple[bytes, list[bytes], object]:
     return b"".join(wire), secrets, outcome
 
 
-@pytest.mark.parametrize("scheme", [encrypted, on_a_curve])
+@pytest.mark.parametrize("scheme", [make_paillier, make_elgamal])
 def test_no_gradient_leaf_or_threshold_is_on_the_wire(monkeypatch, scheme):
     def search(run: int) -> list[bytes]:
         wire, secrets, outcome = recorded(monkeypatch, scheme)
@@ -97,5 +81,5 @@ def test_the_search_finds_what_the_stand_in_shows(monkeypatch):
 def test_nothing_secret_is_printed(make):
     outcome = federate(data(), {"objective": "binary:logistic", "max_depth": 2}, 1)
     split = next(iter(outcome.passives[0].table.values() or outcome.passives[1].table.values()))
-    shown = {"passive": outcome.passives, "owner": encrypted(120)[0], "split": split}[make]
+    shown = {"passive": outcome.passives, "owner": make_paillier(120)[0], "split": split}[make]
     assert str(split.threshold) not in repr(shown) and "array" not in repr(shown)
