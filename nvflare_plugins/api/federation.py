@@ -414,6 +414,8 @@ class Federation:
         names = dict.fromkeys(name for draft in drafts.values() for name in draft.columns if name != self.label)
         for site, text in lacking(self._tables(ROWS), list(cast("Sequence[str]", wanted or names))):
             check.add(site, text)
+        if check and not found.features:
+            check.add("all sites", "no column is left to train on: ids, dates, constants and free text are no features")
         check.features, check.categories = tuple(found.features), found.categories
         check.left_out = tuple(name for name in names if name not in found.features)
         return {"features": found.features, "categories": found.categories}

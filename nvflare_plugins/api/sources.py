@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,14 +22,18 @@ _TAKEN = ("server", "local", "startup", "simulate_job", "admin", "relay")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A file and how a site reads it. ``options`` are keys of the policy's data set (``DataSet``)."""
+    """A file, or a data frame to be written, and how a site reads it.
 
-    path: Path
+    Attributes:
+        options: keys of the policy's data set (``DataSet``).
+    """
+
+    path: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(
-    path: str | Path,
+    path: str | Path | pd.DataFrame,
     *,
     separator: str = ",",
     encoding: str = "utf-8",
@@ -47,7 +52,7 @@ def read(
     """Say how one site's file is read; nothing is opened before the federation is checked.
 
     Args:
-        path: CSV or Parquet, also with .gz.
+        path: CSV or Parquet, also with .gz; or a data frame.
         separator: between the columns of a CSV file, such as ";" or a tab.
         encoding: of a CSV file; Python's names such as cp1252 are understood.
         decimal: between whole part and fraction of numbers that are text: "." or ",".
@@ -74,7 +79,8 @@ def read(
     defaults = {"separator": ",", "encoding": "utf-8", "decimal": ".", "thousands": ""}
     options: dict[str, Any] = {name: value for name, value in given.items() if value != defaults[name]}
     options |= {name: value for name, value in optional.items() if value is not None}
-    return Reader(Path(path), {**options, **({"drop_unlabelled": True} if drop_unlabelled else {})})
+    source = Path(path) if isinstance(path, (str, Path)) else path
+    return Reader(source, {**options, **({"drop_unlabelled": True} if drop_unlabelled else {})})
 
 
 Source: TypeAlias = "pd.DataFrame | str | Path | Reader"
@@ -124,6 +130,9 @@ def reader_of(site: str, source: object, folder: Path, name: str) -> Reader:
     """
     if isinstance(source, (str, Path)):
         source = read(source)
+    options: Mapping[str, Any] = {}
+    if isinstance(source, Reader) and not isinstance(source.path, Path):
+        options, source = source.options, source.path
     if isinstance(source, Reader):
         path = source.path.expanduser().absolute()
         if not path.exists():
@@ -134,7 +143,7 @@ def reader_of(site: str, source: object, folder: Path, name: str) -> Reader:
     try:
         path = write_private_table(folder / site / f"{name}.parquet", frame)
         dates = {one: "YYYY-MM-DD" for one in frame.columns if frame[one].dtype.kind == "M"}  # whatever they say
-        return Reader(path, {"format": "parquet", **({"dates": dates} if dates else {})})
+        return Reader(path, {"format": "parquet", **({"dates": dates} if dates else {}), **options})
     except Exception as error:  # pyarrow's and pandas' own, whose texts quote values
         raise ConfigurationError(
             f"{site}: its data frame cannot be written as a table ({type(error).__name__}). Remedy: columns of one "
@@ -171,7 +180,9 @@ def _frame(site: str, source: object) -> pd.DataFrame:
             values = frame[name].dropna()
             if any(isinstance(value, (list, dict, set, tuple, bytes)) for value in values):
                 raise ConfigurationError(f"{site}: column {name!r} holds lists or other objects: give numbers or texts")
-            if not all(isinstance(value, str) for value in values):
+            if len(values) and all(isinstance(value, date) for value in values):
+                frame[name] = pd.to_datetime(frame[name])
+            elif not all(isinstance(value, str) for value in values):
                 frame[name] = frame[name].map(str, na_action="ignore")
         elif isinstance(frame[name].dtype, pd.CategoricalDtype):
             frame[name] = frame[name].astype(object).map(str, na_action="ignore")

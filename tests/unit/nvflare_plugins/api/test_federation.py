@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,20 @@ def test_classes_from_1_on_and_numbers_are_told_apart(tmp_path: Path) -> None:
     assert job.label_classes == [*range(1, 8)] and job.params["num_class"] == 7
     amounts = {site: frame.assign(died=np.arange(120) / 7) for site, frame in sites.items()}
     assert federation(amounts, tmp_path).recipe().job.params["objective"] == "reg:squarederror"
+
+
+def test_a_data_frame_can_have_a_reader_and_its_dates_are_dates(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    days = [date(2020, 1, 1) + timedelta(days=n) for n in range(120)]
+    some = sites["ulm"].assign(day=days, died=[None, *sites["ulm"]["died"][1:]])
+    sites = {site: frame.assign(day=pd.to_datetime(days)) for site, frame in sites.items()} | {"ulm": some}
+    assert "drop_unlabelled=True" in refused(sites, tmp_path)["ulm"][0]
+    fed = federation(sites | {"ulm": vb.read(some, drop_unlabelled=True)}, tmp_path)
+    assert fed.recipe(vb.Horizontal(features=["size", "day"])).job.features == ["size", "day"]
+    assert fed._entry(ROWS, "ulm", vb.Horizontal())["dates"] == {"day": "YYYY-MM-DD"}
+    assert "day" not in fed.check().features
+    with pytest.raises(vb.SitesRefused, match="no column is left"):
+        federation({site: frame[["died", "day"]] for site, frame in sites.items() if site != "ulm"}, tmp_path).recipe()
 
 
 def test_a_column_of_one_value_at_one_site_is_still_a_feature(tmp_path: Path) -> None:
