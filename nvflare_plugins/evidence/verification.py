@@ -81,6 +81,11 @@ class Verification:
     root: str | None = None
     unchecked: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        found = {"failures": list(self.failures), "unchecked": list(self.unchecked)}
+        lists = "".join(f", {name}: {'; '.join(some)}" for name, some in found.items() if some)
+        return f"<Verification {self.verdict.name}, {len(self.attempts)} attempts{lists}>"
+
     @property
     def sound(self) -> bool:
         """Whether nothing contradicts the evidence and the job was completed; says nothing of who wrote it."""
