@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import click
@@ -137,13 +137,20 @@ def _run(options: Options) -> int:
 
 def _print_json(options: Options, code: int, **told: object) -> None:
     document = {"command": options.command, "exit_code": code, **told}
-    print(json.dumps(document, indent=2, default=_as_json))
+    print(json.dumps(_as_json(document), indent=2, allow_nan=False))
 
 
 def _as_json(value: object) -> object:
+    """Return values as JSON has them: what is no number is null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return value.value if isinstance(value, Enum) else str(value)
+        return {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(getattr(value, "value", value))
 
 
 def _said(options: Options, text: str, code: int) -> int:

@@ -488,10 +488,16 @@ def registry(options: Options) -> int:
         refusals.reset(policy.data_set(options.reset_refusals).name)
         print(f"the refusals of data set {options.reset_refusals!r} are counted from now on")
         return 0
-    print(Registry.open(policy).describe())
+    remembered = Registry.open(policy)
+    print(remembered.describe())
     print(AlignmentRegistry.open(policy).describe())
     limit = policy.data_refusals_per_month
-    options.tell(refusals=refusals.counts(), demands=refusals.counts(Question.DEMAND), most_refusals_per_month=limit)
+    options.tell(
+        runs=remembered.runs(),
+        refusals=refusals.counts(),
+        demands=refusals.counts(Question.DEMAND),
+        most_refusals_per_month=limit,
+    )
     for name, count in refusals.counts().items():
         print(f"data set {name!r}: {count} of {limit} jobs that its rows may refuse within a month")
     for name, count in refusals.counts(Question.DEMAND).items():

@@ -369,7 +369,7 @@ class TabularFile:
         if self._spec.encoding != "utf-16" and header.startswith(UTF_16_MARKS):
             raise self._error(f"is written in UTF-16. {self._key('encoding')}")
         names = fields_of(header.decode(errors="replace"), self._spec.separator)
-        if not self._spec.names and look_like_data(names, self._format):
+        if not self._spec.names and look_like_data(names, self._format) and not _may_be_codes(names):
             raise self._error(f"has no names of columns: its first line looks like a row. {self._key('names')}")
         source = io.BytesIO(header) if is_closed(header, self._spec.separator) else self._source()
         with arrow_csv.open_csv(source, parse_options=self._parse_options(skip_invalid=True)) as reader:
@@ -515,6 +515,12 @@ def look_like_data(fields: Sequence[str], form: NumberFormat) -> bool:
     n_dates = sum(n is None and bool(fitting_dates([text])) for text, n in zip(texts, numbers, strict=True))
     are_places = len(said) > 1 and n_dates == 0 and said == [said[0] + place for place in range(len(said))]
     return not are_places and len(said) + n_dates > len(texts) / 2
+
+
+def _may_be_codes(fields: Sequence[str]) -> bool:
+    """Tell whether numbers in a line may be names all the same, as years are: whole, and each above the one before."""
+    codes = [int(text) for text in fields if text.strip().isdecimal()]
+    return len(codes) > 1 and codes == sorted(set(codes)) and not any(set(text) & set(".,-/:") for text in fields)
 
 
 def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:

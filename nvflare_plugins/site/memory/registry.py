@@ -306,21 +306,40 @@ class Registry:
             db.execute("DELETE FROM runs WHERE id = ?", (run.run,))
             forget_unchecked(db, run.run)
 
-    def describe(self) -> str:
-        """Return the registry as a table that a person can read."""
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the runs, the oldest first, as values for programs."""
         with self._memory.reading() as db:
             rows = [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
             data = {number: data_of(db, number) for number in {run.terms.data for run in rows}}
+        return [
+            {
+                "started": run.started,
+                "job": run.job_id,
+                "state": str(run.state),
+                "trees": run.trees,
+                "data_set": of.name,
+                "rows": of.n_rows,
+                "data": of.fingerprint,
+                "sites": list(run.terms.sites),
+            }
+            for run in rows
+            for of in [data[run.terms.data]]
+        ]
+
+    def describe(self) -> str:
+        """Return the registry as a table that a person can read."""
+        runs = self.runs()
+        with self._memory.reading() as db:
             (n_searches,) = db.execute("SELECT COUNT(*) FROM searches").fetchone()
         lines = [f"{'started':<20} {'data set':<16} {'rows':>9} {'data':<8} {'state':<9} {'trees':>5}  sites, job"]
-        for run in rows:
-            of_run = data[run.terms.data]
+        for run in runs:
             lines.append(
-                f"{run.started:<20} {fitted(of_run.name, 16)} {of_run.n_rows:>9} {of_run.fingerprint[:8]:<8} "
-                f"{run.state:<9} {run.trees:>5}  {', '.join(run.terms.sites)}, {run.job_id}"
+                f"{run['started']:<20} {fitted(run['data_set'], 16)} {run['rows']:>9} {run['data'][:8]:<8} "
+                f"{run['state']:<9} {run['trees']:>5}  {', '.join(run['sites'])}, {run['job']}"
             )
         searches = counted(n_searches, "quantile search", "quantile searches")
-        lines.append(f"{counted(len(rows), 'run')}, {searches}, {counted(len(data), 'version')} of data sets.")
+        n_versions = len({(run["data_set"], run["data"]) for run in runs})
+        lines.append(f"{counted(len(runs), 'run')}, {searches}, {counted(n_versions, 'version')} of data sets.")
         return "\n".join(lines)
 
     def _judge(

@@ -175,7 +175,7 @@ def test_every_command_tells_programs_and_people_how_it_ends(
     ]
 
     def run(options: Options) -> int:
-        options.tell(path=Path("a"), version=Version("j", "f", "0", "now"))
+        options.tell(path=Path("a"), share=float("nan"), version=Version("j", "f", "0", "now"))
         sys.stdout.write("to people\n")
         return 3
 
@@ -192,6 +192,7 @@ def test_every_command_tells_programs_and_people_how_it_ends(
         "command": name,
         "exit_code": 3,
         "path": "a",
+        "share": None,
         "version": {"job": "j", "file": "f", "sha256": "0", "named": "now"},
         "lines": ["to people"],
     }

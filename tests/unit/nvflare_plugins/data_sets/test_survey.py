@@ -471,6 +471,9 @@ def test_a_file_without_a_header_is_read_by_the_names_that_the_policy_gives(tmp_
 def test_numbers_that_count_columns_are_names(tmp_path: Path) -> None:
     spec = written(tmp_path, lines(numbers(), numbers(), labels(), header="0,1,y"))
     assert survey(spec, Use(label="y")).is_fine and load_table(spec, label="y").feature_names == ("0", "1")
+    years = written(tmp_path, lines(numbers(), numbers(), numbers(), labels(), header="1990,2000,2010,y"))
+    assert load_table(years, label="y").feature_names == ("1990", "2000", "2010"), "they may be a row, and may be names"
+    assert finding(survey(years, Use(label="y")), "header").is_problem
 
 
 def test_an_archive_is_said_to_be_one_whatever_it_is_called(tmp_path: Path) -> None:
