@@ -18,16 +18,21 @@ from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
 from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
 from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
 from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, lacking, task
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.plan import PlanRequest
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
 from nvflare_plugins.base.formatting import counted, near_name
 from nvflare_plugins.cli.check import floors, use_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.flare.kinds import kind_of_job
 from nvflare_plugins.pages.render import page
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.preparation import allow
 from nvflare_plugins.recipes import recipe as recipes
 from nvflare_plugins.recipes.recipe import JobRecipe
-from nvflare_plugins.recipes.run import Run, SitesRefused
+from nvflare_plugins.recipes.run import SIMULATED, Run, SitesRefused
+from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy, policy_of_simulated
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up
@@ -485,7 +490,7 @@ class Federation:
         number = len(list((self.folder / "runs").glob("*"))) + 1
         root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)
         self._write_policies(root / made_name, method, consents)
-        self._check_job(made, method)
+        self._check_job(made.job, root / made_name)
         run = made.run(Simulator(self.sites, root, progress=progress))
         self._spent += [method.budget] if isinstance(method, Private) else []
         return run
@@ -502,17 +507,34 @@ class Federation:
             SitePolicy.from_dict(document, workspace=workspace / site, site=site)
             write_atomically(policy_of_simulated(workspace, site), json.dumps(document, indent=2).encode(), 0o600)
 
-    def _check_job(self, made: JobRecipe, method: Method) -> None:
-        """Look at every site's rows as the job will read them. Raises: SitesRefused: all reasons of all sites."""
-        if is_private(str(getattr(made.job, "profile", ""))):
+    def _check_job(self, job: Any, workspace: Path) -> None:
+        """Ask every site's policy, and look at its rows as the job will read them.
+
+        Raises:
+            SitesRefused: all reasons of all sites.
+        """
+        if is_private(str(getattr(job, "profile", ""))):
             return  # such a job refuses no row, and nothing may be told of one
         reasons: dict[str, list[str]] = {}
+        n_rows = 0
         for site in self.sites:
-            policy = SitePolicy.from_dict(self._policy, workspace=self.folder, site=site)
+            policy = SitePolicy.load(workspace, site)
+            told = reasons.setdefault(site, [])
+            try:
+                if isinstance(job, HorizontalJob):
+                    sites = tuple(sorted(self.sites))
+                    allow(job, SiteContext(site, sites, SIMULATED, bytes(16), policy.runs, policy, Identity(site)))
+            except (ConfigurationError, PolicyRefusal) as error:
+                told.append(str(error))
             for name in self._readers:
-                found = survey(self._spec(name, site, method), use_of(made.job, None, site))
-                problems = [one for one in (*found.findings, *floors(found, made.job, policy)) if one.is_problem]
-                reasons.setdefault(site, []).extend(map(hinted, problems))
+                found = survey(policy.data_set(name), use_of(job, None, site))
+                n_rows += found.n_rows if name == ROWS else 0
+                told += [hinted(one) for one in (*found.findings, *floors(found, job, policy)) if one.is_problem]
+            if isinstance(job, HorizontalJob) and site == self.sites[-1] and n_rows < policy.min_effective_rows:
+                told.append(
+                    f"all sites together have {n_rows} rows, and its policy asks for {policy.min_effective_rows}. "
+                    "Policy key: min_effective_rows. Remedy: more rows, or simulate(policy={'min_effective_rows': ...})"
+                )
         if any(reasons.values()):
             raise SitesRefused({site: some for site, some in reasons.items() if some}, "nothing was trained")
 

@@ -61,6 +61,12 @@ def refused(sites: dict[str, Any], tmp_path: Path, **more: Any) -> dict[str, lis
     return error.value.reasons
 
 
+def checked(fed: vb.Federation, method: Any, **more: Any) -> None:
+    """Do what comes between a recipe and FLARE."""
+    fed._write_policies(fed.folder / "ws", method, ())
+    fed._check_job(fed.recipe(method, **more).job, fed.folder / "ws")
+
+
 def test_tables_that_differ_in_form_alone_make_one_job(files: dict[str, Any], tmp_path: Path) -> None:
     fed = federation(renamed(files), tmp_path)
     check = fed.check()
@@ -125,7 +131,7 @@ def test_names_and_spellings_that_differ_are_read_alike_by_each_policy(files: di
     for name in (ROWS, HELD_OUT):
         entry = fed._entry(name, "ulm", vb.Horizontal())
         assert entry["rename"] == {"SIZE": "size"} and entry["columns"] == {"ward": {"KÖLN": "Köln"}}
-    fed._check_job(fed.recipe(), vb.Horizontal())
+    checked(fed, vb.Horizontal())
 
 
 def test_a_column_of_numbers_here_and_texts_there_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
@@ -234,7 +240,7 @@ def test_rows_by_column_have_the_label_at_one_site(tmp_path: Path) -> None:
     job = made.job
     assert (job.active, job.alignment, job.features) == ("bank", "first", {"bank": ["ward"], "shop": ["size"]})
     assert job.categories == {"bank": {"ward": ["Köln", "Süd"]}}
-    federation(sites, tmp_path)._check_job(made, vb.vertical(id="person"))  # each party's list is its own
+    checked(federation(sites, tmp_path), vb.vertical(id="person"))  # each party's list is its own
     with pytest.raises(ConfigurationError, match="at one site alone"):
         federation(dict.fromkeys(sites, both), tmp_path).recipe(vb.vertical(id="person"))
 
@@ -253,6 +259,22 @@ def test_a_private_job_says_what_the_caller_says_and_nothing_of_the_tables(tmp_p
 def test_a_plan_knows_the_shape(files: dict[str, Any], tmp_path: Path) -> None:
     text = federation(renamed(files), tmp_path).plan(rounds=5, profile="masks")
     assert re.search(r"360 rows", text) or "360" in text
+
+
+def test_what_policies_refuse_comes_before_anything_runs(files: dict[str, Any], tmp_path: Path) -> None:
+    fed = federation(renamed(files), tmp_path)
+    for profile, rounds, key in (("plain", 10, "allowed_profiles"), ("masks", 100_000, "max_rounds")):
+        with pytest.raises(vb.SitesRefused) as error:
+            checked(fed, vb.Horizontal(), rounds=rounds, profile=profile)
+        assert set(error.value.reasons) == set(SITES)
+        assert all(f"Policy key: {key}. Remedy" in one[0] for one in error.value.reasons.values())
+    checked(fed, vb.Horizontal())
+    two = federation({"a": table(0)[["ward", "died"]], "b": table(1)[["ward", "died"]]}, tmp_path)
+    with pytest.raises(vb.SitesRefused, match="fewer_than_three_sites"):
+        checked(two, vb.Horizontal())
+    few = {site: table(n, 30)[["ward", "died"]] for n, site in enumerate(SITES)}
+    with pytest.raises(vb.SitesRefused, match="have 90 rows"):
+        checked(federation(few, tmp_path), vb.Horizontal())
 
 
 def test_policies_are_as_json_says(files: dict[str, Any], tmp_path: Path) -> None:
