@@ -9,79 +9,48 @@ import jsonschema
 
 from nvflare_plugins.dossier.bill import bill
 
-_TEXT = {"type": "string", "minLength": 1}
-_LICENCES = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "oneOf": [
-            {
-                "type": "object",
-                "required": ["license"],
-                "additionalProperties": False,
-                "properties": {"license": {"type": "object", "required": ["name"], "properties": {"name": _TEXT}}},
-            },
-            {
-                "type": "object",
-                "required": ["expression"],
-                "additionalProperties": False,
-                "properties": {"expression": _TEXT},
-            },
-        ]
-    },
-}
-_COMPONENT = {
-    "type": "object",
-    "required": ["type", "name", "version", "purl", "bom-ref"],
-    "additionalProperties": False,
-    "properties": {
-        "type": {"enum": ["application", "library"]},
-        "name": _TEXT,
-        "version": _TEXT,
-        "bom-ref": _TEXT,
-        "purl": {"type": "string", "pattern": "^pkg:pypi/[a-z0-9][a-z0-9-]*@[A-Za-z0-9._%~-]+$"},
-        "licenses": _LICENCES,
-    },
-}
-SCHEMA = {
-    "type": "object",
-    "required": ["bomFormat", "specVersion", "version", "metadata", "components", "dependencies"],
-    "additionalProperties": False,
-    "properties": {
-        "bomFormat": {"const": "CycloneDX"},
-        "specVersion": {"const": "1.6"},
-        "version": {"type": "integer", "minimum": 1},
-        "metadata": {
-            "type": "object",
-            "required": ["timestamp", "component"],
-            "additionalProperties": False,
-            "properties": {
-                "timestamp": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
-                "component": _COMPONENT,
-                "properties": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name", "value"],
-                        "additionalProperties": False,
-                        "properties": {"name": _TEXT, "value": _TEXT},
-                    },
-                },
-            },
-        },
-        "components": {"type": "array", "uniqueItems": True, "items": _COMPONENT},
-        "dependencies": {
-            "type": "array",
-            "uniqueItems": True,
-            "items": {
-                "type": "object",
-                "required": ["ref"],
-                "additionalProperties": False,
-                "properties": {"ref": _TEXT, "dependsOn": {"type": "array", "uniqueItems": True, "items": _TEXT}},
-            },
-        },
-    },
-}
+TEXT = {"type": "string", "minLength": 1}
+
+
+def of(required: str, **properties: object) -> dict[str, object]:
+    """Return the schema of an object that has these properties and no others."""
+    return {
+        "type": "object",
+        "required": required.split(),
+        "additionalProperties": False,
+        "properties": {name.replace("_", "-"): one for name, one in properties.items()},
+    }
+
+
+def listed(items: object, **more: object) -> dict[str, object]:
+    return {"type": "array", "items": items, **more}
+
+
+LICENCE = {"oneOf": [of("license", license=of("name", name=TEXT)), of("expression", expression=TEXT)]}
+COMPONENT = of(
+    "type name version purl bom-ref",
+    type={"enum": ["application", "library"]},
+    name=TEXT,
+    version=TEXT,
+    bom_ref=TEXT,
+    purl={"type": "string", "pattern": "^pkg:pypi/[a-z0-9][a-z0-9-]*@[A-Za-z0-9._%~-]+$"},
+    licenses=listed(LICENCE, minItems=1),
+)
+METADATA = of(
+    "timestamp component",
+    timestamp={"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
+    component=COMPONENT,
+    properties=listed(of("name value", name=TEXT, value=TEXT)),
+)
+SCHEMA = of(
+    "bomFormat specVersion version metadata components dependencies",
+    bomFormat={"const": "CycloneDX"},
+    specVersion={"const": "1.6"},
+    version={"type": "integer", "minimum": 1},
+    metadata=METADATA,
+    components=listed(COMPONENT, uniqueItems=True),
+    dependencies=listed(of("ref", ref=TEXT, dependsOn=listed(TEXT, uniqueItems=True)), uniqueItems=True),
+)
 """The part of bom-1.6.schema.json that a bill uses, and nothing else; a bill was checked with the whole of it too."""
 
 

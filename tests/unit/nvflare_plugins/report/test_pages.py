@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +45,7 @@ from nvflare_plugins.pages.run_record import (
 )
 from nvflare_plugins.site.profiles import Statement
 from tests.support.evidence_attempts import Attempt
+from tests.support.pages import Shape
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -323,27 +323,6 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
     "check": ("check.html", lambda text, folder: page("check.html", check=checked(text))),
     "picture": ("figures.svg", lambda text, folder: picture(horizontal_bars([Bar(text, 1.0, text)]), text)),
 }
-
-
-class Shape(HTMLParser):
-    """What a browser makes of a page: its elements with the names of their attributes, all values, all text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, ...]] = []
-        self.values: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, *(name for name, _ in attrs)))
-        self.values += [value or "" for _, value in attrs]
-
-    handle_startendtag = handle_starttag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.mark.parametrize("name", PAGES)

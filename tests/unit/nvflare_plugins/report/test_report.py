@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.pages.report import build_report, feature_importance, write_report
 from nvflare_plugins.pages.run_record import Curve, PointCurve, ReportSection, RoundRow, RunRecord, TrafficRow
 from tests.support.evidence_attempts import Attempt
+from tests.support.pages import Shape
 
 
 @pytest.fixture(scope="module")
@@ -61,34 +61,9 @@ def folder(tmp_path, model):
     return tmp_path
 
 
-class Structure(HTMLParser):
-    """Collects tags, attributes and text; checks that SVG elements nest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    handle_startendtag = handle_starttag
-
-    def handle_data(self, data):
-        self.text += data
-
-
-def structure(html: str) -> Structure:
-    parsed = Structure()
-    parsed.feed(html)
-    return parsed
-
-
 def test_report_holds_every_part(folder):
     html = build_report(run_record(), folder)
-    text = structure(html).text
+    text = Shape(html).text
     for expected in (
         "Learning curve",
         "mean of the sites' local values",
@@ -109,49 +84,35 @@ def test_report_holds_every_part(folder):
 
 
 def test_report_needs_nothing_from_outside(folder):
-    parsed = structure(build_report(run_record(), folder))
-    assert not {"script", "img", "link", "iframe", "object", "base", "form"} & set(parsed.tags)
-    assert not {"src", "href", "xlink:href", "onload"} & {name for name, _ in parsed.attributes}
-    assert not any("://" in (value or "") for _, value in parsed.attributes)
-    assert "default-src 'none'" in dict(parsed.attributes).get("content", "") or any(
-        "default-src 'none'" in (value or "") for _, value in parsed.attributes
+    html = build_report(run_record(), folder)
+    elements = Shape(html).elements
+    assert not {"script", "img", "link", "iframe", "object", "base", "form"} & {tag for tag, *_ in elements}
+    assert not {"src", "href", "xlink:href", "onload"} & {name for _, *names in elements for name in names}
+    assert "://" not in html and "default-src 'none'" in html
+
+
+def hostile_record(text: str) -> RunRecord:
+    named = dict.fromkeys(("job_id", "site", "profile", "status", "registry", "name"), text)
+    return run_record(
+        **named,
+        notes=(text,),
+        params={text: text},
+        cuts={"a": [text]},
+        traffic=(TrafficRow(text, text, True, 1, 1, 1),),
+        rounds=(RoundRow(0, 1.0, {f"{text}-{text}": 0.5}),),
+        comparison=(Curve(text, text, (0.1,)),),
+        sections=(ReportSection(text, (text,), (text,), ((text,),)),),
     )
 
 
 def test_foreign_text_is_escaped(folder):
-    hostile = "<script>alert(1)</script>"
-    run = run_record(
-        job_id=hostile,
-        site=hostile,
-        profile=hostile,
-        status=hostile,
-        registry=hostile,
-        notes=(hostile,),
-        params={hostile: hostile},
-        cuts={"a": [hostile]},
-        traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
-        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),),
-        comparison=(Curve(hostile, hostile, (0.1,)),),
-    )
-    assert "script" not in structure(build_report(run, folder)).tags
+    elements = Shape(build_report(hostile_record("<script>alert(1)</script>"), folder)).elements
+    assert "script" not in {tag for tag, *_ in elements}
 
 
 def test_foreign_text_does_not_reorder_or_flood_the_page(folder):
     """Marks of writing direction turn "not signed" around; a lone surrogate could not even be written."""
-    hostile = "\u202e\u2066deifirev\x1b[2J\ud800\x00" + "x" * 100_000
-    run = run_record(
-        job_id=hostile,
-        site=hostile,
-        profile=hostile,
-        status=hostile,
-        registry=hostile,
-        notes=(hostile,),
-        params={hostile: hostile},
-        traffic=(TrafficRow(hostile, hostile, True, 1, 1, 1),),
-        rounds=(RoundRow(0, 1.0, {f"{hostile}-{hostile}": 0.5}),),
-        comparison=(Curve(hostile, hostile, (0.1,)),),
-        sections=(ReportSection(hostile, (hostile,), (hostile,), ((hostile,),)),),
-    )
+    run = hostile_record("\u202e\u2066deifirev\x1b[2J\ud800\x00" + "x" * 100_000)
     page = build_report(run, folder)
     assert all(line.isprintable() for line in page.split("\n"))
     assert "x" * 5000 not in page
@@ -166,13 +127,13 @@ def test_plain_profile_is_marked_as_unprotected(folder):
 
 @pytest.mark.parametrize("profile", ["masks", "bfv", "ckks", "plain"])
 def test_every_profile_says_who_could_learn_what(folder, profile):
-    text = structure(build_report(run_record(profile=profile), folder)).text
+    text = Shape(build_report(run_record(profile=profile), folder)).text
     assert ("EVERY SITE'S CONTRIBUTIONS" in text) == (profile == "ckks")
 
 
 def test_run_without_rounds_model_or_evidence_still_has_a_report(tmp_path):
     run = RunRecord("job", "a", "site-1", ("site-1",), "masks", status="aborted")
-    text = structure(build_report(run, tmp_path)).text
+    text = Shape(build_report(run, tmp_path)).text
     assert "aborted" in text and "holds no evidence" in text
 
 
@@ -250,8 +211,8 @@ def test_sections_of_a_kind_of_job_are_drawn_and_survive_the_file(folder):
     run = run_record(title="Another kind of job", sections=(section,))
     run.write(folder)
     assert RunRecord.read(folder).sections == (section,)
-    parsed = structure(build_report(RunRecord.read(folder), folder))
-    assert "script" not in parsed.tags
+    parsed = Shape(build_report(RunRecord.read(folder), folder))
+    assert "script" not in {tag for tag, *_ in parsed.elements}
     for expected in ("Another kind of job", "Own <section>", "a paragraph", "epsilon"):
         assert expected in parsed.text
 
@@ -263,7 +224,7 @@ def test_contents_of_sealed_messages_are_listed(tmp_path):
     log.content("received", "site-2", Content.HISTOGRAMS, Protection.PAILLIER, 50)
     log.end("completed")
     log.close()
-    text = structure(build_report(run_record(profile="paillier", model=None), tmp_path)).text
+    text = Shape(build_report(run_record(profile="paillier", model=None), tmp_path)).text
     assert "gradient pairs of the rows" in text and "300 B" in text and "Paillier ciphertexts" in text
     assert "mean of the sites' local values" not in text  # the active party alone knows the metric
 
@@ -282,7 +243,7 @@ def test_code_in_texts_is_shown_as_code_and_nothing_else_becomes_markup(folder):
     section = ReportSection("Own", ("run `a <b>` here",), (), (), (), (), "round", "epsilon")
     html = build_report(run_record(profile="paillier", registry="same rows.", sections=(section,)), folder)
     assert "run <code>a &lt;b&gt;</code> here" in html and "the preset <code>exact</code>" in html
-    assert "`" not in structure(html).text and "<p>Same rows.</p>" in html
+    assert "`" not in Shape(html).text and "<p>Same rows.</p>" in html
 
 
 DAMAGED_FIELDS = {
