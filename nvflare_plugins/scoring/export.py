@@ -14,7 +14,7 @@ thresholds, and rows that lack values, must get XGBoost's predictions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from scipy.special import logit
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
-from nvflare_plugins.xgb.model_json import bare_model, model_bytes, tree_weights, trees_model
+from nvflare_plugins.xgb.model_json import bare_model, category_sets, leaf_size, model_bytes, tree_weights, trees_model
 
 STRIPPED_ATTRIBUTE = "veilboost_sum_hessian"
 STRIPPED_NOTE = "set to NaN before the model left its site; cover and SHAP values are not available"
@@ -82,8 +82,7 @@ def splits_by_sets(document: dict[str, Any]) -> bool:
 
 def has_vector_leaves(document: dict[str, Any]) -> bool:
     """Tell whether the trees of a model document were grown with multi_output_tree."""
-    trees = trees_model(document["learner"])["trees"]
-    return any(int(tree["tree_param"].get("size_leaf_vector", 1)) > 1 for tree in trees)
+    return any(leaf_size(tree) > 1 for tree in trees_model(document["learner"])["trees"])
 
 
 def probes(model: FinishedModel) -> Floats:
@@ -248,76 +247,44 @@ def _ensemble_of_sets(helper: Any, types: Any, document: dict[str, Any], n_outpu
     trees = trees_model(learner)
     scales = tree_weights(learner) or [1.0] * len(trees["trees"])
     roots: list[int] = []
-    nodes: dict[str, list[Any]] = {
-        f"nodes_{name}": []
-        for name in (
-            *("featureids", "splits", "modes", "truenodeids", "trueleafs", "falsenodeids", "falseleafs"),
-            "missing_value_tracks_true",
-        )
-    }
-    outputs: list[int] = []
-    weights: list[float] = []
+    nodes: list[tuple[Any, ...]] = []
+    leaves: list[tuple[int, float]] = []
     members: list[float] = []
     for tree, output, scale in zip(trees["trees"], trees["tree_info"], scales, strict=True):
-        reached = _reached(tree)
-        inner = [place for place in reached if tree["left_children"][place] != -1] or [-1]
-        first, place_of = len(nodes["nodes_modes"]), {place: number for number, place in enumerate(inner)}
-        roots.append(first)
-        leaf_of = {}
+        sets, reached = category_sets(tree), _reached(tree)
+        inner = [place for place in reached if tree["left_children"][place] != -1]
+        roots.append(len(nodes))
+        way_to = {place: (len(nodes) + number, 0) for number, place in enumerate(inner)}
         for place in reached:
-            if tree["left_children"][place] == -1:
-                leaf_of[place] = len(weights)
-                outputs.append(output)
-                weights.append(float(np.float32(scale) * np.float32(tree["split_conditions"][place])))
+            if place not in way_to:
+                way_to[place] = len(leaves), 1
+                leaves.append((output, float(np.float32(scale) * np.float32(tree["split_conditions"][place]))))
+        if not inner:  # a tree of one leaf: it is where both ways go
+            nodes.append((0, 0.0, _LESS, *way_to[0], *way_to[0], 0))
         for place in inner:
-            if place == -1:  # a tree of one leaf: it is where both ways go
-                row: tuple[Any, ...] = (0, 0.0, _LESS, leaf_of[0], 1, leaf_of[0], 1, 0)
+            to_left, to_right = way_to[tree["left_children"][place]], way_to[tree["right_children"][place]]
+            feature, goes_left = tree["split_indices"][place], int(tree["default_left"][place])
+            if place in sets:
+                members += [*map(float, sets[place]), float("nan")]
+                nodes.append((feature, 0.0, _MEMBER, *to_right, *to_left, 1 - goes_left))
             else:
-                left, right = tree["left_children"][place], tree["right_children"][place]
-                to_left, to_right = (
-                    (leaf_of[c], 1) if c in leaf_of else (first + place_of[c], 0) for c in (left, right)
-                )
-                feature, goes_left = tree["split_indices"][place], int(tree["default_left"][place])
-                chosen = _right_categories(tree, place)
-                members += [*chosen, float("nan")] if chosen else []
-                row = (
-                    (feature, 0.0, _MEMBER, *to_right, *to_left, 1 - goes_left)
-                    if chosen
-                    else (
-                        feature,
-                        float(np.float32(tree["split_conditions"][place])),
-                        _LESS,
-                        *to_left,
-                        *to_right,
-                        goes_left,
-                    )
-                )
-            for held, value in zip(nodes.values(), row, strict=True):
-                held.append(value)
+                below = float(np.float32(tree["split_conditions"][place]))
+                nodes.append((feature, below, _LESS, *to_left, *to_right, goes_left))
 
     def tensor(kind: int, values: list[Any]) -> Any:
         return helper.make_tensor("values", kind, [len(values)], values)
 
-    given: dict[str, Any] = {
-        **nodes,
-        "nodes_splits": tensor(types.FLOAT, nodes["nodes_splits"]),
-        "nodes_modes": tensor(types.UINT8, nodes["nodes_modes"]),
+    given = _by_name(_SET_NODES, nodes)
+    given |= {
+        "nodes_splits": tensor(types.FLOAT, given["nodes_splits"]),
+        "nodes_modes": tensor(types.UINT8, given["nodes_modes"]),
         "membership_values": tensor(types.FLOAT, members),
-        "leaf_targetids": outputs,
-        "leaf_weights": tensor(types.FLOAT, weights),
+        "leaf_targetids": [output for output, _ in leaves],
+        "leaf_weights": tensor(types.FLOAT, [weight for _, weight in leaves]),
     }
     domain, names = "ai.onnx.ml", (["features"], ["sums"])
     grown = helper.make_node("TreeEnsemble", *names, domain=domain, tree_roots=roots, n_targets=n_outputs, **given)
     return [grown, helper.make_node("Add", ["sums", "base"], ["margins"])]
-
-
-def _right_categories(tree: dict[str, Any], place: int) -> list[float]:
-    """Return the categories that a node sends to the right; none if it splits by a number."""
-    if place not in tree["categories_nodes"]:
-        return []
-    which = tree["categories_nodes"].index(place)
-    first, size = tree["categories_segments"][which], tree["categories_sizes"][which]
-    return [float(one) for one in tree["categories"][first : first + size]]
 
 
 def _ensemble(helper: Any, types: Any, document: dict[str, Any], n_outputs: int) -> list[Any]:
@@ -325,20 +292,24 @@ def _ensemble(helper: Any, types: Any, document: dict[str, Any], n_outputs: int)
     learner = document["learner"]
     trees = trees_model(learner)
     scales = tree_weights(learner) or [1.0] * len(trees["trees"])
-    nodes: dict[str, list[Any]] = {name: [] for name in _NODES}
-    leaves: dict[str, list[Any]] = {name: [] for name in _LEAVES}
+    nodes: list[tuple[Any, ...]] = []
+    leaves: list[tuple[Any, ...]] = []
     for number, (tree, output, scale) in enumerate(zip(trees["trees"], trees["tree_info"], scales, strict=True)):
         single = dict(zip(tree["categories_nodes"], tree["categories"], strict=True))
         for place in _reached(tree):
-            for name, value in zip(_NODES, (number, place, *_node(tree, place, single)), strict=True):
-                nodes[name].append(value)
+            nodes.append((number, place, *_node(tree, place, single)))
             if tree["left_children"][place] == -1:
                 weight = np.float32(scale) * np.float32(tree["split_conditions"][place])
-                for name, value in zip(_LEAVES, (number, place, output, float(weight)), strict=True):
-                    leaves[name].append(value)
+                leaves.append((number, place, output, float(weight)))
+    entries = _by_name(_NODES, nodes) | _by_name(_LEAVES, leaves)
     given = {"n_targets": n_outputs, "aggregate_function": "SUM", "base_values": _base_margins(learner, n_outputs)}
     names = (["features"], ["margins"])
-    return [helper.make_node("TreeEnsembleRegressor", *names, domain="ai.onnx.ml", **nodes, **leaves, **given)]
+    return [helper.make_node("TreeEnsembleRegressor", *names, domain="ai.onnx.ml", **entries, **given)]
+
+
+def _by_name(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the columns of a table of at least one row by their names."""
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
 
 
 _NODES = (
@@ -349,6 +320,16 @@ _NODES = (
     "nodes_modes",
     "nodes_truenodeids",
     "nodes_falsenodeids",
+    "nodes_missing_value_tracks_true",
+)
+_SET_NODES = (
+    "nodes_featureids",
+    "nodes_splits",
+    "nodes_modes",
+    "nodes_truenodeids",
+    "nodes_trueleafs",
+    "nodes_falsenodeids",
+    "nodes_falseleafs",
     "nodes_missing_value_tracks_true",
 )
 _LEAVES = ("target_treeids", "target_nodeids", "target_ids", "target_weights")
