@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 from functools import cache
 
@@ -13,6 +13,7 @@ from he_processors.bignum import registry
 from he_processors.bignum.interface import ModBatch, add, constant, lift, product, scale
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable, ProtocolError
+from tests.support.he_toys import segment_products
 
 # Keys of 2048, 3072 and 4096 bits, of which Paillier computes modulo n^2 and p^2; and widths beside whole limbs.
 PAILLIER_BITS = (4096, 6144, 8192, 2048, 3072)
@@ -169,13 +170,7 @@ def test_segmented_products(arithmetic: ModBatch) -> None:
     starts = np.concatenate([[2], 2 + np.cumsum(lengths)]).astype(np.int64)  # rows before the first segment: unused
     order = rng.integers(0, len(values), starts[-1] + 3).astype(np.int32)  # and rows after the last one
     products = arithmetic.segprod(residues, order, starts)
-    expected = []
-    for begin, end in itertools.pairwise(starts):
-        total = 1 % m
-        for row in order[begin:end]:
-            total = total * values[row] % m
-        expected.append(total)
-    assert leave(arithmetic, products) == expected
+    assert leave(arithmetic, products) == segment_products(values, order, starts, m)
     assert leave(arithmetic, residues) == values
 
 
@@ -188,13 +183,8 @@ def test_long_segments_among_short_ones(backend: str) -> None:
     lengths = [1300, 0, 1, 2, 513, 512, 511, 3]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     order = np.random.default_rng(4).integers(0, len(values), starts[-1]).astype(np.int32)
-    expected = []
-    for begin, end in itertools.pairwise(starts):
-        total = 1
-        for row in order[begin:end]:
-            total = total * values[row] % m
-        expected.append(total)
-    assert leave(arithmetic, arithmetic.segprod(residues, order, starts)) == expected
+    products = arithmetic.segprod(residues, order, starts)
+    assert leave(arithmetic, products) == segment_products(values, order, starts, m)
 
 
 def test_segmented_products_refuse_bad_segments(arithmetic: ModBatch) -> None:
@@ -290,10 +280,7 @@ def test_batch_operations_beyond_the_interface(arithmetic: ModBatch) -> None:
     chained = arithmetic.mul(add(arithmetic, x, y), add(arithmetic, arithmetic.mul(x, y), y))
     assert leave(arithmetic, chained) == [(a + b) * (a * b + b) % m for a, b in zip(xs, ys, strict=True)]
     units = [v or 1 for v in xs]
-    total = 1
-    for v in units:
-        total = total * v % m
-    assert product(arithmetic, enter(arithmetic, units)) == total % m
+    assert product(arithmetic, enter(arithmetic, units)) == math.prod(units) % m
 
 
 def test_lift_to_a_larger_modulus(backend: str) -> None:

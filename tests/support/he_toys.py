@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,18 @@ class SeededRandomness:
 def toy_paillier(bits: int = TOY_BITS, seed: int = 1) -> PaillierPrivateKey:
     """Return a small Paillier key, the same in every run."""
     return generate_paillier_key(bits, SeededRandomness(seed), allow_toy_keys=True)
+
+
+def pair_secrets(rank: int, world: int) -> dict[int, bytes]:
+    """Return a site's secrets with each of the others, the same at both."""
+    return {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(world) if peer != rank}
+
+
+def segment_products(
+    values: Sequence[int], order: NDArray[np.int32], starts: NDArray[np.int64], modulus: int
+) -> list[int]:
+    """Return the product of each segment of an order of rows."""
+    return [math.prod(values[row] for row in order[a:b]) % modulus for a, b in pairwise(starts)]
 
 
 def signed_rows(values: Iterable[int], width: int = 16) -> NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from he_processors.bfv import BfvProcessor
 from he_processors.ckks import CkksProcessor
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.masks import MessageLabel, PairwiseMasks
+from tests.support.he_toys import pair_secrets
 
 SCHEMES = [(bfv, BfvProcessor), (ckks, CkksProcessor)]
 SLOTS = {BfvProcessor: 4096, CkksProcessor: 8192}
@@ -193,12 +194,7 @@ def test_plain_moduli_leave_room_for_the_worst_noise():
 
 
 def masked_sites(world: int) -> list[PairwiseMasks]:
-    def secret(a: int, b: int) -> bytes:
-        return bytes([16 * min(a, b) + max(a, b)]) * 32
-
-    return [
-        PairwiseMasks(b"s" * 32, r, {p: secret(r, p) for p in range(world) if p != r}, b"g" * 32) for r in range(world)
-    ]
+    return [PairwiseMasks(b"s" * 32, rank, pair_secrets(rank, world), b"g" * 32) for rank in range(world)]
 
 
 def test_masks_inside_bfv_give_the_sum_and_hide_each_site_from_key_holders():

@@ -6,15 +6,13 @@ import pytest
 
 from he_processors.errors import AuthenticationError, ProtocolError
 from he_processors.sum_tags import MAC_BYTES, PairMacs
+from tests.support.he_toys import pair_secrets
 
 PLACE = ("CLOSING", "finish:1", "PUBLIC", 7)
 
 
 def make_sites(world: int = 3, session: bytes = b"s" * 32) -> list[PairMacs]:
-    def secret(a: int, b: int) -> bytes:
-        return bytes([min(a, b), max(a, b)]) * 16
-
-    return [PairMacs(session, r, {p: secret(r, p) for p in range(world) if p != r}) for r in range(world)]
+    return [PairMacs(session, rank, pair_secrets(rank, world)) for rank in range(world)]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"content" * 1000])

@@ -12,18 +12,13 @@ from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from he_processors.key_agreement import derive_key
 from he_processors.masks import ResidueMasks
+from tests.support.he_toys import pair_secrets
 
 SESSION, GROUP = b"session-" * 4, b"g" * 32
 
 
-def pair_secret(a: int, b: int) -> bytes:
-    return bytes([min(a, b), max(a, b)]) * 16
-
-
 def make_sites(world: int, session: bytes = SESSION) -> list[ResidueMasks]:
-    return [
-        ResidueMasks(session, r, {p: pair_secret(r, p) for p in range(world) if p != r}, GROUP) for r in range(world)
-    ]
+    return [ResidueMasks(session, rank, pair_secrets(rank, world), GROUP) for rank in range(world)]
 
 
 def words(*numbers: int) -> np.ndarray:
@@ -46,7 +41,7 @@ def test_masks_are_those_that_are_documented():
         blocks = [counter.to_bytes(8, "little") + k.to_bytes(8, "little") for k in range(n)]
         return [int.from_bytes(aes.update(block), "little") for block in blocks]
 
-    pair = stream(derive_key(pair_secret(0, 1), SESSION, "residues/pair", 0, 1), 7, 2)
+    pair = stream(derive_key(pair_secrets(0, 2)[1], SESSION, "residues/pair", 0, 1), 7, 2)
     group = stream(derive_key(GROUP, SESSION, "residues/group"), 7, 2)
     first, second = make_sites(2)
     assert first.mask(words(5, 6), 7).tolist() == [

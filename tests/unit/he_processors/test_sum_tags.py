@@ -15,19 +15,14 @@ from he_processors.field61 import MODULUS
 from he_processors.key_agreement import derive_key
 from he_processors.masks import MessageLabel
 from he_processors.sum_tags import CAPACITY_BITS, LARGEST_SUM, N_TAGS, SumTags, random_flags
+from tests.support.he_toys import pair_secrets
 
 P = MODULUS
 NONE = np.zeros(0, dtype=np.uint64)
 
 
 def make_sites(world: int, session: bytes = b"session-" * 4) -> list[SumTags]:
-    def secret(a: int, b: int) -> bytes:
-        return bytes([min(a, b), max(a, b)]) * 16
-
-    return [
-        SumTags(session, r, {peer: secret(r, peer) for peer in range(world) if peer != r}, b"g" * 32)
-        for r in range(world)
-    ]
+    return [SumTags(session, rank, pair_secrets(rank, world), b"g" * 32) for rank in range(world)]
 
 
 def label(n_values: int, counter: int = 0, kind: str = "HISTOGRAM", phase: str = "update:0") -> MessageLabel:
