@@ -104,7 +104,8 @@ EQUAL_TO_PLAIN = {
 }
 
 
-TABLES = {"breast": breast, "missing": lambda: synthetic(3_000)}
+# Half of the columns: what is equal is so for any number of them; all meet the slow tests.
+TABLES = {"breast": lambda: breast().iloc[:, -16:], "missing": lambda: synthetic(3_000)}
 # Parameters of the tree meet missing values, objectives meet real data; the other pairs run with the slow tests, and so
 # do those that reach the same code of ours as another: XGBoost computes gradients, and what it splits by, itself.
 TREE_PARAMETERS = {

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from dp_components.errors import LedgerDamaged, PrivacyError
 from dp_components.ledger import Ledger
 from he_processors.errors import ProtocolError
-from nvflare_plugins.cli import verify as verifier
+from nvflare_plugins.evidence import verification as verifier
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, export_name
 from nvflare_plugins.evidence.reader import SITES_FACT, Log, read_log
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED
