@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,7 +229,7 @@ _log = logging.getLogger(__name__)
 
 
 class NoisePayment:
-    """A passive party's ledger in one job of the preset noised.
+    """A passive party's ledger in one job of the preset noised. A context manager, which ends the attempt in it.
 
     A tree is paid for each time that it is begun, and drawn fresh noise for, whoever says that its sums were lost: the
     party never sees the sums that it noises, and cannot tell whether they are of the same gradients as before. To add
@@ -281,6 +282,12 @@ class NoisePayment:
                 "as a job of its own in the budget, or anew with more noised_repeats."
             )
         self._note: Callable[[], None] | None = lambda: persons.note(ids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.close(is_complete=kind is None)  # what was not used is free again
 
     def cut_points(self, train: PartySet) -> CutPoints:
         """Pay for cut points, and find them, or return those that an earlier attempt has paid for.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,13 +99,15 @@ class VerticalRun:
 
     def run(self) -> JobResult:
         """Align, agree, train, commit to the parts, write."""
-        with self._paid() as pay:
+        with ExitStack() as until_it_ends:
             with (
                 connected(self._job, self._context) as workers,  # before anything is reserved or released
                 watched(workers, self._attempt.progress) as self._attempt.progress,
             ):
                 data, n_done, arithmetic = self.agreed(workers)
-                payment = pay(data, n_done)
+                payment = self._payment(data, n_done)
+                if payment is not None:
+                    until_it_ends.enter_context(payment)
                 start = replace(self._reserve_together(data, n_done, arithmetic, payment), workers=workers)
                 try:
                     if workers is not None:
@@ -118,27 +120,14 @@ class VerticalRun:
                 sections = () if workers is None else (work_section(workers.work),)
             return self._finish(replace(finish, sections=(*finish.sections, *sections)), start)
 
-    @contextmanager
-    def _paid(self) -> Iterator[Callable[[PartyData, int], NoisePayment | None]]:
-        """Yield what reserves the cost of noised sums of a passive party; it is closed when the attempt ends."""
+    def _payment(self, data: PartyData, n_done: int) -> NoisePayment | None:
+        """Reserve the cost of noised sums, at a passive party."""
         job, parameters = self._job, self._prepared.parameters
         plan = plan_of(job, parameters)
-        payments: list[NoisePayment] = []
-        is_complete = False
-
-        def pay(data: PartyData, n_done: int) -> NoisePayment | None:
-            if plan is None or self._is_active:
-                return None
-            n_due = trees_due(job, parameters, n_done)
-            payments.append(NoisePayment(plan, self._attempt, data.train, n_due, may_wait=waiting_s(job) is not None))
-            return payments[0]
-
-        try:
-            yield pay
-            is_complete = True
-        finally:
-            for payment in payments:
-                payment.close(is_complete=is_complete)  # what was not used is free again
+        if plan is None or self._is_active:
+            return None
+        n_due = trees_due(job, parameters, n_done)
+        return NoisePayment(plan, self._attempt, data.train, n_due, may_wait=waiting_s(job) is not None)
 
     # -- before training ----------------------------------------------------------------------------------------------
 
