@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
-from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.wire.aggregation import Aggregator, add_words
-from nvflare_plugins.wire.channel import Channel, HeadExchange, RescaleRequested
+from nvflare_plugins.wire.channel import Channel, HeadExchange
 from nvflare_plugins.wire.envelope import (
     Codec,
     Frame,
@@ -30,6 +29,7 @@ from nvflare_plugins.wire.envelope import (
     unpack,
     unpack_list,
 )
+from tests.support.federation import DirectTransport, run_in_threads
 
 SITES = ("a", "b", "c")
 ATTEMPT = bytes(range(16))
@@ -279,38 +279,10 @@ def test_add_words_refuses_other_lengths():
         add_words([bytes(16), bytes(8)], 2)
 
 
-class Loop:
-    """A transport over one aggregator."""
-
-    def __init__(self, aggregator: Aggregator, site: str):
-        self.aggregator, self.site = aggregator, site
-
-    def exchange(self, data: bytes, timeout_s: float) -> bytes:
-        event, answers = threading.Event(), []
-        self.aggregator.submit(self.site, data, lambda answer: (answers.append(answer), event.set()))
-        if not event.wait(timeout_s):
-            raise JobAborted("timeout")
-        return answers[0]
-
-    def abort(self, reason: str) -> None:
-        self.aggregator.abort(reason)
-
-
 def run_sites(work, aggregator: Aggregator) -> dict[str, object]:
-    outcomes: dict[str, object] = {}
-
-    def take_part(site: str) -> None:
-        try:
-            outcomes[site] = work(Channel(site, SITES, "job", ATTEMPT, Loop(aggregator, site), 5.0))
-        except (ProtocolError, JobAborted, RescaleRequested) as error:
-            outcomes[site] = error
-
-    threads = [threading.Thread(target=take_part, args=(site,)) for site in SITES]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outcomes
+    return run_in_threads(
+        aggregator, SITES, lambda site, way: work(Channel(site, SITES, "job", ATTEMPT, way, 5.0)), notices_death=True
+    )
 
 
 def test_channels_number_their_exchanges_and_carry_heads_once():
@@ -342,7 +314,7 @@ def test_an_abort_reaches_every_site_as_one_error():
 
 
 def test_a_server_that_answers_with_another_exchange_is_refused():
-    class Replaying(Loop):
+    class Replaying(DirectTransport):
         first: bytes | None = None
 
         def exchange(self, data: bytes, timeout_s: float) -> bytes:
@@ -364,7 +336,7 @@ def test_attempt_must_be_16_bytes():
 
 @pytest.mark.parametrize("due", [True, False])
 def test_heads_that_the_server_keeps_back_or_makes_up_are_noticed(due):
-    class Lying(Loop):
+    class Lying(DirectTransport):
         def exchange(self, data: bytes, timeout_s: float) -> bytes:
             answer = unpack(super().exchange(data, timeout_s))
             return replace(answer, attachment=b"" if due else pack_list([b"x", b""])).pack()

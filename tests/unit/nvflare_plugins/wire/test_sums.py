@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.errors import AuthenticationError, CapacityExceeded, ProtocolError, VeilBoostError
+from he_processors.errors import AuthenticationError, CapacityExceeded, ProtocolError
 from he_processors.field61 import MODULUS
 from he_processors.fixed_point import Grid, Grids, exponent_of
 from he_processors.masks import PairwiseMasks
@@ -21,27 +21,10 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, FrameType, Kind, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
+from tests.support.federation import DirectTransport, run_in_threads
 
 SITES = ("a", "b", "c")
 ATTEMPT = bytes(16)
-
-
-class Wire:
-    """A transport that keeps what passed."""
-
-    def __init__(self, aggregator: Aggregator, site: str):
-        self.aggregator, self.site, self.frames = aggregator, site, []
-
-    def exchange(self, data: bytes, timeout_s: float) -> bytes:
-        self.frames.append(unpack(data))
-        event, answers = threading.Event(), []
-        self.aggregator.submit(self.site, data, lambda answer: (answers.append(answer), event.set()))
-        if not event.wait(timeout_s):
-            raise JobAborted("timeout")
-        return answers[0]
-
-    def abort(self, reason: str) -> None:
-        self.aggregator.abort(reason)
 
 
 def lattice(scheme: str):
@@ -56,12 +39,10 @@ def lattice(scheme: str):
 def federate(work, plain: bool = False, finest: int | None = None, scheme: str | None = None, short: bool = False):
     key = lattice(scheme) if scheme else None
     aggregator = Aggregator(SITES, ATTEMPT, 10.0)
-    wires = {site: Wire(aggregator, site) for site in SITES}
-    results: dict[str, object] = {}
+    sent: list[tuple[str, bytes]] = []
 
-    def take_part(rank: int) -> None:
-        site = SITES[rank]
-        channel = Channel(site, SITES, "job", ATTEMPT, wires[site], 10.0)
+    def take_part(site: str, way: DirectTransport) -> object:
+        rank, channel = SITES.index(site), Channel(site, SITES, "job", ATTEMPT, way, 10.0)
         channel.moment = TrainingStep(Phase.UPDATE, 0)
         secrets = {peer: bytes([min(rank, peer), max(rank, peer)]) * 16 for peer in range(3) if peer != rank}
         keys = (b"session-" * 4, rank, secrets, b"g" * 32)
@@ -74,17 +55,10 @@ def federate(work, plain: bool = False, finest: int | None = None, scheme: str |
         if short:
             pairs = profiles.ShortPlainSums() if plain else profiles.ShortMaskedSums(PairwiseMasks(*keys))
         sums = ProtectedSums(channel, processor, SumTags(*keys), finest, pairs=pairs)
-        try:
-            results[site] = work(sums, rank)
-        except VeilBoostError as error:
-            results[site] = error
-            aggregator.abort(str(error))
+        return work(sums, rank)
 
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = run_in_threads(aggregator, SITES, take_part, frames=sent)
+    wires = {site: SimpleNamespace(frames=[unpack(data) for of, data in sent if of == site]) for site in SITES}
     return results, wires
 
 
@@ -153,7 +127,7 @@ def ask_for_another_scale(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("what", ["scale", "counts"])
 def test_a_new_scale_for_what_has_none_is_refused_by_name(what):
-    class Lying(Wire):
+    class Lying(DirectTransport):
         def exchange(self, data: bytes, timeout_s: float) -> bytes:
             return ask_for_another_scale(super().exchange(data, timeout_s))
 
@@ -193,7 +167,7 @@ def test_counts_are_exact_and_bounded():
 
 
 def test_a_server_that_changes_the_secure_maximum_is_noticed():
-    class Lying(Wire):
+    class Lying(DirectTransport):
         def exchange(self, data: bytes, timeout_s: float) -> bytes:
             answer = bytearray(super().exchange(data, timeout_s))
             answer[-24] ^= 1  # the highest threshold, which no honest site reaches
