@@ -24,6 +24,7 @@ from nvflare_plugins.cli.options import SETTINGS, Options
 from nvflare_plugins.cli.waiting import Waiting
 
 _INTERRUPTED = 130  # as shells say it
+_TALKING = ("score",)  # with who types at the terminal, between whose lines no bar belongs
 
 
 class _Commands(click.Group):
@@ -126,7 +127,7 @@ def _refuse(error: click.UsageError) -> NoReturn:
 
 def _run(options: Options) -> int:
     """Run the command; put into JSON what it prints, where that was asked for and it does not do so by itself."""
-    with Waiting(options.command) as options.progress:
+    with Waiting(options.command, is_quiet=options.command in _TALKING) as options.progress:
         if not options.json or options.prints_json:
             return options.func(options)
         with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -19,8 +19,8 @@ class Waiting:
     Calling it says how much is done.
     """
 
-    def __init__(self, command: str) -> None:
-        self._command, self._share = command, 0.0
+    def __init__(self, command: str, *, is_quiet: bool = False) -> None:
+        self._command, self._share, self._is_quiet = command, 0.0, is_quiet
         self._lock, self._is_over = threading.Lock(), threading.Event()
         self._is_drawn = False
         self._thread: threading.Thread | None = None
@@ -32,7 +32,7 @@ class Waiting:
 
     def __enter__(self) -> Self:
         """Begin to wait, where somebody looks on."""
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self._is_quiet:
             self._out, sys.stdout = sys.stdout, _Clearing(self, sys.stdout) if sys.stdout.isatty() else sys.stdout
             self._thread = threading.Thread(target=self._draw, args=(time.monotonic(),), daemon=True)
             self._thread.start()

@@ -496,7 +496,7 @@ class DataSet(Document):
             raise ConfigurationError(f"data_sets.{self.name}.thousands must be another character than decimal")
         if self.names and (self.format != "csv" or self.loader is not None or len(set(self.names)) < len(self.names)):
             raise ConfigurationError(
-                f"data_sets.{self.name}.names are those of a CSV file without a line of names, and all different"
+                f"data_sets.{self.name}.names belong to a CSV file without a line of names, and must all be different"
             )
         if both := sorted(set(self.columns) & set(self.dates)):
             raise ConfigurationError(
