@@ -41,6 +41,7 @@ from nvflare_plugins.survey.survey import survey
 
 ROWS, HELD_OUT = "rows", "held_out"
 _AGREED = ("rename", "columns", "id_form")
+_DONE = "label_text"  # what asks for label_classes, which are taken from the tables here
 _RENAME = "Remedy: vb.read(path, rename={'NAME IN THE FILE': 'NAME THAT ALL SITES SHARE'})"
 _FILE_KEYS = ("separator", "encoding", "rename", "format", "names")
 _UNUSABLE = ("no_file", "unreadable", "not_text", "empty", "header", "no_such_column", "encoding", "separator")
@@ -87,8 +88,10 @@ class Check:
     def __init__(self, tables: Mapping[str, SiteTable]) -> None:
         self.tables = tables
         self.problems = {site: table.problems for site, table in tables.items() if table.problems}
+        told = {site: table.found.findings for site, table in tables.items()}
         self.notes = {
-            site: [hinted(one) for one in table.found.findings if not one.is_problem] for site, table in tables.items()
+            site: [hinted(one) for one in some if not one.is_problem and one.kind != _DONE]
+            for site, some in told.items()
         }
         self.united: list[str] = []
         self.features: tuple[str, ...] = ()
@@ -112,7 +115,7 @@ class Check:
         for title, group in (("problem", self.problems), ("note", self.notes)):
             lines += [f"{title} at {site}: {text}" for site, some in group.items() for text in some]
         lines += [f"read alike: {text}" for text in self.united]
-        lines.append(f"features: {', '.join(self.features)}")
+        lines += [f"features: {', '.join(self.features)}"] if self.features else []
         lines += [f"left out (ids, dates, free text): {', '.join(self.left_out)}"] if self.left_out else []
         return "\n".join(lines)
 

@@ -16,11 +16,16 @@ if __name__ != "veilboost":
     raise ImportError("this package has one name: import veilboost", name="veilboost")
 
 if TYPE_CHECKING:
-    from nvflare_plugins.api.federation import Check, Federation, simulate
-    from nvflare_plugins.api.methods import Horizontal, private, vertical
-    from nvflare_plugins.api.sources import read
-    from nvflare_plugins.recipes.run import Run, SitesRefused
-    from nvflare_plugins.scoring import load_model
+    from nvflare_plugins.api.federation import Check as Check
+    from nvflare_plugins.api.federation import Federation as Federation
+    from nvflare_plugins.api.federation import simulate as simulate
+    from nvflare_plugins.api.methods import Horizontal as Horizontal
+    from nvflare_plugins.api.methods import private as private
+    from nvflare_plugins.api.methods import vertical as vertical
+    from nvflare_plugins.api.sources import read as read
+    from nvflare_plugins.recipes.run import Run as Run
+    from nvflare_plugins.recipes.run import SitesRefused as SitesRefused
+    from nvflare_plugins.scoring import load_model as load_model
 
 _PLACES = {
     "Check": "nvflare_plugins.api.federation",
@@ -34,18 +39,7 @@ _PLACES = {
     "simulate": "nvflare_plugins.api.federation",
     "vertical": "nvflare_plugins.api.methods",
 }
-__all__ = [
-    "Check",
-    "Federation",
-    "Horizontal",
-    "Run",
-    "SitesRefused",
-    "load_model",
-    "private",
-    "read",
-    "simulate",
-    "vertical",
-]
+__all__ = [*_PLACES]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,12 @@ import pandas as pd
 import psutil
 import pytest
 import veilboost as vb
+from nvflare.recipe import SimEnv
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.evidence.verification import Verdict
+from nvflare_plugins.recipes import VerticalXGBRecipe
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.unit.nvflare_plugins.api.test_simulator import running
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +67,25 @@ def test_three_tables_that_differ_become_a_model_a_history_and_evidence(tmp_path
         fed.train(vb.Horizontal(features=features), profile="plain")
     assert set(refused.value.reasons) == set(sites)
     assert all("allowed_profiles. Remedy" in one[0] for one in refused.value.reasons.values())
+
+
+def test_the_example_of_the_vertical_recipe_runs_as_it_stands(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(400, 3)), columns=["a", "b", "c"]).assign(id=[f"c{n:03}" for n in range(400)])
+    rows["default"] = (rows["a"] + rows["b"] > 0).astype(int)
+    for site, columns in {"bank": ["id", "a", "default"], "shop": ["id", "b"], "telco": ["id", "c"]}.items():
+        rows[columns].to_csv(tmp_path / f"{site}.csv", index=False)
+    paths = {"loans": str(tmp_path / "{site}.csv")}
+    set_up(tmp_path / "ws" / "credit", SetupOptions(paths, ids={"loans": "id"}, added_profiles=("elgamal",)))
+    recipe = VerticalXGBRecipe(
+        "credit", active="bank", data_set="loans", label="default", alignment="first", profile="elgamal",
+        params={"objective": "binary:logistic", "max_bin": 32}, num_rounds=2, sites=["bank", "shop", "telco"],
+    )  # fmt: skip
+    run = recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "ws")))
+    assert isinstance(run, vb.Run) and list(run.sites) == ["bank", "shop", "telco"] and len(run.history) == 2
+    assert run.evidence.verify().sound and run.reasons == {} and run.get_result() == str(tmp_path / "ws" / "credit")
+    with pytest.raises(ConfigurationError, match="one party's part of a vertical model"):
+        _ = run.model
 
 
 LONG = """
