@@ -33,7 +33,10 @@ _MOST_BARS, _MOST_HISTOGRAMS = 30, 8
 
 def run(options: Options) -> int:
     """Compare, print, and write page and JSON where asked."""
-    _check(options)
+    if not 0 < options.threshold < float("inf"):
+        raise ConfigurationError("--threshold must be a number above 0")
+    if options.out is not None:
+        check_output("--out", options.out, ".html")
     policy = own_policy(options)
     path = _model(policy, options.model)
     _check_output(options, path)
@@ -101,13 +104,6 @@ def _shares(one: Mapping[str, Any]) -> str:
     """Draw the bins of both batches; that of missing values, the last one, only where there are some."""
     n = len(one["labels"]) - (one["missing_before"] == one["missing_now"] == 0)
     return paired_bars(one["labels"][:n], list(zip(one["before"][:n], one["now"][:n], strict=True)))
-
-
-def _check(options: Options) -> None:
-    if not 0 < options.threshold < float("inf"):
-        raise ConfigurationError("--threshold must be a number above 0")
-    if options.out is not None:
-        check_output("--out", options.out, ".html")
 
 
 def _check_output(options: Options, model: Path) -> None:

@@ -21,6 +21,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 18, 14, 40
 _MOST_MARKERS = 40
 _MOST_BARS = 60
 _WIDEST_BAR = 60.0
+_BAR = 26
 _CAPTION = 36
 STAGES = {
     "xgboost": ("XGBoost", 1),
@@ -173,12 +174,7 @@ def horizontal_bars(bars: Sequence[Bar], longest: float = 0.0, mark: float | Non
         longest: the value that fills the picture, where figures share a scale; 0 takes the largest.
         mark: a value at which a line stands.
     """
-    zero, room = 190, WIDTH - 2 * 190 - 16
-    longest = longest or max((bar.value for bar in bars), default=0.0) or 1.0
-    widths = [max(room * bar.value / longest, 1.5) for bar in bars]
-    places = [(zero, width, zero + width + 8, "start", bar.colour) for bar, width in zip(bars, widths, strict=True)]
-    axis = None if mark is None else zero + room * mark / longest
-    return _bars(bars, places, row=26, name="bars", label_at=zero - 10, most=26, axis=axis)
+    return _bars(bars, 190, WIDTH - 2 * 190 - 16, longest, mark)
 
 
 def paired_bars(labels: Sequence[str], pairs: Sequence[tuple[float, float]]) -> str:
@@ -199,42 +195,28 @@ def two_sided_bars(bars: Sequence[Bar]) -> str:
     """Draw labelled bars to the right of a line, and to its left where values are below 0."""
     labels, texts = 210, 70
     half = (WIDTH - labels - 2 * texts) / 2
-    zero = labels + texts + half
-    longest = max((abs(bar.value) for bar in bars), default=0.0) or 1.0
-    places: list[tuple[float, float, float, str, int]] = []
-    for bar in bars:
-        width = max(half * abs(bar.value) / longest, 1.0)
-        if bar.value < 0:
-            places.append((zero - width, width, zero - width - 6, "end", 2))
-        else:
-            places.append((zero, width, zero + width + 6, "start", 1))
-    return _bars(bars, places, row=24, name="bars to both sides", label_at=labels - 10, most=30, axis=zero)
+    return _bars(bars, labels + texts + half, half, mark=0.0, label_at=labels)
 
 
 def _bars(
-    bars: Sequence[Bar],
-    places: Sequence[tuple[float, float, float, str, int]],
-    *,
-    row: int,
-    name: str,
-    label_at: int,
-    most: int,
-    axis: float | None = None,
+    bars: Sequence[Bar], zero: float, room: float, longest: float = 0.0, mark: float | None = None, label_at: float = 0
 ) -> str:
-    """Draw bars where they belong. Args: places: left end, width, place and anchor of the text, colour."""
-    drawn = [
-        {
-            "hint": bar.hint or f"{bar.label}: {bar.text}",
-            "label": shortened(bar.label, most),
-            "text": bar.text,
-            "top": 4 + i * row + (row - 16) // 2,
-            "base": 4 + i * row + 2 * row // 3,
-            "place": place,
-        }
-        for i, (bar, place) in enumerate(zip(bars, places, strict=True))
-    ]
-    height = 8 + row * len(bars)
-    return figure("bars", width=WIDTH, height=height, name=name, axis=axis, label_at=label_at, bars=drawn)
+    """Draw bars from ``zero`` on, over at most ``room``. Args: label_at: where labels end; 0 is where bars begin."""
+    longest = longest or max((abs(bar.value) for bar in bars), default=0.0) or 1.0
+    height, marks = 8 + _BAR * len(bars), list[Mark]()
+    if mark is not None:
+        at = zero + room * mark / longest
+        marks.append({"kind": "line", "ends": (at, 0, at, height), "class": "axis"})
+    for n, bar in enumerate(bars):
+        width, base, is_left = max(room * abs(bar.value) / longest, 1.5), 21 + _BAR * n, bar.value < 0
+        left, hint = zero - width if is_left else zero, bar.hint or f"{bar.label}: {bar.text}"
+        fill = f"var(--c{2 if is_left else bar.colour})"
+        marks.append(text_mark((label_at or zero) - 10, base, shortened(bar.label, 28), "end", "label"))
+        rect = {"kind": "rect", "x": left, "y": base - 12, "width": width, "height": 16}
+        marks.append({**rect, "fill": fill, "hint": hint})
+        beside = (left - 6, "end") if is_left else (left + width + 8, "start")
+        marks.append(text_mark(beside[0], base, bar.text, beside[1], "value halo"))
+    return figure("drawing", width=WIDTH, height=height, name="bars", marks=marks)
 
 
 def points_chart(
