@@ -204,18 +204,22 @@ def _bars(
     """Draw bars from ``zero`` on, over at most ``room``. Args: label_at: where labels end; 0 is where bars begin."""
     longest = longest or max((abs(bar.value) for bar in bars), default=0.0) or 1.0
     height, marks = 8 + _BAR * len(bars), list[Mark]()
-    if mark is not None:
-        at = zero + room * mark / longest
-        marks.append({"kind": "line", "ends": (at, 0, at, height), "class": "axis"})
     for n, bar in enumerate(bars):
         width, base, is_left = max(room * abs(bar.value) / longest, 1.5), 21 + _BAR * n, bar.value < 0
         left, hint = zero - width if is_left else zero, bar.hint or f"{bar.label}: {bar.text}"
         fill = f"var(--c{2 if is_left else bar.colour})"
-        marks.append(text_mark((label_at or zero) - 10, base, shortened(bar.label, 28), "end", "label"))
+        marks.append(
+            text_mark(
+                (label_at or zero) - 10, base, shortened(bar.label, int((label_at or zero) / 7.4)), "end", "label"
+            )
+        )
         rect = {"kind": "rect", "x": left, "y": base - 12, "width": width, "height": 16}
         marks.append({**rect, "fill": fill, "hint": hint})
         beside = (left - 6, "end") if is_left else (left + width + 8, "start")
         marks.append(text_mark(beside[0], base, bar.text, beside[1], "value halo"))
+    if mark is not None:
+        at = zero + room * mark / longest
+        marks.append({"kind": "line", "ends": (at, 0, at, height), "class": "axis"})
     return figure("drawing", width=WIDTH, height=height, name="bars", marks=marks)
 
 

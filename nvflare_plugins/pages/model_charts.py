@@ -41,20 +41,8 @@ Lists = Mapping[str, Sequence[str]]
 _NO_LISTS: Lists = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreCounts:
-    """Rows of two classes by bins of a score.
-
-    Attributes:
-        lows: lower end of each bin, ascending; the last bin ends at 1.
-        negative, positive: rows in it. Shapes: n_bins each.
-        name: of the second class.
-    """
-
-    lows: tuple[float, ...]
-    negative: tuple[int, ...]
-    positive: tuple[int, ...]
-    name: str = "class 1"
+ScoreCounts = Sequence[tuple[float, int, int]]
+"""Rows of two classes by ascending bins of a score up to 1: the lower end, rows of the first class, of the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +77,13 @@ class RowFigures:
     words: str
 
 
-def class_figures(counts: ScoreCounts) -> ClassFigures:
-    """Draw what the counts tell: all points are exact, and nothing is known between two ends of bins."""
-    negative, positive = np.array(counts.negative), np.array(counts.positive)
+def class_figures(counts: ScoreCounts, name: str) -> ClassFigures:
+    """Draw what the counts tell: all points are exact, and nothing is known between two ends of bins.
+
+    Args:
+        name: of the second class.
+    """
+    lows, negative, positive = map(np.array, zip(*counts, strict=True))
     # At and above each bin, and above all.
     false, true = (np.append(np.cumsum(one[::-1])[::-1], 0) for one in (negative, positive))
     n_negative, n_positive = max(int(false[0]), 1), max(int(true[0]), 1)
@@ -99,25 +91,25 @@ def class_figures(counts: ScoreCounts) -> ClassFigures:
     share = n_positive / (n_positive + n_negative)
     roc = [_curve("ROC", fall_out, recall), Line("chance", 6, ((0, 0), (1, 1)), "dashed")]
     by_recall = [_curve("precision", recall[:-1], precision), Line("chance", 6, ((0, share), (1, share)), "dashed")]
-    ends = (*counts.lows[1:], 1.0)
+    ends = np.append(lows[1:], 1.0)
     groups = [Line("calibrated", 6, ((0, 0), (1, 1)), "dashed")]
     for part in filter(np.size, np.array_split(np.arange(negative.size), _CALIBRATED)):
         rows, of_class = int((negative + positive)[part].sum()), int(positive[part].sum())
         if rows:
-            hint, high = f"{of_class:,} of {rows:,} rows are {counts.name}", of_class / rows
-            groups.append(Line(hint, 1, ((counts.lows[part[0]], high), (ends[part[-1]], high))))
+            hint, high = f"{of_class:,} of {rows:,} rows are {name}", of_class / rows
+            groups.append(Line(hint, 1, ((float(lows[part[0]]), high), (float(ends[part[-1]]), high))))
     best = int(np.argmax(2 * true[:-1] / np.maximum(true[:-1] + false[:-1] + n_positive, 1)))
-    half = int(np.argmin(np.abs(np.array(counts.lows) - 0.5)))
+    half = int(np.argmin(np.abs(lows - 0.5)))
     thresholds = []
     for place, what in ((half, "the end of a bin that is nearest to 0.5"), (best, "the largest F1")):
         f, t = int(false[place]), int(true[place])
-        thresholds.append((counts.lows[place], what, (n_negative - f, f, n_positive - t, t)))
+        thresholds.append((float(lows[place]), what, (n_negative - f, f, n_positive - t, t)))
     return ClassFigures(
         _shares(roc, "false positive rate", "true positive rate"),
         _shares(by_recall, "recall", "precision"),
-        _shares(groups, "probability", f"share {counts.name}"),
+        _shares(groups, "probability", f"share {name}"),
         tuple(thresholds),
-        counts.name,
+        name,
     )
 
 
@@ -129,12 +121,12 @@ def _curve(name: str, xs: Floats, ys: Floats) -> Line:
     return Line(name, 1, tuple(zip(xs.tolist(), ys.tolist(), strict=True)))
 
 
-def counted_scores(scores: Floats, is_positive: NDArray[np.bool_], name: str, most: int = 200) -> ScoreCounts:
+def counted_scores(scores: Floats, is_positive: NDArray[np.bool_], most: int = 200) -> ScoreCounts:
     """Count rows of one site by their scores. Shapes: float[n_rows], bool[n_rows]."""
     lows = np.unique(np.append(0.0, np.quantile(scores, np.arange(1, most) / most)))
     places = np.searchsorted(lows, scores, side="right") - 1
     negative, positive = (np.bincount(places[one], minlength=lows.size) for one in (~is_positive, is_positive))
-    return ScoreCounts(tuple(lows.tolist()), tuple(negative.tolist()), tuple(positive.tolist()), name)
+    return list(zip(lows.tolist(), negative.tolist(), positive.tolist(), strict=True))
 
 
 # -- SHAP values ------------------------------------------------------------------------------------------------------

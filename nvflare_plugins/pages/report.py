@@ -38,7 +38,7 @@ from nvflare_plugins.pages.charts import (
     timeline,
 )
 from nvflare_plugins.pages.local_page import FILE_NAME as LOCAL_PAGE
-from nvflare_plugins.pages.model_charts import ClassFigures, ScoreCounts, class_figures, tree_chart
+from nvflare_plugins.pages.model_charts import ClassFigures, class_figures, tree_chart
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import (
     REPORT,
@@ -278,9 +278,8 @@ def _own_figures(section: ReportSection) -> str:
 
 def of_scores(section: ReportSection, run: RunRecord) -> ClassFigures:
     """Draw what a section counts by scores of two classes."""
-    lows, negative, positive = zip(*section.scores, strict=True)
     classes = next((one.label_classes for one in run.data if len(one.label_classes) == 2), ("", "class 1"))
-    return class_figures(ScoreCounts(lows, negative, positive, classes[1]))
+    return class_figures(section.scores, classes[1])
 
 
 # -- model ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from nvflare_plugins.base.formatting import human_bytes, human_seconds, number, printable, table_lines
-from nvflare_plugins.pages.charts import Axis, Line, line_chart
+from nvflare_plugins.pages.charts import Line, line_chart
 from nvflare_plugins.pages.render import environment, page
 from nvflare_plugins.pages.run_record import RunRecord, is_number
 
@@ -77,30 +77,24 @@ def build_page(site: str, runs: Sequence[tuple[RunRecord, Mapping[str, Any]]], l
         runs: the newest first, each with its facts.
         links: folder -> address of its report, from where the page lies.
     """
-    compared = [(f"r{n}", n % 6 + 1, run, facts) for n, (run, facts) in enumerate(runs[:_MOST_COMPARED])]
-    script = environment().get_template(_SCRIPT).render()
+    rows = [(f"r{n}" if n < _MOST_COMPARED else "", n % 6 + 1, run, one) for n, (run, one) in enumerate(runs)]
+    compared, script = rows[:_MOST_COMPARED], environment().get_template(_SCRIPT).render()
+    curves: dict[str, list[Line]] = defaultdict(list)  # by the metric that a run is judged by
+    for key, colour, run, one in compared:
+        values = ((row.round + 1.0, row.metrics.get(one["metric"], math.nan)) for row in run.rounds)
+        points = tuple(point for point in values if is_number(point[1]))
+        if points:
+            curves[one["metric"]].append(Line(one["name"], colour, points, key=key))
     return page(
         "runs.html",
         site=site,
-        runs=[(key, facts, links.get(facts["job"], "")) for key, _, _, facts in compared]
-        + [("", facts, links.get(facts["job"], "")) for _, facts in runs[_MOST_COMPARED:]],
-        keys=[(key, colour, facts) for key, colour, _, facts in compared],
-        shown=[key for key, *_, facts in compared if facts["metric"]][:_SHOWN_FIRST],
-        curves=_curves(compared),
-        settings=_settings([facts for *_, facts in compared]),
+        runs=[(key, one, links.get(one["job"], "")) for key, _, _, one in rows],
+        keys=[(key, colour, one) for key, colour, _, one in compared],
+        shown=[key for key, *_, one in compared if one["metric"]][:_SHOWN_FIRST],
+        curves=[(metric, line_chart(lines, "round", metric)) for metric, lines in curves.items()],
+        settings=_settings([one for *_, one in compared]),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _curves(compared: Sequence[tuple[str, int, RunRecord, Mapping[str, Any]]]) -> list[tuple[str, str]]:
-    """Return a chart for each metric that some runs were judged by."""
-    lines: dict[str, list[Line]] = defaultdict(list)
-    for key, colour, run, facts in compared:
-        values = ((row.round + 1.0, row.metrics.get(facts["metric"], math.nan)) for row in run.rounds)
-        points = tuple(point for point in values if is_number(point[1]))
-        if points:
-            lines[facts["metric"]].append(Line(facts["name"], colour, points, key=key))
-    return [(metric, line_chart(found, Axis("round"), metric)) for metric, found in lines.items()]
 
 
 def _settings(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

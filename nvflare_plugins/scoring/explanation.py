@@ -36,7 +36,7 @@ def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64])
     classes: ClassFigures | None = None
     confusion: tuple[tuple[str, tuple[int, ...]], ...] = ()
     if len(names) == 2 and model.has_probabilities:
-        classes = class_figures(counted_scores(scores, label == 1, names[1]))
+        classes = class_figures(counted_scores(scores, label == 1), names[1])
     elif 2 <= len(names) <= _MOST_CLASSES:
         found = (scores if scores.ndim == 1 else scores.argmax(axis=1)).astype(int)
         counts = np.bincount(label * len(names) + found, minlength=len(names) ** 2).reshape(len(names), -1)

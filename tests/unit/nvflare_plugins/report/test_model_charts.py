@@ -13,7 +13,6 @@ from sklearn.metrics import confusion_matrix, precision_recall_curve, roc_curve
 
 from nvflare_plugins.pages.charts import WIDTH
 from nvflare_plugins.pages.model_charts import (
-    ScoreCounts,
     beeswarm,
     class_figures,
     counted_scores,
@@ -30,7 +29,7 @@ def test_curves_from_counts_are_those_of_the_rows() -> None:
     rng = np.random.default_rng(3)
     scores, label = np.round(rng.random(300), 2), rng.random(300) < 0.4
     scores[label] = np.minimum(np.round(scores[label] + 0.2, 2), 1)
-    found = class_figures(counted_scores(scores, label, "ill", 1000))
+    found = class_figures(counted_scores(scores, label, 1000), "ill")
     fall_out, recall, _ = roc_curve(label, scores, drop_intermediate=False)
     assert {f"ROC, false positive rate {x:.4g}: {y:.4g}" for x, y in zip(fall_out, recall, strict=True)} <= set(
         titles(found.roc)
@@ -45,7 +44,7 @@ def test_curves_from_counts_are_those_of_the_rows() -> None:
 
 
 def test_a_group_of_a_calibration_curve_tells_its_rows() -> None:
-    found = class_figures(ScoreCounts((0.0, 0.5), (30, 10), (10, 30), "ill"))
+    found = class_figures([(0.0, 30, 10), (0.5, 10, 30)], "ill")
     assert titles(found.calibration)[2:] == [
         "10 of 40 rows are ill, probability 0: 0.25",
         "10 of 40 rows are ill, probability 0.5: 0.25",

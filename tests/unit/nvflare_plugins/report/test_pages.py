@@ -27,7 +27,7 @@ from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
-from nvflare_plugins.pages.model_charts import RowFigures, ScoreCounts, beeswarm, class_figures, waterfall
+from nvflare_plugins.pages.model_charts import RowFigures, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.render import environment, page
 from nvflare_plugins.pages.report import build_report, build_summary
@@ -258,10 +258,10 @@ def compared(text: str) -> local_page.Comparison:
         local_page.Compared(text, False, 0.7, None, 0.9, -0.05, 0.15),
     )
     curves = tuple((f"{text} {n}", ((1.0, 0.5), (2.0, 0.75))) for n in range(2))
-    scores, names = ScoreCounts((0.0, 0.5), (9, 4), (2, 8), text), [text, "b"]
+    scores, names = [(0.0, 9, 2), (0.5, 4, 8)], [text, "b"]
     values, lists = np.array([[1.0, 0.0], [2.0, 1.0]]), {text: (text, "other")}
     rows = RowFigures(
-        class_figures(scores),
+        class_figures(scores, text),
         ((text, (1, 2)), ("b", (0, 3))),
         beeswarm(names, values - 1.5, values[:, ::-1], lists),
         waterfall(names, values[0], values[0, ::-1], 0.5, lists),
