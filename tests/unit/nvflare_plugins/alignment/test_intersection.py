@@ -190,10 +190,11 @@ DICTIONARY = [b"%03d" % number for number in range(300)]
 def test_a_party_with_invented_ids_cannot_call_others_sets_common(tmp_path, monkeypatch, n_parties, rank, n_true):
     """The last of two named all ids of the other so, the middle of three all that the two others share."""
     greedy: list[Greedy] = []
+    honest = intersection._Party
 
     def party(lists: intersection.Lists, *args: Any) -> intersection._Party:
         if lists.channel.rank != rank:
-            return intersection._Party(lists, *args)
+            return honest(lists, *args)
         greedy.append(Greedy(lists, *args))
         return greedy[0]
 
