@@ -127,7 +127,7 @@ def test_every_ensemble_is_paid_for_once_and_the_evidence_says_so(sites: Parties
     assert len({outcome.hmac for outcome in outcomes.values()}) == 1
     for site in sites.sites:
         spent = ledger(sites, site).spent().pure_epsilon
-        assert 2.0 * (1 - 1e-6) < spent <= 2.0
+        assert 2.0 * (1 - 1e-6) < spent <= 2.0 and " closed " in ledger(sites, site).describe()
     assert [round(spend[2], 6) for spend in spends] == [1, 1, 2, 2]  # two ensembles of two trees
     record = RunRecord.read(sites.run_folder("site-1"))
     assert [round(y, 6) for _, y in record.sections[1].curves[0].points] == [1, 1, 2, 2]
