@@ -204,7 +204,8 @@ def test_a_party_that_is_lost_at_the_end_leaves_nobody_without_a_way_on(tmp_path
             kept[channel.job_id, channel.rank] = found["train"]
         return found
 
-    outcomes = run_parties(tmp_path, 3, take_part, job_id="lost", **{hook: {"party-b": dies_at(Kind.AGREEMENT, nth)}})
+    dies = {hook: {"party-b": dies_at(Kind.AGREEMENT, nth)}}
+    outcomes = run_parties(tmp_path, 3, take_part, job_id="lost", patient=False, **dies)
     assert isinstance(outcomes[1], SiteDied)
     if (nth, hook) == (5, "tamper"):
         assert all("submit the job again" in str(outcomes[rank]) for rank in (0, 2))
