@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import counted, printable
-from nvflare_plugins.cli.main import COMMANDS, parse
+from nvflare_plugins.cli.main import parse
 from nvflare_plugins.cli.options import Options, as_data_set, check_output
 from nvflare_plugins.cli.site_setup import readers
+from nvflare_plugins.cli.sites import READERS
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
@@ -30,13 +31,6 @@ from nvflare_plugins.site.policy_values import is_private
 from nvflare_plugins.survey.columns import Finding, Use
 from nvflare_plugins.survey.survey import Draft, Survey, survey
 from nvflare_plugins.xgb.objectives import objective_facts
-
-_OPTION_OF = {
-    str(one.name).removeprefix("reader_"): one.opts[0]
-    for one in COMMANDS["site-setup"].params
-    if str(one.name).startswith("reader_")
-}
-"""Keys of the policy's data set -> options of ``veilboost site-setup`` that say them."""
 
 
 def run(options: Options) -> int:
@@ -225,7 +219,7 @@ def words_of(name: str, options: Mapping[str, Any]) -> list[str]:
     """Return the options of ``veilboost site-setup`` that say so of a data set."""
     words: list[str] = []
     for key, value in options.items():
-        option = _OPTION_OF[key]
+        option, *_ = READERS[key]
         if key == "drop_unlabelled":
             words += [option, name]
         elif key == "id_form":

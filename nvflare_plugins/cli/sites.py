@@ -172,7 +172,7 @@ _SNAPSHOTS: dict[str, _Written] = {
     "password_env": ("--snapshot-password-env", "VARIABLE", named),
     "password_file": ("--snapshot-password-file", "FILE", named),
 }
-_READERS: dict[str, _Written] = {
+READERS: dict[str, _Written] = {
     "id_form": ("--id-form", "nfkc,ignore_case,prefix=TEXT,ignore_padding", _id_form),
     "names": ("--names", "COLUMN,COLUMN...", _named_columns),
     "encoding": ("--encoding", "ENCODING", named),
@@ -211,7 +211,7 @@ _DATA_SET_OPTIONS = (
         "--id ids", "NAME=COLUMN", "the column of a data set that names its rows, for alignment with other parties"
     ),
     *_options_of(SnapshotSource, "snapshot_", _SNAPSHOTS),
-    *_options_of(DataSet, "reader_", _READERS),
+    *_options_of(DataSet, "reader_", READERS),
     _repeated(
         "--budget budgets",
         "NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
