@@ -200,7 +200,7 @@ class Run(FlareRun):
             raise ConfigurationError(f"job {self.job_id} has handed over nothing yet: call get_result() first")
         return Path(self._cached_result)
 
-    @property
+    @cached_property
     def sites(self) -> dict[str, SiteRun]:
         """Each site's part of a simulated job, by name; empty where sites are others' machines."""
         if not isinstance(self.exec_env, SimEnv):

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from nvflare.recipe import ProdEnv
 
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.evidence.verification import Verdict
 from nvflare_plugins.recipes import AlignmentRecipe, PrivateTreesRecipe, VeilPocEnv
 from nvflare_plugins.site.setup import SetupOptions
 from poc_workspace.run_poc import ADMIN, SITES, Poc, verify, write_invented_credit
@@ -40,10 +42,14 @@ def test_what_sites_have_spent_outlives_the_proof_of_concept(tmp_path: Path, mon
             list(Path(result).rglob("veilboost/evidence"))
             and (kept / "site-1" / "veilboost_runs" / run.get_job_id() / "model.json").is_file()
         )
+        assert run.sites == {} and run.reasons == {} and run.evidence.verify().verdict is Verdict.SIGNED
+        with pytest.raises(ConfigurationError, match="stay at the sites"):  # a model reaches no submitter
+            _ = run.model
         before = spent(kept, "site-1")
         second = job.execute(env)
         assert second.get_result(timeout=300) is not None and second.get_status() != COMPLETED
         assert spent(kept, "site-1") == before
+        assert set(second.reasons) <= set(SITES) and second.sites == {}
     finally:
         env.stop(clean_up=True)
 
