@@ -12,12 +12,11 @@ from nvflare_plugins.xgb.model_json import model_bytes, model_document, shortest
 
 NAMES = ["Größe", "b"]
 SPLIT = (np.array([1, -1, -1]), np.array([2, -1, -1]), np.array([1, 7, 7]))
-LEAF = (np.array([-1]), np.array([-1]), np.array([0]))
 
 
-def booster(*trees: dict, **changes: object) -> xgb.Booster:
+def booster(tree: dict) -> xgb.Booster:
     settings = {"batch_size": 1, "objective": "reg:squarederror", "base_score": "[0E0]", "feature_names": NAMES}
-    return xgb.Booster(model_file=bytearray(model_bytes(model_document(trees, 2, **{**settings, **changes}))))
+    return xgb.Booster(model_file=bytearray(model_bytes(model_document([tree], 2, **settings))))
 
 
 def scores(model: xgb.Booster, *rows: tuple[float, float]) -> list[float]:
@@ -31,24 +30,6 @@ def test_rows_go_where_the_arrays_send_them(threshold: float) -> None:
     assert scores(booster(tree), (0, below), (0, at), (0, np.nan)) == [-1.0, 2.0, 2.0]
     assert scores(booster({**tree, "default_left": [1, 0, 0]}), (0, np.nan)) == [-1.0]
     assert tree_document(0, 2, *SPLIT, [threshold, -1.0, 2.0], [1, 0, 0])["default_left"] == [1, 0, 0]
-
-
-def test_trees_of_one_leaf_and_models_of_no_tree_are_models() -> None:
-    assert scores(booster(tree_document(0, 2, *LEAF, [0.5])), (1, 1)) == [0.5]
-    assert scores(booster(), (1, 1)) == [0.0]
-
-
-def test_a_model_keeps_names_objective_and_rounds() -> None:
-    trees = [tree_document(number, 2, *LEAF, [1.0]) for number in range(4)]
-    model = booster(*trees, batch_size=2, objective="binary:logistic", base_score="[5E-1]")
-    assert model.feature_names == NAMES and model.num_boosted_rounds() == 2
-    assert scores(model, (1, 1)) == [pytest.approx(1 / (1 + np.exp(-4)))]
-
-
-def test_statistics_that_nobody_gave_are_zero_and_children_know_their_parent() -> None:
-    tree = tree_document(0, 2, *SPLIT, [0.0, 1.0, 2.0])
-    assert not any(tree["sum_hessian"] + tree["loss_changes"] + tree["base_weights"])
-    assert tree["parents"] == [2**31 - 1, 0, 0] and tree["split_indices"] == [1, 0, 0]
 
 
 def test_decimals_read_back_as_the_same_number() -> None:
