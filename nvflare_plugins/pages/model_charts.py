@@ -246,12 +246,13 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
         names: of the features.
         categories: name -> its public list.
     """
-    marks: list[Mark] = []
+    marks, levels = list[Mark](), set[int]()
     left, right = tree["left_children"], tree["right_children"]
 
     def draw(node: int, low: float, high: float, depth: int) -> float:
         """Draw what lies below a node between two places; return the node's own."""
         middle, y = (low + high) / 2, 20 + _LEVEL * depth
+        levels.add(depth)
         is_leaf = left[node] == -1
         if not is_leaf and depth < _TREE_DEPTH:
             ends = (draw(left[node], low, middle, depth + 1), draw(right[node], middle, high, depth + 1))
@@ -275,13 +276,8 @@ def tree_chart(tree: Mapping[str, Any], names: Sequence[str], categories: Lists)
         marks.append(text_mark(middle, y + 4, shortened(text, most), "middle", "label"))
         return middle
 
-    def depth_of(node: int, depth: int = 0) -> int:
-        if left[node] == -1 or depth == _TREE_DEPTH:
-            return depth
-        return max(depth_of(left[node], depth + 1), depth_of(right[node], depth + 1))
-
     draw(0, 0, WIDTH, 0)
-    return figure("drawing", width=WIDTH, height=40 + _LEVEL * depth_of(0), name="the first tree", marks=marks)
+    return figure("drawing", width=WIDTH, height=40 + _LEVEL * max(levels), name="the first tree", marks=marks)
 
 
 def _question(tree: Mapping[str, Any], node: int, names: Sequence[str], categories: Lists) -> str:

@@ -108,7 +108,10 @@ def build_report(run: RunRecord, folder: Path) -> str:
         medians=medians,
         strips=timeline(run.rounds) if times else "",
         bytes=_bytes(run),
-        traffic=list(_traffic(run)),
+        traffic=[
+            (row, _meaning(row.kind), protection_text(run.profile, row.kind, row.codec, row.private), is_readable(row))
+            for row in run.traffic
+        ],
         sealed=[] if log is None else list(_sealed(log)),
         sections=[(section, _own_figures(section)) for section in run.sections],
         scored=[(section, of_scores(section, run)) for section in run.sections if section.scores],
@@ -212,13 +215,6 @@ def _bytes(run: RunRecord) -> str:
         for row in rows
     ]
     return legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs]) + horizontal_bars(bars)
-
-
-def _traffic(run: RunRecord) -> Iterator[tuple[str, str, int, str, bool]]:
-    """Yield (kind, meaning, messages, protection, whether the server could read it) of each kind of message."""
-    for row in run.traffic:
-        protection = protection_text(run.profile, row.kind, row.codec, row.private)
-        yield row.kind, _meaning(row.kind), row.messages, protection, is_readable(row)
 
 
 def is_readable(row: TrafficRow) -> bool:
