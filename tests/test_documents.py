@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pytest
 
 from jobs.examples import EXAMPLES
+from nvflare_plugins.api.federation import Federation
 from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.conversation import Flag
@@ -290,6 +291,7 @@ def test_a_guide_is_one_page_of_few_commands(path: Path, tmp_path: Path, monkeyp
 def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[JobRecipe] = []
     monkeypatch.setattr(JobRecipe, "execute", lambda recipe, env: run.append(recipe), raising=False)
+    monkeypatch.setattr(Federation, "train", lambda federation, *given, **named: run.append(federation.recipe(*given)))
     monkeypatch.chdir(tmp_path)
     for path in (ROOT / "README.md", POLICY):
         for code in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
