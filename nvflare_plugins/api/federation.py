@@ -59,7 +59,7 @@ class Simulator(SimEnv):
         """Run a job to its end. Raises: RuntimeError: it failed; KeyboardInterrupt: nothing of it runs any more."""
         workspace = Path(self.workspace_root) / job.name
         sites = list(self.clients or ())
-        line = Progress(lambda: progress_line(workspace, sites))
+        line = Progress(lambda: progress_line(workspace, sites)) if self._progress else None
         with tempfile.TemporaryDirectory(prefix="veilboost-") as folder:
             job.export_job(folder)
             module = "nvflare_plugins.flare.simulator"
@@ -67,9 +67,10 @@ class Simulator(SimEnv):
             command += ["-c", ",".join(sites), "-t", str(len(sites))]
             log = workspace.with_name("simulator.log")
             try:
-                code = run_watched(command, log, line.show if self._progress else lambda: None)
+                code = run_watched(command, log, lambda: None if line is None else line.show())
             finally:
-                line.end()
+                if line is not None:
+                    line.end()
         self.last_run_failed = code != 0
         if self.last_run_failed:
             raise RuntimeError(f"the simulation ended with exit code {code}; its log: {log}")

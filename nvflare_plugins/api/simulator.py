@@ -101,20 +101,25 @@ class Progress:
 
     def __init__(self, text: Callable[[], str], stream: Any = None) -> None:
         self._text, self._stream, self._width, self._begin = text, stream or sys.stderr, 0, time.monotonic()
-        in_notebook = "ipykernel" in sys.modules
-        self._is_on = in_notebook or bool(getattr(self._stream, "isatty", bool)())
+        self._cell: Any = None
+        if stream is None and "ipykernel" in sys.modules:
+            from IPython.display import display
+
+            self._cell = display({"text/plain": ""}, raw=True, display_id=True)
 
     def show(self) -> None:
         """Write the line anew."""
-        if self._is_on:
-            line = f"{time.monotonic() - self._begin:4.0f} s  {self._text()}"
+        line = f"{time.monotonic() - self._begin:4.0f} s  {self._text()}"
+        if self._cell is not None:
+            self._cell.update({"text/plain": line}, raw=True)
+        elif bool(getattr(self._stream, "isatty", bool)()):
             self._stream.write("\r" + line.ljust(self._width))
             self._stream.flush()
             self._width = len(line)
 
     def end(self) -> None:
         """Leave the line as it is."""
-        if self._is_on and self._width:
+        if self._width:
             self._stream.write("\n")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -92,3 +93,19 @@ def test_progress_is_one_line_where_somebody_looks_and_nothing_elsewhere(monkeyp
         line.show() if written else None
         line.end()
         assert (stream.getvalue().count("\r") == 2 and stream.getvalue().endswith("\n")) is written
+
+
+def test_a_notebook_keeps_one_line_and_not_hundreds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    cell = SimpleNamespace(update=lambda data, raw: said.append(data["text/plain"]))
+    shown = SimpleNamespace(display=lambda *data, **how: cell)
+    for name, module in {
+        "ipykernel": SimpleNamespace(),
+        "IPython": SimpleNamespace(),
+        "IPython.display": shown,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    line = Progress(lambda: "ulm 3/20")
+    line.show()
+    line.end()
+    assert [one.split("s  ")[1] for one in said] == ["ulm 3/20"]
