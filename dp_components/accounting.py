@@ -471,7 +471,7 @@ TOLERANCE = 1e-9
 """Relative, of the two closed forms: at most 3e-11 was seen, for mu from 0.001 to 20 and delta from 1e-12 to 0.01."""
 ABOVE = 1e-2
 """Relative, by how much the composed figure may be above ours: at most 5e-4 was seen, for 30 different queries."""
-_STEPS = 1000
+_LOSS_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +541,9 @@ def _opinions(gaussians: list[tuple[float, int]], delta: float) -> tuple[float, 
 
         sigma = 1 / math.sqrt(math.fsum(count / multiplier**2 for multiplier, count in gaussians))
         closed = float(dp_accounting.get_epsilon_gaussian(sigma, delta))
-        step = min(max(closed, 1 / sigma) / _STEPS, 1e-2)  # of privacy losses, which spread over some multiples of mu
+        step = min(
+            max(closed, 1 / sigma) / _LOSS_STEPS, 1e-2
+        )  # of privacy losses, which spread over some multiples of mu
         accountant = pld.PLDAccountant(value_discretization_interval=step)
         for multiplier, count in gaussians:
             accountant.compose(dp_accounting.GaussianDpEvent(multiplier), count)

@@ -50,7 +50,7 @@ class Numbers:
         half = 1 << (16 * self.shape.limbs)
         edges = [0, 1, self.n - 1, self.n, self.n + 1, limit - 1, limit - 2, half - 1, half, self.radix // 2 - 1]
         rng = random.Random(self.n)
-        return [*(value for value in edges if value < limit), rng.randrange(limit)]
+        return [value for value in edges if value < limit] + [rng.randrange(limit) for _ in range(3)]
 
 
 def moduli(shape: Shape) -> dict[str, int]:
