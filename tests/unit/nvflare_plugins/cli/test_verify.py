@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import shutil
 
 import pytest
 
 from nvflare_plugins.cli.main import COMMANDS
+from nvflare_plugins.cli.options import EXITS
 from nvflare_plugins.cli.verify import render
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.evidence.audit import Audit, grown_fact
@@ -100,7 +100,10 @@ def test_tampering_a_typo_a_missing_root_and_nothing_shown_have_codes_of_their_o
     codes.append(cli(tmp_path / "nothing"))
     assert codes == [1, 4, 5, 6]
     assert [verdict.value for verdict in Verdict] == list(range(7))
-    assert all(re.search(rf"\b{verdict.value}:", COMMANDS["verify"].help) for verdict in Verdict)
+    exits = COMMANDS["verify"].exits
+    assert all(exits[verdict.value] != EXITS.get(verdict.value) for verdict in Verdict), "each has a meaning of its own"
+    named = (Verdict.VERIFIED, Verdict.UNSIGNED, Verdict.SIGNED, Verdict.EMPTY)
+    assert all(exits[verdict.value].startswith(verdict.name) for verdict in named)
 
 
 @pytest.mark.parametrize("signed", [False, True])
