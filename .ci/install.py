@@ -52,8 +52,11 @@ def with_pip(wanted: list[str], constraints: list[str]) -> bool:
     found = [one["metadata"] for one in json.loads(answer.stdout)["install"]]
     taken = [f"{one['name']}=={one['version']}" for one in found if one["name"].lower() not in LEFT_OUT]
     print(f"  {len(taken)} packages", flush=True)
-    command = [*_PIP, "install", *_QUIET, "--no-deps", "--no-compile", *taken]
-    return not taken or subprocess.run(command, check=False).returncode == 0
+    command = [*_PIP, "install", *_QUIET, "--no-deps", "--no-compile"]
+    # Two at a time: pip fetches and unpacks one package after the other. What two could not do, one tries again.
+    halves = [subprocess.Popen([*command, *half]) for half in (taken[::2], taken[1::2]) if half]
+    failed = [half.wait() for half in halves]
+    return not any(failed) or subprocess.run([*command, *taken], check=False).returncode == 0
 
 
 def start_package() -> subprocess.Popen[str]:
