@@ -5,7 +5,8 @@
     python .ci/install.py test oracle        the dependencies of these extras, beside an installed package
     LOCK=.ci/demo.lock python .ci/install.py these versions in place of the newest that are taken
 
-It takes uv where that is there, else pip. NCCL stays away: XGBoost's wheels ask for it, and load it for training on
+It takes uv, which needs a tenth of pip's processor time: that on the path, else one that pip fetches and that goes
+again. Where pip is told of another index or certificate, which uv would not know, or uv fails, pip does it all. NCCL stays away: XGBoost's wheels ask for it, and load it for training on
 several GPUs alone, which is not used here; it has half a gigabyte. Libraries are not compiled to bytecode beforehand:
 Python does that for what is used.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_SETTINGS = ("index-url", "find-links", "no-index", "cert", "proxy", "trusted-host", "constraint")
 _PIP = [sys.executable, "-m", "pip"]
 _QUIET = ["--quiet", "--disable-pip-version-check", "--progress-bar", "off"]
 
@@ -32,6 +34,16 @@ def requirements(extras: list[str]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
     return [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+
+
+def fetched_uv(folder: str) -> str | None:
+    """Return uv, fetched into a folder by pip; None where pip has settings of its own, or cannot."""
+    settings = subprocess.run([*_PIP, "config", "list"], check=False, capture_output=True, text=True).stdout
+    if any(name in settings for name in _SETTINGS):
+        return None
+    command = [*_PIP, "install", *_QUIET, "--no-compile", "--target", folder, "uv"]
+    is_there = subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return shutil.which("uv", path=str(Path(folder) / "bin")) if is_there else None
 
 
 def with_uv(uv: str, wanted: list[str], constraints: list[str]) -> bool:
@@ -74,8 +86,9 @@ def main(extras: list[str]) -> int:
     constraints = ["-c", lock] if lock else []
     package = None if extras else start_package()
     wanted = requirements(extras)
-    uv = shutil.which("uv")
-    is_there = (uv is not None and with_uv(uv, wanted, constraints)) or with_pip(wanted, constraints)
+    with tempfile.TemporaryDirectory() as folder:
+        uv = shutil.which("uv") or fetched_uv(folder)
+        is_there = (uv is not None and with_uv(uv, wanted, constraints)) or with_pip(wanted, constraints)
     if package is not None:
         said, _ = package.communicate()
         if package.returncode:
