@@ -6,9 +6,9 @@
     LOCK=.ci/demo.lock python .ci/install.py these versions in place of the newest that are taken
 
 It takes uv, which needs a tenth of pip's processor time: that on the path, else one that pip fetches and that goes
-again. Where pip is told of another index or certificate, which uv would not know, or uv fails, pip does it all. NCCL stays away: XGBoost's wheels ask for it, and load it for training on
-several GPUs alone, which is not used here; it has half a gigabyte. Libraries are not compiled to bytecode beforehand:
-Python does that for what is used.
+again. Where pip is told of another index or certificate, which uv would not know, or uv fails, pip does it all. NCCL
+stays away: XGBoost's wheels ask for it, and load it for training on several GPUs alone, which is not used here; it has
+half a gigabyte. Libraries are not compiled to bytecode beforehand: Python does that for what is used.
 """
 
 from __future__ import annotations
