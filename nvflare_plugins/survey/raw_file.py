@@ -239,8 +239,8 @@ def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, f
         return _nothing(spec, "header", words, found)
     are_data = not spec.names and look_like_data(in_file, NumberFormat(spec.decimal, spec.thousands))
     if are_data:
-        words = f"the first line looks like a row: name the {len(in_file)} columns in their order (check: --names), or "
-        found.append(Finding("header", f"{words}put a line of names before it. Policy key: names"))
+        words = f"the first line looks like a row: name the {len(in_file)} columns in their order (--names; NAMES= of "
+        found.append(Finding("header", f"{words}make demo), or put a line of names before it. Policy key: names"))
     names, missing = _renamed(spec, in_file)
     found += missing
     unclosed = [number for number, line in enumerate(lines, 1) if not is_closed(line, spec.separator)]

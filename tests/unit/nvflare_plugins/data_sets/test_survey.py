@@ -464,7 +464,7 @@ def test_a_file_without_a_header_is_read_by_the_names_that_the_policy_gives(tmp_
     with pytest.raises(DataRefusal) as refused:
         load_table(dataclasses.replace(spec, names=("a", "y")), label="y")
     assert ".names" in refused.value.reason
-    with pytest.raises(ConfigurationError, match="all different"):
+    with pytest.raises(ConfigurationError, match="must all be different"):
         dataclasses.replace(spec, names=("a", "a", "y"))
 
 
