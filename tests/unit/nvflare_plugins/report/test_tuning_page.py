@@ -20,7 +20,7 @@ def facts_of(scores: list[tuple[dict[str, str | float], float]], n_trials: int |
 
 
 def importances(html: str) -> dict[str, int]:
-    part = html.partition("What the parameters matter")[2].partition("</section>")[0]
+    part = html.partition("How much each parameter matters")[2].partition("</section>")[0]
     return {name: int(share) for name, share in re.findall(r"<title>(\w+): (\d+) %</title>", part)}
 
 
