@@ -7,7 +7,7 @@ import json
 import math
 import pprint
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,6 +211,17 @@ def facts_of(
         n_trials,
         f"{datetime.now(UTC):%H:%M:%S}",
     )
+
+
+@contextlib.contextmanager
+def without_page_if_lost(folder: Path) -> Iterator[None]:
+    """Take away the page of a tuning that ends before its scores are agreed, and with it the word that it runs."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / TABLE).exists():
+            (folder / PAGE).unlink(missing_ok=True)
+        raise
 
 
 def show_so_far(folder: Path, facts: TuningFacts) -> None:

@@ -40,6 +40,7 @@ from nvflare_plugins.kinds.tuning.result import (
     line_of,
     section_of,
     show_so_far,
+    without_page_if_lost,
     write_results,
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
@@ -149,7 +150,8 @@ class TuningAttempt(PooledAttempt):
         """Agree, search cut points, train all trials, compare scores, write results."""
         agreement = self.begin()
         train = self._by_sites(agreement) if self._arithmetic else self._by_xgboost(agreement)
-        return self._finish(agreement.cuts, self._train_all(train))
+        with without_page_if_lost(self._attempt.folder.path):
+            return self._finish(agreement.cuts, self._train_all(train))
 
     def _documents(self) -> dict[str, object]:
         return {

@@ -39,6 +39,7 @@ from nvflare_plugins.kinds.tuning.result import (
     line_of,
     section_of,
     show_so_far,
+    without_page_if_lost,
     write_results,
 )
 from nvflare_plugins.kinds.vertical import site as vertical_site
@@ -112,6 +113,7 @@ class _Run:
         with (
             vertical_site.connected(first, self._attempt.context) as self._workers,
             watched(self._workers, self._attempt.progress) as self._attempt.progress,
+            without_page_if_lost(self._attempt.folder.path),
         ):
             return self._on_workers(first)
 
