@@ -161,7 +161,7 @@ class JobLedger:
         plan = self._ledger.planned(self._job_id)
         return None if plan is None else sum(plan[one] for one in count_events(event))
 
-    def reserve(self, plan: Event | Iterable[Event], can_resume: bool = False) -> Quote:
+    def reserve(self, plan: Event | Iterable[Event], *, can_resume: bool = False) -> Quote:
         """Reserve the whole plan, if two accountants agree on it.
 
         Args:
@@ -309,7 +309,7 @@ class AttemptPayment:
                 "anew"
             )
             raise PolicyRefusal(submit_anew(text, self._job_id))
-        self.quote = ledger.reserve(plan, may_replay)
+        self.quote = ledger.reserve(plan, can_resume=may_replay)
         self._replays = ledger.replies()
         if any(query.partition(_ROWS)[2] != self._rows for query in self._replays):
             self.abandon()

@@ -441,10 +441,10 @@ class Reservations:
         for entry in self.entries:
             self._registry.cancel(entry)
 
-    def grown(self, is_enough: bool) -> None:
+    def grown(self, *, is_enough: bool) -> None:
         """Settle added rows, see ``Registry.grown``. Raises: DataRefusal, PolicyRefusal."""
         for entry in self.entries:
-            self._registry.grown(entry, is_enough)
+            self._registry.grown(entry, is_enough=is_enough)
 
     @contextmanager
     def cancelled_by(self, *errors: type[BaseException]) -> Iterator[None]:

@@ -115,7 +115,7 @@ def checked_sites(sites: Sequence[str] | None) -> list[str] | None:
     return sorted(sites)
 
 
-def expect(complaint: str, holds: bool) -> None:
+def expect(complaint: str, holds: bool) -> None:  # noqa: FBT001 - what is checked is its subject
     """Complain unless something holds. Raises: ConfigurationError."""
     if not holds:
         raise ConfigurationError(complaint)

@@ -165,7 +165,7 @@ def _inert(table: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
     return table.set_axis(names, axis=1), n_changed, n_names
 
 
-def _csv(table: pd.DataFrame, has_header: bool = True) -> bytes:
+def _csv(table: pd.DataFrame, *, has_header: bool = True) -> bytes:
     text: str = table.to_csv(index=False, header=has_header)
     if "\r" in text:  # Python's writer quotes a line feed alone, and readers take both for the end of a row
         text = table.to_csv(index=False, header=has_header, quoting=csv.QUOTE_NONNUMERIC)

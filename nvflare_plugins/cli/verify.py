@@ -238,7 +238,7 @@ def _table(attempt: Audit) -> Iterator[str]:
     rows = [("message", "what", "msgs", "out", "in", "protection and against whom")]
     for item in traffic(attempt.logs):
         known = Kind.__members__.get(item.kind)
-        protection = protection_text(attempt.profile, item.kind, item.codec, item.private)
+        protection = protection_text(attempt.profile, item.kind, item.codec, private=item.private)
         meaning = known.meaning if known is not None else "not in the catalogue"
         sizes = (f"{item.messages}", human_bytes(item.bytes_out), human_bytes(item.bytes_in))
         rows.append((printable(item.kind), meaning, *sizes, protection))

@@ -44,7 +44,7 @@ Kinds = tuple[Kind, ...]
 _KINDS: Kinds = (Kind.ROW_COUNT, Kind.HISTOGRAM, Kind.METRIC, Kind.LEAF_ROWS)
 
 
-def require(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:  # noqa: FBT001 - what is checked is its subject
     """Fail a test of the contract. Raises: AssertionError."""
     if not holds:
         raise AssertionError(what)
@@ -99,9 +99,9 @@ class Site:
     def sum(self, values: NDArray[np.int64], kind: Kind = Kind.HISTOGRAM, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum over all sites, of which each calls this."""
         label = self.label(values.size, kind)
-        payload = self.processor.protect(values, label, wide)
+        payload = self.processor.protect(values, label, wide=wide)
         answer = self.channel.sum(kind, self.processor.codec, payload, values.size)
-        return self.processor.reveal(answer, label, wide)
+        return self.processor.reveal(answer, label, wide=wide)
 
 
 def federate(profile: SumProfile, n_sites: int, part: Callable[[Site], Any]) -> tuple[list[Any], list[_Wire]]:

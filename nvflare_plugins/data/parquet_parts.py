@@ -65,7 +65,7 @@ class ParquetParts:
         pyarrow.ArrowException, OSError: a file cannot be read as Parquet.
     """
 
-    def __init__(self, spec: DataSet, may_be_empty: bool = False) -> None:
+    def __init__(self, spec: DataSet, *, may_be_empty: bool = False) -> None:
         """Look at all files. Args: may_be_empty: files without rows will do, of several."""
         self._spec, self._in_parts = spec, is_in_parts(spec.path)
         self._parts: list[_Part] = []

@@ -79,7 +79,9 @@ class ColumnLoader:
     def checked(self, name: str, column: pa.ChunkedArray, public: tuple[str, ...] | None) -> NDArray[np.float32]:
         """Return a feature: numbers, or positions in its public list. Shapes: result: float32[n_rows]."""
         return (
-            self.feature(name, column) if public is None else self.codes(name, column, public, self.unknown_is_missing)
+            self.feature(name, column)
+            if public is None
+            else self.codes(name, column, public, unknown_is_missing=self.unknown_is_missing)
         )
 
     def feature(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
@@ -130,7 +132,7 @@ class ColumnLoader:
         return narrow
 
     def codes(
-        self, name: str, column: pa.ChunkedArray, public: tuple[str, ...], unknown_is_missing: bool
+        self, name: str, column: pa.ChunkedArray, public: tuple[str, ...], *, unknown_is_missing: bool
     ) -> NDArray[np.float32]:
         """Return positions in the public list; missing becomes NaN.
 
@@ -264,9 +266,9 @@ class RowPasses:
         """Number of rows that count."""
         return self.file.n_rows if self.rows is None else self.rows.size
 
-    def first_look(self, may_be_empty: bool) -> Iterator[NDArray[np.float32]]:
+    def first_look(self, *, may_be_empty: bool) -> Iterator[NDArray[np.float32]]:
         """Yield each column, checked. Shapes: float32[rows of the files]; NaN is missing. Raises: as ``load_table``."""
-        for name, column in self._read(may_be_empty):
+        for name, column in self._read(may_be_empty=may_be_empty):
             yield self.loader.checked(name, column, self.lists.get(name))
 
     @property
@@ -282,16 +284,16 @@ class RowPasses:
     def __getitem__(self, feature: int, /) -> NDArray[np.float32]:
         """Return one column. Shapes: float32[n_rows]; NaN is missing."""
         name = self.names[feature]
-        return self._wanted(self._values(name, self.file.read(*self._by_kind([name]), True)[name]))
+        return self._wanted(self._values(name, self.file.read(*self._by_kind([name]), may_be_empty=True)[name]))
 
     def _wanted(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         return values if self.rows is None else values[self.rows]
 
-    def _read(self, may_be_empty: bool = True) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    def _read(self, *, may_be_empty: bool = True) -> Iterator[tuple[str, pa.ChunkedArray]]:
         step = max(1, len(self.names) // _COLUMN_PASSES)
         for start in range(0, len(self.names), step):
             names = self.names[start : start + step]
-            columns = self.file.read(*self._by_kind(names), may_be_empty)
+            columns = self.file.read(*self._by_kind(names), may_be_empty=may_be_empty)
             for name in names:
                 yield name, columns.pop(name)
 
@@ -525,7 +527,7 @@ def load_table(
     """
     lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
     classes = None if label_classes is None or label is None else _public_list(label, label_classes)
-    file = TabularFile(spec, repair)
+    file = TabularFile(spec, repair=repair)
     special = [name for name in (label, weight) if name is not None]
     groups = [] if group is None else [group]
     names = _feature_names(file, [*special, *groups], features, spec)
@@ -537,14 +539,16 @@ def load_table(
     _refuse_lists_of_dates([*lists, *([label] if label is not None and classes is not None else [])], spec)
     text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
     numeric = [name for name in (*names, *special) if name not in text]
-    ids = _id_column(file, spec, special, may_lack_ids) if with_ids else []
+    ids = _id_column(file, spec, special, may_lack=may_lack_ids) if with_ids else []
     in_passes = spec.in_passes and bool(names)
     if names and not takes_passes:
         spec.check_may_be_held(held_by)
     held = special if in_passes else [*names, *special]
     asked = [name for name in text if name in held]
     columns = file.read(
-        [name for name in numeric if name in held], list(dict.fromkeys([*asked, *ids, *groups])), may_lack_rows
+        [name for name in numeric if name in held],
+        list(dict.fromkeys([*asked, *ids, *groups])),
+        may_be_empty=may_lack_rows,
     )
     drops_unlabelled = may_lack_rows and spec.drop_unlabelled
     loader = ColumnLoader(file, spec, unknown_is_missing or repair, repair, drops_unlabelled, [])
@@ -556,7 +560,7 @@ def load_table(
         n_missing = tuple(map(_missing_in, matrix.T))
     else:
         matrix = np.empty((0, len(names)), dtype=np.float32)
-        n_missing = tuple(map(_missing_in, passes.first_look(may_lack_rows)))
+        n_missing = tuple(map(_missing_in, passes.first_look(may_be_empty=may_lack_rows)))
     table = Table(
         features=matrix,
         feature_names=tuple(names),
@@ -580,7 +584,7 @@ def _missing_in(values: NDArray[np.float32]) -> int:
     return int(np.count_nonzero(np.isnan(values)))
 
 
-def log_what_labels_lack(table: Table, data_set: str, is_classification: bool) -> None:
+def log_what_labels_lack(table: Table, data_set: str, *, is_classification: bool) -> None:
     """Tell this site's own log, and nobody else, that its rows alone teach nothing; the job goes on."""
     if not table.n_rows:
         _log.warning("data set %r has no row that this job can use: this site takes part without rows", data_set)
@@ -604,7 +608,7 @@ def column_names(
     return tuple(_feature_names(TabularFile(spec), special, features, spec))
 
 
-def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str], may_lack: bool) -> list[str]:
+def _id_column(file: TabularFile, spec: DataSet, special: Sequence[str], *, may_lack: bool) -> list[str]:
     """Return the column of ids, none if the policy names none."""
     if spec.id is None or (may_lack and (spec.id in special or spec.id not in file.column_names)):
         return []
@@ -755,7 +759,7 @@ def passes_of(plain: dict[str, Any]) -> RowPasses:
     parts = plain["parts"]
     path = Path(os.fsdecode(parts[0][0]))
     spec = DataSet(plain["data_set"], path, "parquet", memory="passes", **plain["reader"])
-    file = TabularFile(spec, plain["repair"], ParquetParts.as_told(spec, parts, plain["rows"]))
+    file = TabularFile(spec, repair=plain["repair"], parts=ParquetParts.as_told(spec, parts, plain["rows"]))
     loader = ColumnLoader(file, spec, plain["unknown_is_missing"], plain["repair"], False, [])
     return RowPasses(file, loader, tuple(plain["names"]), plain["lists"], plain["counting"])
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NO_ARRAY = (pa.ArrowException, UnicodeError, OverflowError, TypeError)
 
 
-def table_of_loader(spec: DataSet, repair: bool) -> pa.Table:
+def table_of_loader(spec: DataSet, *, repair: bool) -> pa.Table:
     """Run the site's own loader; its exceptions may quote data, so only their type is told."""
     import pandas as pd
 
@@ -50,13 +50,13 @@ def table_of_loader(spec: DataSet, repair: bool) -> pa.Table:
         raise ConfigurationError(f"data set {spec.name!r}: its loader {spec.loader} must return a pandas DataFrame.")
     names = [str(name) for name in frame.columns]
     try:
-        columns = [_array_of(frame.iloc[:, position], repair) for position in range(len(names))]
+        columns = [_array_of(frame.iloc[:, position], repair=repair) for position in range(len(names))]
     except _NO_ARRAY:
         raise DataRefusal(f"data set {spec.name!r}: its loader returns a column of mixed types.") from None
     return pa.Table.from_arrays(columns, names=names)
 
 
-def _array_of(column: pd.Series, repair: bool) -> pa.Array | pa.ChunkedArray:
+def _array_of(column: pd.Series, *, repair: bool) -> pa.Array | pa.ChunkedArray:
     if repair:  # Arrow would guess one type from all values
         return column_of_frame(column)
     import pandas as pd
@@ -127,10 +127,10 @@ class TabularFile:
         ConfigurationError: the file is missing, or has two columns of one name; a ``DataRefusal``: it is unreadable.
     """
 
-    def __init__(self, spec: DataSet, repair: bool = False, parts: ParquetParts | None = None) -> None:
+    def __init__(self, spec: DataSet, *, repair: bool = False, parts: ParquetParts | None = None) -> None:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
-        self._table = table_of_loader(spec, repair) if spec.loader else None
+        self._table = table_of_loader(spec, repair=repair) if spec.loader else None
         self._parts = parts
         try:
             # One look at the files for all that is read of them: the next snapshot may come meanwhile.
@@ -154,7 +154,7 @@ class TabularFile:
         if not set(spec.columns) <= set(self.column_names):
             raise self._error(f"has no column of a name that the policy answers. {self._key('columns')}")
 
-    def read(self, numeric: list[str], text: list[str], may_be_empty: bool = False) -> dict[str, pa.ChunkedArray]:
+    def read(self, numeric: list[str], text: list[str], *, may_be_empty: bool = False) -> dict[str, pa.ChunkedArray]:
         """Return columns by name; ``text`` columns of a CSV file keep their text exactly as it stands.
 
         Args:
@@ -214,7 +214,7 @@ class TabularFile:
             self._refuse_machine(error)
             raise self._refusal(f"cannot be read as parquet ({type(error).__name__})") from None
 
-    def numbers(self, name: str, column: pa.ChunkedArray, each_by_itself: bool = False) -> NDArray[np.float64]:
+    def numbers(self, name: str, column: pa.ChunkedArray, *, each_by_itself: bool = False) -> NDArray[np.float64]:
         """Return a column as numbers; true and false become 1 and 0, dates days since 1970-01-01, missing values NaN.
 
         Args:
@@ -233,7 +233,7 @@ class TabularFile:
         if name in self._spec.read_otherwise and not pa.types.is_nested(kind) and not is_time(kind):
             return self._answered(name, column)
         if is_text(kind) or pa.types.is_dictionary(kind):
-            return self._numbers_in_text(name, column, each_by_itself or self._repair)
+            return self._numbers_in_text(name, column, each_by_itself=each_by_itself or self._repair)
         if pa.types.is_boolean(kind):
             column = column.cast(pa.int8())
         elif not (is_number(kind) or pa.types.is_null(kind)):
@@ -315,13 +315,13 @@ class TabularFile:
     def _is_missing(self, text: str) -> bool:
         return not text or text in self._spec.missing
 
-    def _numbers_in_text(self, name: str, column: pa.ChunkedArray, each_by_itself: bool) -> NDArray[np.float64]:
+    def _numbers_in_text(self, name: str, column: pa.ChunkedArray, *, each_by_itself: bool) -> NDArray[np.float64]:
         """Return texts as numbers; what is none is refused or, if repairing, missing, each by itself.
 
         True and false become 1 and 0; unless repairing, only where a column holds nothing else.
         """
         texts, codes = distinct_texts(column)
-        values = numbers_of_texts(texts, self._spec.missing, self._format, each_by_itself)
+        values = numbers_of_texts(texts, self._spec.missing, self._format, each_by_itself=each_by_itself)
         if None in values and not self._repair:
             raise self._no_number(name, [t.strip() for t, value in zip(texts, values, strict=True) if value is None])
         return taken(values, codes)
@@ -421,7 +421,7 @@ class TabularFile:
             strings_can_be_null=False,
             decimal_point=self._spec.decimal,
         )
-        parse = self._parse_options(self._repair)
+        parse = self._parse_options(skip_invalid=self._repair)
         source = io.BytesIO(self._lines_by_themselves()) if self._repair else self._source()
         return arrow_csv.read_csv(source, parse_options=parse, convert_options=convert)
 
@@ -436,7 +436,7 @@ class TabularFile:
         kept = (line for line in lines if len(line) <= _LONGEST_LINE and is_closed(line, separator))
         return b"".join([header, *kept])
 
-    def _parse_options(self, skip_invalid: bool) -> arrow_csv.ParseOptions:
+    def _parse_options(self, *, skip_invalid: bool) -> arrow_csv.ParseOptions:
         skip = (lambda row: "skip") if skip_invalid else None
         return arrow_csv.ParseOptions(delimiter=self._spec.separator, invalid_row_handler=skip)
 
@@ -624,7 +624,7 @@ def distinct_texts(column: pa.ChunkedArray) -> tuple[list[str], NDArray[np.int64
 
 
 def numbers_of_texts(
-    texts: Iterable[str], missing: Sequence[str], number_format: NumberFormat, each_by_itself: bool = False
+    texts: Iterable[str], missing: Sequence[str], number_format: NumberFormat, *, each_by_itself: bool = False
 ) -> list[float | None]:
     """Return each text as a number, NaN where it means "missing", None where it is no number.
 

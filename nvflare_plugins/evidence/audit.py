@@ -124,7 +124,7 @@ _SITES = "the sites"
 _WORD_BITS = "word bits"
 
 
-def grown_fact(by_sites: bool) -> dict[str, str]:
+def grown_fact(*, by_sites: bool) -> dict[str, str]:
     """Return what evidence says of who grew the trees; where the sites did, their XGBoosts may differ."""
     return {_GROWN_BY: _SITES if by_sites else "XGBoost"}
 
@@ -164,6 +164,7 @@ def audit(
     authority: FlareAuthority,
     now: datetime | None = None,
     excused: Collection[str] = (),
+    *,
     ended_early: bool = False,
 ) -> Audit:
     """Run every check on the logs of one attempt (all sites and the server).

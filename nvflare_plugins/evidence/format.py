@@ -439,6 +439,10 @@ class Content(Enum):
     BUCKETS = False, "randomised bucket of each value", Protection.LOCAL_DP
 
     def __init__(
-        self, encrypted: bool, meaning: str, only: Protection | None = None, profile: str | None = None
+        self,
+        encrypted: bool,  # noqa: FBT001 - a member is a tuple
+        meaning: str,
+        only: Protection | None = None,
+        profile: str | None = None,
     ) -> None:
         self.encrypted, self.meaning, self.only, self.profile = encrypted, meaning, only, profile

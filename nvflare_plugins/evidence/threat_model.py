@@ -64,7 +64,7 @@ def notes_for(profile: str) -> tuple[str, ...]:
     return (*(model.notes if model else ()), *of_kind, *_NOTES_FOR_ALL)
 
 
-def protection_text(profile: str, kind: str, codec: str, private: bool) -> str:
+def protection_text(profile: str, kind: str, codec: str, *, private: bool) -> str:
     """Return in words what protected a message, and against whom.
 
     Args:

@@ -203,7 +203,7 @@ class JobController(Controller):
                 return attempt.was_the_last(NOT_SIMULATED)
             members = taking_part if attempt.has_summed else members
             may_go_on = goes_on_without(job) and not is_tried
-            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on)
+            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on=may_go_on)
             if isinstance(ends, str):
                 return attempt.was_the_last(ends)
             taking_part = ends
@@ -222,6 +222,7 @@ class JobController(Controller):
         waits_s: float,
         abort_signal: Signal,
         members: list[str],
+        *,
         may_go_on: bool,
     ) -> str | list[str]:
         """Wait until a process of every site is there for the next attempt.

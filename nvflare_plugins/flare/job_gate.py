@@ -67,10 +67,10 @@ class JobGate:
         ClientEngine.start_app, ServerEngine.start_app_on_server = start, start_on_server
         AppAuthzService.validate_app, JobMetaValidator.validate = staticmethod(validate_app), validate_job
 
-    def refusal(self, check: Callable[[Any, bool], None], what: object) -> str:
+    def refusal(self, check: Callable[..., None], what: object) -> str:
         """Return why something may not come in; empty if it may."""
         try:
-            check(what, lets_others_in(self._workspace))
+            check(what, is_foreign=lets_others_in(self._workspace))
         except (ConfigurationError, OSError) as error:
             return f"{error} (VeilBoost)" if isinstance(error, ConfigurationError) else type(error).__name__
         return ""

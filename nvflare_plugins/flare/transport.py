@@ -164,7 +164,7 @@ class Cell(Protocol):
     def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None: ...
 
     def fire_and_forget(
-        self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
+        self, channel: str, topic: str, targets: str, message: Message, *, optional: bool = False
     ) -> dict[str, str]: ...
 
 
@@ -540,7 +540,7 @@ class FrameServer:
         if reply is not None:
             self._replier(site, label.number)(reply)
         else:
-            self._send(state, TOPIC_STATE, label_state(label, is_missing))
+            self._send(state, TOPIC_STATE, label_state(label, is_missing=is_missing))
 
     def _reply_to(self, state: _SiteState, number: int, reply: bytes) -> None:
         with state.lock:
@@ -561,6 +561,6 @@ class FrameServer:
             logger.debug("could not send %s to %s: %s", topic, state.cell_name, error[state.cell_name])
 
 
-def label_state(label: Label, is_missing: bool) -> Message:
+def label_state(label: Label, *, is_missing: bool) -> Message:
     """The answer to a query that has no reply yet."""
     return label.message(STATE_MISSING if is_missing else STATE_PENDING)

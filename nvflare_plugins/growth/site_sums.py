@@ -235,8 +235,8 @@ class SiteSums:
         with self._timed():
             integers = self._coarse(values, grid) if fits else None
             if not own:
-                return grid.fine(self._sums.add(Kind.HISTOGRAM, integers, n, grid.wide)), []
-            added, totals = self._sums.add_with_metrics(integers, n, grid.wide, own)
+                return grid.fine(self._sums.add(Kind.HISTOGRAM, integers, n, wide=grid.wide)), []
+            added, totals = self._sums.add_with_metrics(integers, n, wide=grid.wide, parts=own)
             return grid.fine(added), totals
 
     def _coarse(self, values: NDArray[np.int64], grid: PairGrid) -> NDArray[np.int64]:

@@ -109,7 +109,12 @@ def build_report(run: RunRecord, folder: Path) -> str:
         strips=timeline(run.rounds) if times else "",
         bytes=_bytes(run),
         traffic=[
-            (row, _meaning(row.kind), protection_text(run.profile, row.kind, row.codec, row.private), is_readable(row))
+            (
+                row,
+                _meaning(row.kind),
+                protection_text(run.profile, row.kind, row.codec, private=row.private),
+                is_readable(row),
+            )
             for row in run.traffic
         ],
         sealed=[] if log is None else list(_sealed(log)),
@@ -365,7 +370,7 @@ def build_summary(run: RunRecord, folder: Path, verification: Sequence[str] = ()
     claims = plugin_protection([log] if log is not None else [])
     sizes: dict[str, int] = {}
     for row in run.traffic:  # rows never are sent: no kind of message holds any
-        text = protection_text(run.profile, row.kind, row.codec, row.private)
+        text = protection_text(run.profile, row.kind, row.codec, private=row.private)
         sizes[text] = sizes.get(text, 0) + row.bytes_out
     readers: dict[tuple[str, str], set[str]] = {}
     for part in log.parts if log is not None else ():

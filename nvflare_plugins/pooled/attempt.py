@@ -195,7 +195,7 @@ class PooledAttempt:
             pooled = np.array(counted[-row_floors.N_COUNTS :])
             if self.COUNTS_ADDED and added.needs_consent(pooled, floors.sites):
                 self._policy.consents.gives("recompute_with_changes")
-            self._reservations.grown(not self.COUNTS_ADDED or row_floors.are_enough(pooled, floors.sites))
+            self._reservations.grown(is_enough=not self.COUNTS_ADDED or row_floors.are_enough(pooled, floors.sites))
 
     # -- cut points ---------------------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table
         if checked is None:
             continue
         parameters.objective.check_labels(checked.label)
-        log_what_labels_lack(checked, name, is_classification)
+        log_what_labels_lack(checked, name, is_classification=is_classification)
         for note in checked.notes:
             _log.info("%s", note)
 

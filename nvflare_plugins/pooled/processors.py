@@ -236,7 +236,7 @@ class CheckedSums:
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
         """Return what the plugin makes of the integers. Raises: ProtocolError, if the server could not add it."""
-        payload = self._processor.protect(integers, label, wide)
+        payload = self._processor.protect(integers, label, wide=wide)
         if not isinstance(payload, bytes) or len(payload) != 8 * label.n_values:
             raise ProtocolError(
                 f"{label.kind}: the plugin did not make {label.n_values} words of 8 bytes of its values"
@@ -247,7 +247,7 @@ class CheckedSums:
         """Return the sum that the plugin reads. Raises: ProtocolError, if it has another form."""
         if len(payload) != 8 * label.n_values:
             raise ProtocolError(f"{label.kind}: {len(payload)} bytes where {label.n_values} words of 8 bytes are due")
-        total = self._processor.reveal(payload, label, wide)
+        total = self._processor.reveal(payload, label, wide=wide)
         if not isinstance(total, np.ndarray) or total.dtype != np.int64 or total.shape != (label.n_values,):
             raise ProtocolError(f"{label.kind}: the plugin did not return {label.n_values} integers")
         return total

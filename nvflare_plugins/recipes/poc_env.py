@@ -103,7 +103,7 @@ class VeilPocEnv(PocEnv):
             self.stop()
             raise
 
-    def stop(self, clean_up: bool = False) -> None:
+    def stop(self, clean_up: bool = False) -> None:  # noqa: FBT001, FBT002 - as FLARE's own
         """Stop the POC. Before its workspace is deleted, every site's log files go to ``kept``/SITE/logs/DATE.
 
         Refusals that must not tell others why point to them.

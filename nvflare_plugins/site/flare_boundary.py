@@ -322,7 +322,7 @@ def _list_gaps(resources: Mapping[str, Any], role: Role) -> Iterator[str]:
         yield f"{ENFORCEMENT} is not {ENFORCE}"
 
 
-def _read(workspace: Path, file: Path, default: bool = True) -> object:
+def _read(workspace: Path, file: Path, *, default: bool = True) -> object:
     """Return a JSON file of a workspace, or FLARE's default for it as FLARE would; None if neither can be read."""
     for path in (workspace / file, workspace / f"{file}.default")[: 2 if default else 1]:
         if path.is_file():
@@ -363,7 +363,7 @@ _REMEDY = (
 )
 
 
-def check_app(content: object, is_foreign: bool = False) -> None:
+def check_app(content: object, *, is_foreign: bool = False) -> None:
     """Check an app as it is sent to a site or server, before anything of it is unpacked.
 
     Args:
@@ -373,10 +373,10 @@ def check_app(content: object, is_foreign: bool = False) -> None:
     Raises:
         ConfigurationError: it holds what a job may not bring, or cannot be read.
     """
-    _check_archive(content, lambda name: name if name in FILES else None, {CONFIG}, is_foreign)
+    _check_archive(content, lambda name: name if name in FILES else None, {CONFIG}, is_foreign=is_foreign)
 
 
-def check_job(content: object, is_foreign: bool = False) -> None:
+def check_job(content: object, *, is_foreign: bool = False) -> None:
     """Check a whole job as it is submitted to a server: ``meta.json``, and apps. As ``check_app``.
 
     Args:
@@ -398,12 +398,14 @@ def check_job(content: object, is_foreign: bool = False) -> None:
         folders.update((f"{job}/{app}", f"{job}/{app}/{CONFIG}"))
         return file
 
-    _check_archive(content, of_app, folders, is_foreign)
+    _check_archive(content, of_app, folders, is_foreign=is_foreign)
     if len({folder.partition("/")[0] for folder in folders}) != 1:
         raise ConfigurationError("this job is no single folder with a meta.json in it")
 
 
-def _check_archive(content: object, listed: Callable[[str], str | None], folders: set[str], is_foreign: bool) -> None:
+def _check_archive(
+    content: object, listed: Callable[[str], str | None], folders: set[str], *, is_foreign: bool
+) -> None:
     """Check every member of an archive: its name, kind and size, and what the two files say.
 
     Args:
@@ -427,7 +429,7 @@ def _check_archive(content: object, listed: Callable[[str], str | None], folders
                 if member.file_size > _LARGEST:
                     raise _refused(name, f"of {member.file_size} bytes")
                 if inner is not None:
-                    _check_content(inner, archive.read(member), is_foreign)
+                    _check_content(inner, archive.read(member), is_foreign=is_foreign)
             for name, member in members.items():
                 is_listed = name[:-1] in folders and not member.file_size and _is_plain(member, stat.S_IFDIR)
                 if name.endswith("/") and not is_listed:
@@ -446,7 +448,7 @@ def _is_plain(member: ZipInfo, kind: int) -> bool:
     )
 
 
-def check_folder(app: Path, is_foreign: bool = False) -> None:
+def check_folder(app: Path, *, is_foreign: bool = False) -> None:
     """Check an app that was unpacked, before FLARE reads it. No link is followed. Raises: ConfigurationError."""
     if not stat.S_ISDIR(app.lstat().st_mode):
         raise _refused(app.name)
@@ -456,7 +458,7 @@ def check_folder(app: Path, is_foreign: bool = False) -> None:
             raise _refused(name)
     for name in KEYS:
         if (app / name).is_file():
-            _check_content(name, (app / name).read_bytes(), is_foreign)
+            _check_content(name, (app / name).read_bytes(), is_foreign=is_foreign)
 
 
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -466,7 +468,7 @@ def _below(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix(), path
 
 
-def _check_content(name: str, content: bytes, is_foreign: bool) -> None:
+def _check_content(name: str, content: bytes, *, is_foreign: bool) -> None:
     """Check what one of the two files says; the others FLARE only compares.
 
     FLARE puts the environment's variables, and other values, where a text has braces.
@@ -485,12 +487,12 @@ def _check_content(name: str, content: bytes, is_foreign: bool) -> None:
             f"{name} says {shown(unknown[0])}, which FLARE would take for a setting of its own. A job may say "
             f"{', '.join(sorted(KEYS[name]))}. Remedy: leave it out."
         )
-    check_references(document, name, is_foreign)
+    check_references(document, name, is_foreign=is_foreign)
     for text in _texts(document):
         refuse_removed(text)
 
 
-def check_references(document: object, name: str, is_foreign: bool = False) -> None:
+def check_references(document: object, name: str, *, is_foreign: bool = False) -> None:
     """Refuse texts in which FLARE would put values of the environment, of files or of other settings.
 
     Args:
@@ -524,7 +526,7 @@ def _refused(name: str, how: str = "") -> ConfigurationError:
     return ConfigurationError(f"this job brings {shown(name)}{f' {how}' if how else ''}. {_REMEDY}")
 
 
-def leftovers(workspace: Path, is_foreign: bool = False) -> list[str]:
+def leftovers(workspace: Path, *, is_foreign: bool = False) -> list[str]:
     """Return what lies in old jobs' folders of a workspace and FLARE could read or run at its next start.
 
     That is what no job may bring, in an app's folder; elsewhere, files that FLARE looks for in the whole workspace,

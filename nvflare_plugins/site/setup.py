@@ -232,7 +232,9 @@ def warnings_of(folder: Path) -> list[str]:
 def leftover_gaps(workspace: Path, role: Role) -> Iterator[str]:
     """Yield a sentence if old jobs have left what FLARE could read or run at its next start; nothing in a simulator."""
     left = (
-        [] if role is Role.SIMULATOR else flare_boundary.leftovers(workspace, flare_boundary.lets_others_in(workspace))
+        []
+        if role is Role.SIMULATOR
+        else flare_boundary.leftovers(workspace, is_foreign=flare_boundary.lets_others_in(workspace))
     )
     if left:
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""

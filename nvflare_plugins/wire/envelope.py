@@ -74,7 +74,7 @@ class Kind(Enum):
     HISTOGRAM_METRIC = 55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
     CONVERSATION = 43, True, "sealed requests and answers between single parties"
 
-    def __init__(self, code: int, private: bool, meaning: str) -> None:
+    def __init__(self, code: int, private: bool, meaning: str) -> None:  # noqa: FBT001 - a member is a tuple
         self.code, self.private, self.meaning = code, private, meaning
 
 

@@ -57,10 +57,10 @@ class SumProcessor(Protocol):
     codec: Codec
     capacity_bits: int
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Return what leaves the site. Shapes: integers: int64[n]."""
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum over all sites. Raises: ProtocolError on malformed bytes."""
 
 
@@ -95,11 +95,11 @@ class PlainSums:
     codec = Codec.PLAIN
     capacity_bits = WIDE_CAPACITY_BITS
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Return the integers as words, modulo 2^64, or 2^32 in short ones."""
         return integers.astype(f"<i{self.codec.word_bytes}", copy=False).tobytes()
 
-    def reveal(self, payload: bytes | memoryview, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes | memoryview, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Read the words of the sum."""
         return _signed(words(payload, label, self.codec.word_bytes))
 
@@ -120,7 +120,7 @@ class MaskedSums:
     def __init__(self, masks: PairwiseMasks):
         self._masks = masks
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Add the masks of this message."""
         return bytes(self.protected(integers, label))
 
@@ -130,7 +130,7 @@ class MaskedSums:
         unsigned = integers.view(np.uint64).astype(dtype, copy=False)  # modulo 2^32 where words are short
         return self._masks.mask(unsigned, label).astype(f"<{dtype}", copy=False).data.cast("B")
 
-    def reveal(self, payload: bytes | memoryview, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes | memoryview, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Take the blinding off; the pairwise masks have cancelled in the sum."""
         return _signed(self._masks.unblind(words(payload, label, self.codec.word_bytes), label))
 
@@ -161,14 +161,14 @@ class BfvSums:
         self._modulus = processor.plain_modulus
         self.capacity_bits = self._modulus.bit_length() - 2
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Mask modulo the plain modulus, then encrypt."""
         if wide:
             return self._processor.encrypt_residues(_split(self._masks.mask(integers.view(np.uint64), label)))
         residues = np.where(integers < 0, integers + np.int64(self._modulus), integers).view(np.uint64)
         return self._processor.encrypt_residues(self._masks.mask(residues, label, modulus=self._modulus))
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Decrypt, take the blinding off, centre around zero."""
         if wide:
             limbs = self._processor.decrypt_residues(payload, 2 * label.n_values)
@@ -191,13 +191,13 @@ class CkksSums:
         self._masks = masks
         self.capacity_bits = int(processor.capacity).bit_length() - 1
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Encrypt."""
         if wide:
             integers = _split(self._masks.mask(integers.view(np.uint64), label)).view(np.int64)
         return self._processor.encrypt(integers)
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Decrypt and round to the grid."""
         if wide:
             limbs = self._processor.decrypt(payload, 2 * label.n_values).view(np.uint64)

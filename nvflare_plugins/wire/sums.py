@@ -205,6 +205,7 @@ class ProtectedSums:
         self,
         integers: NDArray[np.int64] | None,
         n_values: int,
+        *,
         wide: bool,
         parts: Sequence[tuple[str, NDArray[np.float64]]],
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
@@ -226,7 +227,9 @@ class ProtectedSums:
             integers, own = None, np.zeros(ends[-1], dtype=np.int64)
         residues = np.concatenate([np.where(own < 0, own + MODULUS, own).view(np.uint64), flags])
         processor = self._processor if wide else self._pairs
-        added, opened = self._sum_integers(Kind.HISTOGRAM_METRIC, integers, n_values, residues, wide, processor)
+        added, opened = self._sum_integers(
+            Kind.HISTOGRAM_METRIC, integers, n_values, residues, wide=wide, processor=processor
+        )
         centred = np.where(opened > LARGEST_SUM, opened - np.uint64(MODULUS), opened).view(np.int64)[: ends[-1]]
         if np.abs(centred).max() > 1 << WIDE_CAPACITY_BITS:
             raise changed_sum(label)
@@ -249,7 +252,7 @@ class ProtectedSums:
         while True:
             grids, integers = self._encoded(kind, parts)
             try:
-                total, opened = self._sum_integers(kind, integers, int(ends[-1]), flags, wide)
+                total, opened = self._sum_integers(kind, integers, int(ends[-1]), flags, wide=wide)
             except RescaleRequested:
                 self._rescale([(*part, grid) for part, grid in zip(parts, grids, strict=True)])
                 continue
@@ -269,7 +272,7 @@ class ProtectedSums:
             return grids, None
         return grids, np.concatenate(encoded)
 
-    def add(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, wide: bool) -> NDArray[np.int64]:
+    def add(self, kind: Kind, integers: NDArray[np.int64] | None, n_values: int, *, wide: bool) -> NDArray[np.int64]:
         """Add integers that lie on one grid at all sites already, exactly.
 
         Shapes: integers: int64[n_values]; result: int64[n_values], identical at all sites.
@@ -284,7 +287,7 @@ class ProtectedSums:
             JobAborted: the job was ended meanwhile.
         """
         processor = self._processor if wide else self._pairs
-        return self._sum_integers(kind, integers, n_values, _NO_RESIDUES, wide, processor)[0]
+        return self._sum_integers(kind, integers, n_values, _NO_RESIDUES, wide=wide, processor=processor)[0]
 
     def sum_counts(self, kind: Kind, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Add the sites' integers exactly. Shapes: counts: int64[n]; result: int64[n]."""
@@ -292,7 +295,7 @@ class ProtectedSums:
         if counts.size and not -bound <= counts.min() <= counts.max() <= bound:
             raise CapacityExceeded(f"{kind.name}: a count is larger than {bound}")
         try:
-            return self._sum_integers(kind, counts, counts.size, _NO_RESIDUES, False)[0]
+            return self._sum_integers(kind, counts, counts.size, _NO_RESIDUES, wide=False)[0]
         except RescaleRequested:
             raise _no_scale(kind) from None
 
@@ -302,6 +305,7 @@ class ProtectedSums:
         integers: NDArray[np.int64] | None,
         n_values: int,
         flags: NDArray[np.uint64],
+        *,
         wide: bool,
         processor: SumProcessor | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
@@ -312,14 +316,14 @@ class ProtectedSums:
         if integers is None:
             self._channel.request_rescale(kind, codec, n_values, tail)
         if self._tags is None or not tail:
-            reply = self._channel.sum(kind, codec, processor.protect(integers, label, wide), n_values)
-            return processor.reveal(reply, label, wide), flags
-        payload = _protected(processor, integers, label, wide)
+            reply = self._channel.sum(kind, codec, processor.protect(integers, label, wide=wide), n_values)
+            return processor.reveal(reply, label, wide=wide), flags
+        payload = _protected(processor, integers, label, wide=wide)
         residues = self._tags.protect(integers if self._is_tagged else None, flags, label)
         payload = b"".join((payload, _packed(residues)))
         reply = self._channel.sum(kind, codec, payload, n_values, tail)
         try:
-            total = _opened(processor, reply, tail, label, wide)
+            total = _opened(processor, reply, tail, label, wide=wide)
         except ProtocolError:
             if self._is_tagged:  # what a scheme says of a sum that it cannot open may depend on values
                 raise changed_sum(label) from None
@@ -413,18 +417,18 @@ class ProtectedSums:
 
 
 def _protected(
-    processor: SumProcessor, integers: NDArray[np.int64], label: MessageLabel, wide: bool
+    processor: SumProcessor, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool
 ) -> bytes | memoryview:
     if isinstance(processor, MaskedSums):
         return processor.protected(integers, label)
-    return processor.protect(integers, label, wide)
+    return processor.protect(integers, label, wide=wide)
 
 
-def _opened(processor: SumProcessor, reply: bytes, tail: int, label: MessageLabel, wide: bool) -> NDArray[np.int64]:
+def _opened(processor: SumProcessor, reply: bytes, tail: int, label: MessageLabel, *, wide: bool) -> NDArray[np.int64]:
     end = len(reply) - tail
     if isinstance(processor, MaskedSums):
-        return processor.reveal(memoryview(reply)[:end], label, wide)
-    return processor.reveal(reply[:end], label, wide)
+        return processor.reveal(memoryview(reply)[:end], label, wide=wide)
+    return processor.reveal(reply[:end], label, wide=wide)
 
 
 def _marked(totals: list[NDArray[np.float64]], flags: NDArray[np.uint64]) -> list[NDArray[np.float64]]:

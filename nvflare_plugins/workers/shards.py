@@ -89,7 +89,7 @@ class Conversation(WorkerPart):
 
 
 class _Reply:
-    def __init__(self, content: Any = None, stops: bool = False):
+    def __init__(self, content: Any = None, *, stops: bool = False):
         self.content, self.stops = content, stops
 
 

@@ -42,57 +42,57 @@ class TestPlugin(SumProfileContract):
 class Unblinded(AcmeMasks):
     """The server reads every sum."""
 
-    def protect(self, integers, label, wide=False):
-        payload = super().protect(integers, label, wide)
+    def protect(self, integers, label, *, wide=False):
+        payload = super().protect(integers, label, wide=wide)
         if self._context.rank:
             return payload
         return (np.frombuffer(payload, "<u8") - _stream(self._context.group_key(), label)).tobytes()
 
-    def reveal(self, payload, label, wide=False):
+    def reveal(self, payload, label, *, wide=False):
         return np.frombuffer(payload, "<i8").copy()
 
 
 class Repeating(AcmeMasks):
     """All messages of a length have one mask."""
 
-    def protect(self, integers, label, wide=False):
+    def protect(self, integers, label, *, wide=False):
         self._last_counter = -1
-        return super().protect(integers, replace(label, counter=0), wide)
+        return super().protect(integers, replace(label, counter=0), wide=wide)
 
-    def reveal(self, payload, label, wide=False):
-        return super().reveal(payload, replace(label, counter=0), wide)
+    def reveal(self, payload, label, *, wide=False):
+        return super().reveal(payload, replace(label, counter=0), wide=wide)
 
 
 class Forgetting(AcmeMasks):
     """Masks a message as often as it is asked to."""
 
-    def protect(self, integers, label, wide=False):
+    def protect(self, integers, label, *, wide=False):
         self._last_counter = -1
-        return super().protect(integers, label, wide)
+        return super().protect(integers, label, wide=wide)
 
 
 class Clear(AcmeMasks):
     """No masks at all."""
 
-    def protect(self, integers, label, wide=False):
+    def protect(self, integers, label, *, wide=False):
         return integers.astype("<i8").tobytes()
 
-    def reveal(self, payload, label, wide=False):
+    def reveal(self, payload, label, *, wide=False):
         return np.frombuffer(payload, "<i8").copy()
 
 
 class Narrow(AcmeMasks):
     """Sums modulo 2^32."""
 
-    def reveal(self, payload, label, wide=False):
-        return super().reveal(payload, label, wide).astype(np.int32).astype(np.int64)
+    def reveal(self, payload, label, *, wide=False):
+        return super().reveal(payload, label, wide=wide).astype(np.int32).astype(np.int64)
 
 
 class Compressing(AcmeMasks):
     """Messages that the server cannot add."""
 
-    def protect(self, integers, label, wide=False):
-        return super().protect(integers, label, wide)[:-1]
+    def protect(self, integers, label, *, wide=False):
+        return super().protect(integers, label, wide=wide)[:-1]
 
 
 class Hoarding(AcmeMasks):

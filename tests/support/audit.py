@@ -215,8 +215,8 @@ class _WatchedMasks(MaskedSums):
         self._view.own.append(integers.copy())
         return super().protected(integers, label)
 
-    def reveal(self, payload: bytes, label: object, wide: bool = False) -> Integers:
-        total = super().reveal(payload, label, wide)
+    def reveal(self, payload: bytes, label: object, *, wide: bool = False) -> Integers:
+        total = super().reveal(payload, label, wide=wide)
         of_query = self._payloads[len(self._view.replies)]
         words = [np.frombuffer(p, dtype="<i8") for p in of_query]
         # The blinding of a query is the same in all answers to it, so it drops out of their differences.

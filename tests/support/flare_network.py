@@ -65,7 +65,7 @@ class FakeCell:
         self.callbacks[channel, topic] = cb
 
     def fire_and_forget(
-        self, channel: str, topic: str, targets: str, message: Message, optional: bool = False
+        self, channel: str, topic: str, targets: str, message: Message, *, optional: bool = False
     ) -> dict[str, str]:
         if self.is_closed:
             raise RuntimeError("Messenger is not running")

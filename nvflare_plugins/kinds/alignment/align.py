@@ -98,7 +98,7 @@ def align(
         _hear_that_all_keep_it(channel, session)
         has_result = True
     finally:
-        registry.finish(runs, has_result)
+        registry.finish(runs, has_result=has_result)
 
 
 def confirm(channel: Channel, session: Session, alignments: Sequence[Alignment]) -> None:

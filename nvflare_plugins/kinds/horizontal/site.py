@@ -532,7 +532,7 @@ run_site = SitePart(
     lambda job, prepared: {
         **prepared.rows.chosen.facts,
         **named(prepared.lost),
-        **grown_fact(is_grown(job, prepared.rows.parameters)),
+        **grown_fact(by_sites=is_grown(job, prepared.rows.parameters)),
         **word_fact(job.word_bits),
     },
     on_cluster=OnCluster.USED,

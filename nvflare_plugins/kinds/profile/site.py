@@ -286,7 +286,7 @@ def prepare(job: ProfileJob, context: SiteContext) -> Prepared:
             "a profile counts rows of classes, and some labels are no class (0 and 1, or a list of label_classes). A "
             "label for regression has no weight of evidence: profile a column that says which side of a bound it is on"
         )
-    log_what_labels_lack(prepared.table, job.data_set, True)
+    log_what_labels_lack(prepared.table, job.data_set, is_classification=True)
     return prepared
 
 

@@ -330,7 +330,7 @@ def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
 run_tuning_site = SitePart(
     prepare,
     _take_part,
-    protection=lambda job, prepared: {**prepared.base.chosen.facts, **grown_fact(prepared.is_grown)},
+    protection=lambda job, prepared: {**prepared.base.chosen.facts, **grown_fact(by_sites=prepared.is_grown)},
     on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.

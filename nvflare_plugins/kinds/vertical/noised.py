@@ -271,7 +271,7 @@ class NoisePayment:
         self._ledger = JobLedger(context.policy, name, context.job_id, relation, attempt.evidence, plan.delta)
         known = self._ledger.planned(self.noise.of_tree)
         planned = n_due + plan.n_repeats if known is None else known
-        self.quote = self._ledger.reserve(self.noise.of_trees(planned), may_wait)
+        self.quote = self._ledger.reserve(self.noise.of_trees(planned), can_resume=may_wait)
         self._paid = Counter(query for query in self._ledger.replies() if query != _CUTS)
         self._may_wait = may_wait
         if planned - self._paid.total() < n_due:

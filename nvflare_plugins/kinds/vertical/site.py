@@ -389,7 +389,7 @@ def connected(job: VerticalJob, context: SiteContext) -> AbstractContextManager[
 
 def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     """Return the facts on the scheme that the evidence records."""
-    facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds, **grown_fact(True)}
+    facts: dict[str, str | int] = {"preset": job.preset, "own_rounds": job.own_rounds, **grown_fact(by_sites=True)}
     noised = plan_of(job, prepared.parameters)
     if noised is not None:
         facts |= {

@@ -156,7 +156,7 @@ class AlignmentRegistry:
                 if marked.rowcount != 1:
                     raise ConfigurationError(f"{self._site}: the memory of alignments was replaced during the job")
 
-    def finish(self, runs: Sequence[AlignmentRun], has_result: bool) -> None:
+    def finish(self, runs: Sequence[AlignmentRun], *, has_result: bool) -> None:
         """End alignments that were sent. Args: has_result: else they have failed, and may be tried again."""
         with self._memory.transaction() as db:
             if has_result:

@@ -182,7 +182,7 @@ class Registry:
             if resume is None:
                 own = tuple(reservation.run for reservation in beside)
                 self._check_new(db, version, continues)
-                verdict, message, grown = self._judge(db, terms, version, own, may_grow)
+                verdict, message, grown = self._judge(db, terms, version, own, may_grow=may_grow)
                 if grown is not None:
                     n_added, refusal = grown
             else:
@@ -198,7 +198,7 @@ class Registry:
                 note_unchecked(db, run)
         return Reservation(run, verdict, message, n_added, refusal)
 
-    def grown(self, run: Reservation, is_enough: bool) -> None:
+    def grown(self, run: Reservation, *, is_enough: bool) -> None:
         """Settle a run once the sites have counted added rows; before anything else of rows leaves.
 
         Args:
@@ -343,7 +343,7 @@ class Registry:
         return "\n".join(lines)
 
     def _judge(
-        self, db: sqlite3.Connection, fresh: Terms, version: _Version, own: tuple[int, ...], may_grow: bool
+        self, db: sqlite3.Connection, fresh: Terms, version: _Version, own: tuple[int, ...], *, may_grow: bool
     ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         concerned: list[Terms] = []

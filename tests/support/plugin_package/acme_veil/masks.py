@@ -25,7 +25,7 @@ class AcmeMasks:
         self._context = context
         self._last_counter = -1
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Return the integers under this site's masks. Raises: ProtocolError, if a counter comes again."""
         if label.counter <= self._last_counter:
             raise ProtocolError("a message is masked only once")
@@ -39,7 +39,7 @@ class AcmeMasks:
             words = words + _stream(self._context.group_key(), label)
         return words.astype("<u8").tobytes()
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum over all sites."""
         blinded = np.frombuffer(payload, "<u8")
         return (blinded - _stream(self._context.group_key(), label)).view(np.int64)

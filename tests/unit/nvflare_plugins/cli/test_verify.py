@@ -255,7 +255,7 @@ def test_session_that_the_sites_do_not_agree_on(tmp_path, changes, expected):
 
 @pytest.mark.parametrize("by_sites", [True, False])
 def test_xgboosts_may_differ_where_the_sites_grew_the_trees_and_nowhere_else(tmp_path, by_sites):
-    attempt, facts = Attempt(tmp_path), grown_fact(by_sites)
+    attempt, facts = Attempt(tmp_path), grown_fact(by_sites=by_sites)
     unlike = {"protection": facts, "versions": {"xgboost": "3.4.1"}}
     attempt.open_session(**{"site-1": {"protection": facts}, "site-2": unlike, "site-3": unlike})
     attempt.round(0)

@@ -63,14 +63,14 @@ def test_every_codec_is_explained():
 @pytest.mark.parametrize("profile", profiles_of(Family.PRIVATE))
 def test_noise_is_named_beside_the_masks_and_a_trusted_server_as_one_that_reads(profile: str) -> None:
     """The table said of private jobs what it says of masks alone, and of a trusted server that it sees no sum."""
-    text = protection_text(profile, "NODE_STATS", "MASKED", True)
+    text = protection_text(profile, "NODE_STATS", "MASKED", private=True)
     assert "noise" in text and "pairwise masks" in text
     assert ("exact sum" in text) == (profile == "dp_trusted") != ("neither contribution nor sum" in text)
-    assert protection_text(profile, "SCALE", "MASKED", True) == CODEC_PROTECTION["MASKED"]
-    assert protection_text(profile, "AGREEMENT", "SEALED", True) == CODEC_PROTECTION["SEALED"]
-    assert protection_text("masks", "HISTOGRAM", "MASKED", True) == CODEC_PROTECTION["MASKED"]
-    assert protection_text(profile, "HANDSHAKE", "PUBLIC", False) == "public, nothing to protect"
-    assert protection_text(profile, "?", "OTHER", True) == "UNKNOWN"
+    assert protection_text(profile, "SCALE", "MASKED", private=True) == CODEC_PROTECTION["MASKED"]
+    assert protection_text(profile, "AGREEMENT", "SEALED", private=True) == CODEC_PROTECTION["SEALED"]
+    assert protection_text("masks", "HISTOGRAM", "MASKED", private=True) == CODEC_PROTECTION["MASKED"]
+    assert protection_text(profile, "HANDSHAKE", "PUBLIC", private=False) == "public, nothing to protect"
+    assert protection_text(profile, "?", "OTHER", private=True) == "UNKNOWN"
 
 
 FAMILIES = [profiles_of(family) for family in Family]

@@ -100,12 +100,12 @@ def test_the_list_is_what_flare_signs_and_reads() -> None:
 
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_no_name_but_the_listed_ones_comes_in(is_foreign: bool) -> None:
-    check_app(app(), is_foreign)
+    check_app(app(), is_foreign=is_foreign)
     names = list(hostile_names())
     assert len(names) > 5000
     for name in names[:: 7 if is_foreign else 1]:
         with pytest.raises(ConfigurationError, match="this job brings"):
-            check_app(app((name, b"{}")), is_foreign)
+            check_app(app((name, b"{}")), is_foreign=is_foreign)
 
 
 @given(st.text(max_size=60), st.sampled_from(["", "config/", "config"]))

@@ -48,7 +48,7 @@ class Cell:
 
     def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], None]) -> None: ...
 
-    def fire_and_forget(self, channel, topic, targets, message, optional=False) -> dict[str, str]:
+    def fire_and_forget(self, channel, topic, targets, message, *, optional=False) -> dict[str, str]:
         assert channel == CHANNEL
         with self.lock:
             if topic == TOPIC_ABORT:

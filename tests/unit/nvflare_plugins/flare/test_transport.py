@@ -183,7 +183,7 @@ def test_every_message_is_a_sign_of_life_and_silence_is_counted() -> None:
     for _ in range(12):
         clock[0] += 5.0
         assert site.server_silent_s == clock[0]
-    state = label_state(Label(ATTEMPT, 9, 0, 0), False)
+    state = label_state(Label(ATTEMPT, 9, 0, 0), is_missing=False)
     network.cells[SERVER].fire_and_forget(CHANNEL, TOPIC_STATE, "site-1.job", state)
     wait_until(lambda: site.server_silent_s == 0.0)
 

@@ -85,9 +85,9 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
     readings = []
     honest = TabularFile.read
 
-    def read(self, *columns):
+    def read(self, *columns, **options):
         readings.append(columns)
-        return honest(self, *columns)
+        return honest(self, *columns, **options)
 
     monkeypatch.setattr(TabularFile, "read", read)
     check_pairs(load(tmp_path).train.table.features, (b"c", b"a", b"b"))

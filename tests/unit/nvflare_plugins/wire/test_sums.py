@@ -287,8 +287,8 @@ def test_metrics_beside_a_root_are_those_that_are_summed_alone(plain):
     def work(sums: ProtectedSums, rank: int):
         sums.agree_scales(METRIC_SCALES)
         assert sums.takes_metrics
-        together = sums.add_with_metrics(root[rank], 3, True, parts[rank])
-        return together, sums.add(Kind.HISTOGRAM, root[rank], 3, True), sums.sum_metrics(parts[rank])
+        together = sums.add_with_metrics(root[rank], 3, wide=True, parts=parts[rank])
+        return together, sums.add(Kind.HISTOGRAM, root[rank], 3, wide=True), sums.sum_metrics(parts[rank])
 
     results, wires = federate(work, plain=plain)
     for site in SITES:
@@ -308,9 +308,9 @@ def test_a_metric_beside_a_root_that_is_beyond_any_sum_is_refused(plain, part):
     def work(sums: ProtectedSums, rank: int):
         sums.agree_scales(METRIC_SCALES)
         if rank != 1:
-            return sums.add_with_metrics(np.zeros(2, np.int64), 2, True, [("auc", np.zeros(2))])
+            return sums.add_with_metrics(np.zeros(2, np.int64), 2, wide=True, parts=[("auc", np.zeros(2))])
         residues = np.array([part % MODULUS, 0, 0, 0], dtype=np.uint64)
-        return sums._sum_integers(Kind.HISTOGRAM_METRIC, np.zeros(2, np.int64), 2, residues, True)
+        return sums._sum_integers(Kind.HISTOGRAM_METRIC, np.zeros(2, np.int64), 2, residues, wide=True)
 
     results, _ = federate(work, plain=plain)
     for site in ("a", "c"):

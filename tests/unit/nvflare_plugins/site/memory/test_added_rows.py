@@ -44,7 +44,7 @@ def ask(registry: Registry, rows: Table, job_id: str, spec: DataSet = SPEC, **op
 
 
 def pass_(registry: Registry, run: Reservation) -> Reservation:
-    registry.grown(run, True)
+    registry.grown(run, is_enough=True)
     registry.complete(run, 3)
     return run
 
@@ -83,7 +83,7 @@ def test_too_few_are_refused_as_changed_rows_are(registry: Registry) -> None:
     train(registry, table(FIRST), "one")
     grown = ask(registry, table(BOTH), "two")
     with pytest.raises(DataRefusal) as refused:
-        registry.grown(grown, False)
+        registry.grown(grown, is_enough=False)
     assert "consents.recompute_with_changes" in refused.value.reason and "one" in refused.value.reason
 
 
