@@ -46,6 +46,7 @@ def read(
     drop_unlabelled: bool = False,
     format: str | None = None,
     names: list[str] | None = None,
+    id: str | None = None,
     id_form: dict[str, str | bool] | None = None,
     memory: str | None = None,
 ) -> Reader:
@@ -64,6 +65,7 @@ def read(
         drop_unlabelled: leave rows without a label out.
         format: csv or parquet, where the suffix does not say it.
         names: of the columns, for a CSV file without a line of names.
+        id: column that names its rows, which is no feature.
         id_form: what makes its ids equal to other sites', such as {"ignore_case": True} (jobs/REFERENCE.md).
         memory: whole, passes or external: how many rows of a Parquet file are held at once.
     """
@@ -75,7 +77,7 @@ def read(
         "rename": rename,
         "format": format,
     }
-    optional |= {"names": names, "id_form": id_form, "memory": memory}
+    optional |= {"names": names, "id": id, "id_form": id_form, "memory": memory}
     defaults = {"separator": ",", "encoding": "utf-8", "decimal": ".", "thousands": ""}
     options: dict[str, Any] = {name: value for name, value in given.items() if value != defaults[name]}
     options |= {name: value for name, value in optional.items() if value is not None}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 from pathlib import Path
 
 import pytest
+import veilboost as vb
 
 from tests.test_documents import ROOT
 
@@ -30,6 +33,20 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     assert "display(SVG(" in "".join(cells[-1]["source"]), "it ends with pictures"
     is_vertical = path.stem == "ids_to_score"  # scores of several parties together are asked for by a recipe
     assert ("import veilboost as vb" in "".join("".join(cell["source"]) for cell in cells)) != is_vertical
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_give_the_interface_arguments_that_it_has(path: Path) -> None:
+    places = {"vb": vb, "fed": vb.Federation}
+    trees = [ast.parse("".join(cell["source"])) for cell in cells_of(path, "code")]
+    checked = set()
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        of = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(call.func, ast.Attribute) and isinstance(of, ast.Name) and of.id in places:
+            known = inspect.signature(getattr(places[of.id], call.func.attr)).parameters
+            assert {one.arg for one in call.keywords} - {None} <= set(known), ast.unparse(call)
+            checked.add(of.id)
+    assert checked == set(places) or path.stem == "ids_to_score"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

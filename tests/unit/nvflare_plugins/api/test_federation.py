@@ -202,6 +202,15 @@ def test_a_data_frame_can_have_a_reader_and_its_dates_are_dates(tmp_path: Path) 
         federation({site: frame[["died", "day"]] for site, frame in sites.items() if site != "ulm"}, tmp_path).recipe()
 
 
+def test_a_reader_names_the_column_of_ids_which_is_no_feature(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    sites = {site: frame.assign(stay=np.arange(120) / 2) for site, frame in sites.items()}
+    assert "stay" in federation(sites, tmp_path).check().features
+    texts = {site: vb.read(frame.astype({"stay": str}), id="stay") for site, frame in sites.items()}
+    fed = federation(texts, tmp_path)
+    assert fed.check().features == ("size", "ward") and fed._entry(ROWS, "ulm", vb.Horizontal())["id"] == "stay"
+
+
 def test_a_column_of_one_value_at_one_site_is_still_a_feature(tmp_path: Path) -> None:
     sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
     sites["ulm"]["size"] = 170.0
