@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
+from nvflare_plugins.api.prediction import by_id, kept_part, part_files, reader_as_trained
 from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
 from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
 from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, lacking, task
@@ -37,6 +40,7 @@ from nvflare_plugins.site.policy import SitePolicy, policy_of_simulated
 from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
 from nvflare_plugins.site.setup import SetupOptions, check_place, set_up
 from nvflare_plugins.survey.agreement import Agreement, SiteDraft, agree
+from nvflare_plugins.survey.columns import Use
 from nvflare_plugins.survey.survey import survey
 
 ROWS, HELD_OUT = "rows", "held_out"
@@ -316,6 +320,70 @@ class Federation:
         made = recipes.ProfileRecipe(name, **chosen, profile=profile, min_clients=len(self.sites))
         return self._run(made, Horizontal(), "feature_profile", progress=progress)
 
+    # -- scores -------------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        run: Run,
+        rows: Mapping[str, Source],
+        *,
+        rounds: str = "all",
+        name: str = "predict",
+        progress: bool = True,
+    ) -> pd.DataFrame:
+        """Score new rows with a vertical model, by all of its parties in FLARE's simulator; ids are aligned first.
+
+        The simulated sites consent to align rows again that were aligned before; in production each site has to.
+        There ``VerticalInferenceRecipe`` is the job, and the active party alone gets the scores.
+
+        Args:
+            run: what ``train(vertical(...))`` of this federation returned.
+            rows: name of each site -> its table: ids and the model's columns, no label. A data frame or a path is read
+                as that site's training table was, ``read(path, ...)`` as it says.
+            rounds: "all", or "best" for those up to the best round of early stopping.
+            name: of the job.
+            progress: show one line that says how far each site is.
+
+        Returns:
+            Margin, prediction and class of each row that all sites have, as the active party gets them; of more than
+            two classes margin and probability of each. Rows are in the order of its table, and indexed by the ids as
+            they stand there, or by position where there are none.
+
+        Raises:
+            ConfigurationError: another kind of run, a site without a table, or a part of the model that is gone.
+            SitesRefused: with the reasons of all sites: a column that is missing, too few rows.
+        """
+        files = part_files(run, self.folder, self.sites)
+        if not isinstance(rows, Mapping) or set(rows) != set(self.sites):
+            raise ConfigurationError(f"rows must have a table for each of {', '.join(self.sites)}, and for no other")
+        data_set = f"new_rows_{len(list((self.folder / 'runs').glob('*'))):03}"
+        parts = {site: kept_part(site, files[site], self.folder / "memory" / site / "inputs") for site in self.sites}
+        place = self.folder / "data" / data_set
+        with_rows = copy.copy(self)
+        with_rows.budget = None
+        with_rows._readers = {data_set: {s: reader_as_trained(s, rows[s], run, parts[s], place) for s in self.sites}}
+        made = recipes.VerticalInferenceRecipe(
+            name,
+            model=SIMULATED,
+            data_set=data_set,
+            alignment=run.job.alignment,
+            rounds=rounds,
+            unknown_category_is_missing=run.job.unknown_category_is_missing,
+            sites=self.sites,
+        )
+        uses = {
+            site: Use(
+                features=part.columns,
+                categories=part.categories,
+                unknown_is_missing=made.job.unknown_category_is_missing,
+                is_settled=True,
+            )
+            for site, part in parts.items()
+        }
+        done = with_rows._run(made, Vertical(), "recompute_with_changes", progress=progress, uses=uses)
+        scores = pd.read_parquet(done.sites[run.job.active].folder / "predictions.parquet")
+        return by_id(scores, with_rows._spec(data_set, run.job.active, Vertical()))
+
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _named(self, method: Method) -> dict[str, Any]:
@@ -489,12 +557,19 @@ class Federation:
         check.features = tuple(names)
         return check, fields
 
-    def _run(self, made: JobRecipe, method: Method, *consents: str, progress: bool) -> Run:
+    def _run(
+        self,
+        made: JobRecipe,
+        method: Method,
+        *consents: str,
+        progress: bool,
+        uses: Mapping[str, Use] | None = None,
+    ) -> Run:
         made_name = str(made.name)
         number = len(list((self.folder / "runs").glob("*"))) + 1
         root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)
         self._write_policies(root / made_name, method, consents)
-        self._check_job(made.job, root / made_name)
+        self._check_job(made.job, root / made_name, uses)
         run = made.run(Simulator(self.sites, root, progress=progress))
         self._spent += [method.budget] if isinstance(method, Private) else []
         return run
@@ -502,7 +577,7 @@ class Federation:
     def _write_policies(self, workspace: Path, method: Method, consents: Sequence[str]) -> None:
         """Write every site's policy, for its process alone."""
         memory = self.folder / "memory" / "{site}"
-        kept = {"registry": str(memory / "registry")}
+        kept = {"registry": str(memory / "registry"), "inputs": str(memory / "inputs")}
         set_up(workspace, SetupOptions(consents=(*self.consents, *consents), policy={**kept, **self._policy}))
         common = json.loads((workspace / POLICY_FILE).read_text(encoding="utf-8"))
         for site in self.sites:
@@ -511,8 +586,11 @@ class Federation:
             SitePolicy.from_dict(document, workspace=workspace / site, site=site)
             write_atomically(policy_of_simulated(workspace, site), json.dumps(document, indent=2).encode(), 0o600)
 
-    def _check_job(self, job: Any, workspace: Path) -> None:
+    def _check_job(self, job: Any, workspace: Path, uses: Mapping[str, Use] | None = None) -> None:
         """Ask every site's policy, and look at its rows as the job will read them.
+
+        Args:
+            uses: what the job asks of each site's rows, where the job itself does not say it.
 
         Raises:
             SitesRefused: all reasons of all sites.
@@ -531,7 +609,7 @@ class Federation:
             except (ConfigurationError, PolicyRefusal) as error:
                 told.append(str(error))
             for name in self._readers:
-                found = survey(policy.data_set(name), use_of(job, None, site))
+                found = survey(policy.data_set(name), use_of(job, None, site) if uses is None else uses[site])
                 n_rows += found.n_rows if name == ROWS else 0
                 told += [hinted(one) for one in (*found.findings, *floors(found, job, policy)) if one.is_problem]
             if isinstance(job, HorizontalJob) and site == self.sites[-1] and n_rows < policy.min_effective_rows:
@@ -540,7 +618,8 @@ class Federation:
                     "Policy key: min_effective_rows. Remedy: more rows, or simulate(policy={'min_effective_rows': ...})"
                 )
         if any(reasons.values()):
-            raise SitesRefused({site: some for site, some in reasons.items() if some}, "nothing was trained")
+            what = "nothing was trained" if uses is None else "nothing was scored"
+            raise SitesRefused({site: some for site, some in reasons.items() if some}, what)
 
 
 _RECIPES: dict[str, Any] = {
@@ -551,8 +630,6 @@ _RECIPES: dict[str, Any] = {
 
 
 def _arrow_type(kind: pa.DataType) -> Any:
-    import pandas as pd
-
     return pd.ArrowDtype(kind)
 
 
