@@ -24,7 +24,7 @@ from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, l
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.base.files import make_folder, write_atomically, write_private_table
+from nvflare_plugins.base.files import make_folder, write_atomically, write_private, write_private_table
 from nvflare_plugins.base.formatting import counted, near_name
 from nvflare_plugins.cli.check import floors, use_of
 from nvflare_plugins.data.declaration import DataSet
@@ -44,6 +44,7 @@ from nvflare_plugins.survey.columns import Use
 from nvflare_plugins.survey.survey import survey
 
 ROWS, HELD_OUT = "rows", "held_out"
+SPENT = "spent.json"
 _AGREED = ("rename", "columns", "id_form")
 _DONE = "label_text"  # what asks for label_classes, which are taken from the tables here
 _RENAME = "Remedy: vb.read(path, rename={'NAME IN THE FILE': 'NAME THAT ALL SITES SHARE'})"
@@ -147,8 +148,8 @@ class Federation:
         evaluation: the same for rows to evaluate on after each round.
         holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
         consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
-        budget: epsilon and delta that each site's table may spend on all private trainings together; None gives each
-            private training what it asks for, once.
+        budget: epsilon and delta that each site's table may spend on all private trainings in ``folder`` together,
+            those that failed included; None gives each private training what it asks for, once.
         policy: further keys of all sites' policies, such as {"min_effective_rows": 50}.
         folder: for data, policies and runs; None takes a new one below ``runs``.
 
@@ -181,10 +182,10 @@ class Federation:
             raise ConfigurationError("evaluation must have a table for each of the sites, and for no other")
         self.label, self.budget, self.consents, self._policy = label, budget, tuple(consents), dict(policy or {})
         place = Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S-%f}" if folder is None else Path(folder)
-        self._spent: list[tuple[float, float]] = []
         self.folder = place.expanduser().absolute()
         check_place(self.folder)
         make_folder(self.folder)
+        self._spent = _spent_in(self.folder / SPENT)
         data = self.folder / "data"
         self._readers = {ROWS: {site: reader_of(site, one, data, ROWS) for site, one in sites.items()}}
         if evaluation is not None:
@@ -570,9 +571,23 @@ class Federation:
         root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)
         self._write_policies(root / made_name, method, consents)
         self._check_job(made.job, root / made_name, uses)
-        run = made.run(Simulator(self.sites, root, progress=progress))
-        self._spent += [method.budget] if isinstance(method, Private) else []
-        return run
+        if isinstance(method, Private):
+            self._charge(method.budget)
+        return made.run(Simulator(self.sites, root, progress=progress))
+
+    def _charge(self, budget: tuple[float, float]) -> None:
+        """Note what a training may spend, durably and before it runs: one that fails may have released noised sums.
+
+        Raises:
+            ConfigurationError: it is more than is left; then nothing is noted.
+        """
+        left = self._left()
+        if left is not None and (budget[0] > left[0] or budget[1] > left[1]):
+            raise ConfigurationError(
+                f"the training asks for the budget {budget}, and {left} is left of every site's. Remedy: ask for less"
+            )
+        self._spent.append((float(budget[0]), float(budget[1])))
+        write_private(self.folder / SPENT, json.dumps(self._spent).encode())
 
     def _write_policies(self, workspace: Path, method: Method, consents: Sequence[str]) -> None:
         """Write every site's policy, for its process alone."""
@@ -627,6 +642,16 @@ _RECIPES: dict[str, Any] = {
     "vertical": recipes.VerticalXGBRecipe,
     "private_trees": recipes.PrivateTreesRecipe,
 }
+
+
+def _spent_in(path: Path) -> list[tuple[float, float]]:
+    """Return what private trainings in a folder have asked for. Raises: ConfigurationError: it cannot be read."""
+    try:
+        return [(float(epsilon), float(delta)) for epsilon, delta in json.loads(path.read_bytes())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, RecursionError):
+        raise ConfigurationError(f"{path} cannot be read, which says what was spent: take a new folder") from None
 
 
 def _arrow_type(kind: pa.DataType) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.api.sources import Reader, Source, reader_of
-from nvflare_plugins.base.files import make_folder
+from nvflare_plugins.base.files import make_folder, write_private
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.kinds.vertical.job import VerticalJob
@@ -62,7 +61,7 @@ def part_files(run: Run, folder: Path, sites: Sequence[str]) -> dict[str, Path]:
 def kept_part(site: str, file: Path, inputs: Path) -> Part:
     """Check a site's part, and place it where the site of another job looks for it. Raises: ConfigurationError."""
     part: Part = read_part(file, site, Part).part  # type: ignore[arg-type]  # either
-    shutil.copy(file, make_folder(inputs) / f"{SIMULATED}.{site}.json")
+    write_private(make_folder(inputs) / f"{SIMULATED}.{site}.json", file.read_bytes())
     return part
 
 

@@ -18,7 +18,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.api.federation import HELD_OUT, ROWS
 from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.recipes import HorizontalXGBRecipe
-from nvflare_plugins.recipes.recipe import write_folder
+from nvflare_plugins.recipes.recipe import JobRecipe, write_folder
 from nvflare_plugins.site.policy import SitePolicy
 
 SITES = ("berlin", "ulm", "kiel")
@@ -263,6 +263,26 @@ def test_a_private_job_says_what_the_caller_says_and_nothing_of_the_tables(tmp_p
     assert "epsilon" in fed.plan(vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
     with pytest.raises(ConfigurationError, match="feature_bounds"):
         fed.recipe(vb.private(budget=(1, 1e-5)))
+
+
+def test_a_private_training_is_charged_before_it_runs_and_also_where_it_fails(tmp_path: Path, monkeypatch) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    method = vb.private(budget=(1, 1e-6), bounds={"size": (120, 220)}, label_classes=["no", "yes"])
+    fed = federation(sites, tmp_path, budget=(1.5, 1e-5))
+
+    def broken_off(recipe: object, environment: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobRecipe, "run", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        fed.train(method)
+    for again in (fed, federation(sites, tmp_path, budget=(1.5, 1e-5))):  # also where Python was started anew
+        with pytest.raises(ConfigurationError, match=r"asks for the budget.* is left"):
+            again.train(method)
+    with pytest.raises(KeyboardInterrupt):
+        fed.train(vb.private(budget=(0.5, 1e-6), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
+    with pytest.raises(ConfigurationError, match="is spent"):
+        fed.train(method)
 
 
 def test_a_plan_knows_the_shape(files: dict[str, Any], tmp_path: Path) -> None:
