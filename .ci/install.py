@@ -6,7 +6,7 @@
     LOCK=.ci/demo.lock python .ci/install.py these versions in place of the newest that are taken
 
 It takes uv, which needs a tenth of pip's processor time: that on the path, else one that pip fetches and that goes
-again. Where pip is told of another index or certificate, which uv would not know, or uv fails, pip does it all. NCCL
+again. Where pip is told what to install or from where, which uv would not know, or uv fails, pip does it all. NCCL
 stays away: XGBoost's wheels ask for it, and load it for training on several GPUs alone, which is not used here; it has
 half a gigabyte. Libraries are not compiled to bytecode beforehand: Python does that for what is used.
 """
@@ -24,7 +24,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_SETTINGS = ("index-url", "find-links", "no-index", "cert", "proxy", "trusted-host", "constraint")
+_HARMLESS = {
+    *("disable-pip-version-check", "timeout", "default-timeout", "retries", "cache-dir", "no-cache-dir", "no-input"),
+    *("progress-bar", "no-color", "quiet", "verbose", "root-user-action", "require-virtualenv"),
+}
+"""Settings of pip that do not say what is installed, nor from where."""
 _PIP = [sys.executable, "-m", "pip"]
 _QUIET = ["--quiet", "--disable-pip-version-check", "--progress-bar", "off"]
 
@@ -36,11 +40,19 @@ def requirements(extras: list[str]) -> list[str]:
     return [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
 
 
-def fetched_uv(folder: str) -> str | None:
-    """Return uv, fetched into a folder by pip; None where pip has settings of its own, or cannot."""
-    settings = subprocess.run([*_PIP, "config", "list"], check=False, capture_output=True, text=True).stdout
-    if any(name in settings for name in _SETTINGS):
+def pip_has_settings() -> bool:
+    """Tell whether pip is told, by file or environment, what to install or from where: uv knows nothing of that."""
+    said = subprocess.run([*_PIP, "config", "list"], check=False, capture_output=True, text=True)
+    names = {line.partition("=")[0].partition(".")[2] for line in said.stdout.splitlines() if line.strip()}
+    return said.returncode != 0 or not names <= _HARMLESS
+
+
+def find_uv(folder: str) -> str | None:
+    """Return uv: that on the path, else one that pip fetches into a folder; None where pip has settings, or cannot."""
+    if pip_has_settings():
         return None
+    if found := shutil.which("uv"):
+        return found
     command = [*_PIP, "install", *_QUIET, "--no-compile", "--target", folder, "uv"]
     is_there = subprocess.run(command, check=False, capture_output=True).returncode == 0
     return shutil.which("uv", path=str(Path(folder) / "bin")) if is_there else None
@@ -71,9 +83,9 @@ def with_pip(wanted: list[str], constraints: list[str]) -> bool:
     return not any(failed) or subprocess.run([*command, *taken], check=False).returncode == 0
 
 
-def start_package() -> subprocess.Popen[str]:
+def start_package(constraints: list[str]) -> subprocess.Popen[str]:
     """Start the compilation and installation of the package itself, which needs setuptools alone."""
-    subprocess.run([*_PIP, "install", *_QUIET, "--no-compile", "setuptools>=77"], check=True)
+    subprocess.run([*_PIP, "install", *_QUIET, "--no-compile", *constraints, "setuptools>=77"], check=True)
     command = [*_PIP, "install", *_QUIET, "--no-deps", "--no-build-isolation", "--no-compile", "-e", str(ROOT)]
     # setuptools calls its way to declare extension modules experimental, at length and three times over.
     quiet = {**os.environ, "PYTHONWARNINGS": "ignore::UserWarning"}
@@ -84,10 +96,10 @@ def main(extras: list[str]) -> int:
     """Install; 0 if all is there."""
     lock = os.environ.get("LOCK")
     constraints = ["-c", lock] if lock else []
-    package = None if extras else start_package()
+    package = None if extras else start_package(constraints)
     wanted = requirements(extras)
     with tempfile.TemporaryDirectory() as folder:
-        uv = shutil.which("uv") or fetched_uv(folder)
+        uv = find_uv(folder)
         is_there = (uv is not None and with_uv(uv, wanted, constraints)) or with_pip(wanted, constraints)
     if package is not None:
         said, _ = package.communicate()
