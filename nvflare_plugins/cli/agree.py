@@ -24,7 +24,9 @@ def run(options: Options) -> int:
     if len(set(sites)) < len(sites):
         raise ConfigurationError("two drafts have the same name, which is their site's: name the files after the sites")
     found = agree({path.stem: _draft_in(path) for path in options.drafts})
-    written = json.dumps(_document(found, options.data_set), indent=1, ensure_ascii=False)
+    document = _document(found, options.data_set)
+    is_inert = json.dumps(document, ensure_ascii=False).isprintable()  # else marks of others steer a terminal
+    written = json.dumps(document, indent=1, ensure_ascii=not is_inert)
     if options.out is not None:
         write_atomically(options.out, written.encode(), 0o600)
     if options.json:
@@ -50,7 +52,7 @@ def _draft_in(path: Path) -> SiteDraft:
         return SiteDraft.from_dict(document.get("draft", document))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {reason_of(error)}") from None
-    except (*DAMAGED, RecursionError):
+    except (*DAMAGED, ConfigurationError, RecursionError):
         raise ConfigurationError(
             f"{path} is no draft of one data set: write it with `veilboost check FILE --label COLUMN --draft SITE.json`"
         ) from None

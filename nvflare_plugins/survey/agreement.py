@@ -9,13 +9,23 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from he_processors.errors import ConfigurationError
-from nvflare_plugins.data.declaration import YES_NO, is_yes_or_no
+from pydantic import TypeAdapter
 
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.data.declaration import YES_NO, DataSet, is_yes_or_no
+from nvflare_plugins.survey.columns import IdShape
+
+_OPTIONS = {
+    *("encoding", "format", "separator", "decimal", "thousands", "missing", "names", "rename", "memory"),
+    *("dates", "columns", "id_form", "drop_unlabelled"),
+}
+"""What a draft may say of a policy: how a file is read. Drafts come from other parties."""
+_SHAPE = TypeAdapter(IdShape)
 _OTHER_UNIT = 8.0  # so many times larger values at one site than at another
 
 
@@ -42,7 +52,15 @@ class SiteDraft:
 
     @classmethod
     def from_dict(cls, draft: Mapping[str, Any]) -> SiteDraft:
-        """Read a draft. Raises: LookupError, TypeError, ValueError, AttributeError: it is none."""
+        """Read a draft, which may say of a policy how a file is read, and nothing else.
+
+        Raises:
+            LookupError, TypeError, ValueError, AttributeError, ConfigurationError: it is none.
+        """
+        options = copy.deepcopy(dict(draft["data_set"]))
+        if foreign := set(options) - _OPTIONS:
+            raise ValueError(f"no draft says {sorted(foreign)[0]!r} of a policy")
+        DataSet(**{"name": "data", "path": Path("data.csv"), "format": "csv", **options})
         bounds = {
             str(name): (float(pair[0]), float(pair[1])) for name, pair in draft["feature_bounds"]["bounds"].items()
         }
@@ -59,9 +77,9 @@ class SiteDraft:
             {str(name): bounds.get(name) for name in draft["features"] if name not in texts},
             texts,
             [str(name) for name in draft["dates"]],
-            {str(name): dict(shape) for name, shape in draft["ids"].items()},
+            {str(name): asdict(_SHAPE.validate_python(shape)) for name, shape in draft["ids"].items()},
             None if classes is None else [str(text) for text in classes],
-            copy.deepcopy(dict(draft["data_set"])),
+            options,
         )
 
     def kind(self, name: str) -> str:

@@ -136,6 +136,39 @@ def test_what_is_no_draft_is_refused_by_name(tmp_path: Path, capsys) -> None:
         assert says in capsys.readouterr().err and not (tmp_path / "all.json").exists()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"data_set": {"loader": "os:system"}},
+        {"data_set": {"privacy": {"epsilon": 1000, "delta": 0.1}}},
+        {"data_set": {"columns": ["age"]}},
+        {"ids": {"id": {"prefix": "PAT-", "padded": {}}}},
+    ],
+)
+def test_a_draft_of_another_party_says_how_a_file_is_read_and_nothing_else_of_a_policy(
+    tmp_path: Path, capsys, said: dict
+) -> None:
+    a, b = drafted(tmp_path, "a"), drafted(tmp_path, "b")
+    (draft,) = json.loads(b.read_text())
+    b.write_text(json.dumps([{**draft, **said}]))
+    capsys.readouterr()
+    assert main(["agree", str(a), str(b), "--out", str(tmp_path / "all.json")]) == 1
+    assert "b.json is no draft" in capsys.readouterr().err and not (tmp_path / "all.json").exists()
+
+
+def test_names_of_other_parties_are_inert_on_a_terminal_and_in_the_file(tmp_path: Path, capsys) -> None:
+    a, b = drafted(tmp_path, "a"), drafted(tmp_path, "b")
+    for one in (a, b):
+        (draft,) = json.loads(one.read_text())
+        one.write_text(json.dumps([{**draft, "features": [*draft["features"], "\u202e\x9b31m"]}]))
+    for more in ([], ["--json"], ["--out", str(tmp_path / "all.json")]):
+        capsys.readouterr()
+        assert main(["agree", str(a), str(b), *more]) == 0
+        shown = capsys.readouterr().out
+        assert "31m" in shown and "\x9b" not in shown and "\u202e" not in shown
+    assert "\x9b" not in (tmp_path / "all.json").read_text(encoding="utf-8")
+
+
 def test_a_draft_holds_no_row_and_no_count(tmp_path: Path) -> None:
     secret = [f"{7919 * row}" for row in STEPS]
     draft = drafted(tmp_path, "a", id=secret).read_text()
