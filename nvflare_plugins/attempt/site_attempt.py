@@ -19,8 +19,6 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import reason_of
-from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import earlier_log, put_aside
@@ -28,7 +26,7 @@ from nvflare_plugins.pages.report import keep_report
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.site.data_refusals import reading_rows
-from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Wanted
 from nvflare_plugins.site.policy_values import noting_consents
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec, Kind, Phase, TrainingStep
@@ -393,27 +391,6 @@ def _record_session(
 # A run's entries in the site's registry, one for each data set: they stand at all sites, or at none.
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Wanted:
-    """What a run wants to look at.
-
-    Attributes:
-        ids: what names the rows, where something does.
-        draw: see ``registry.describe_draw``.
-        may_grow: the run has the sites count the rows added since earlier ones, see ``Registry.reserve``.
-        is_settled: the run calls ``grown`` or ``cancel``.
-        continues: jobs whose model the run continues.
-    """
-
-    table: Table
-    data_set: DataSet
-    ids: Sequence[bytes] | None = None
-    draw: str = ""
-    may_grow: bool = False
-    is_settled: bool = False
-    continues: tuple[str, ...] = ()
-
-
 class Reservations:
     """The entries of one run; use ``reserve_together``."""
 
@@ -473,18 +450,12 @@ def reserve_together(
     with reservations.cancelled_by(BaseException):
         for one in wanted:
             entry = registry.reserve(
-                one.table,
-                one.data_set,
+                one,
                 job_id=context.job_id,
                 sites=context.sites,
                 parameters=parameters,
                 resume=resume,
                 beside=reservations.entries,
-                ids=one.ids,
-                draw=one.draw,
-                may_grow=one.may_grow,
-                is_settled=one.is_settled,
-                continues=one.continues,
             )
             reservations.entries.append(entry)
             _log.info("registry, %s: %s", one.data_set.name, entry.message)

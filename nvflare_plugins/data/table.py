@@ -658,9 +658,9 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
         if name not in present:
             # A party without the label has aliases for its columns: a job must not find out their names by guessing.
             hint = near_name(name, present) if special else ""
-            if (mark := file.other_separator()) is not None:
-                hint = f", and only one: is {mark!r} its separator? Policy key: data_sets.{spec.name}.separator"
-            raise ConfigurationError(f"data set {spec.name!r} has no column {name!r}{hint}")
+            raise ConfigurationError(
+                f"data set {spec.name!r} has no column {name!r}{_separator_hint(file, spec) or hint}"
+            )
     if len(set(names)) != len(names) or set(names) & set(no_features):
         raise ConfigurationError("features name a column twice, or name the label, weight, group or id column.")
     if answered := sorted(ids & set(names)):
@@ -675,6 +675,13 @@ def _feature_names(file: TabularFile, special: list[str], features: Sequence[str
                 f"Policy key: data_sets.{spec.name}.rename, or leave it out of features."
             )
     return names
+
+
+def _separator_hint(file: TabularFile, spec: DataSet) -> str:
+    mark = file.other_separator()
+    if mark is None:
+        return ""
+    return f", and only one: is {mark!r} its separator? Policy key: data_sets.{spec.name}.separator"
 
 
 # Columns that seem to number rows or people: a model that splits on them learns who is who, not what is the case.
@@ -760,7 +767,7 @@ def passes_of(plain: dict[str, Any]) -> RowPasses:
     path = Path(os.fsdecode(parts[0][0]))
     spec = DataSet(plain["data_set"], path, "parquet", memory="passes", **plain["reader"])
     file = TabularFile(spec, repair=plain["repair"], parts=ParquetParts.as_told(spec, parts, plain["rows"]))
-    loader = ColumnLoader(file, spec, plain["unknown_is_missing"], plain["repair"], False, [])
+    loader = ColumnLoader(file, spec, plain["unknown_is_missing"], plain["repair"], drops_unlabelled=False, notes=[])
     return RowPasses(file, loader, tuple(plain["names"]), plain["lists"], plain["counting"])
 
 

@@ -95,7 +95,7 @@ class EvidenceLog:
     Privacy: the exported file holds no payload and no hash of one that could be found by trying.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its first record holds, and how it is written
         self,
         path: Path,
         site: str,
@@ -158,7 +158,7 @@ class EvidenceLog:
         link = {"number": number, "earlier_attempt": before[0], "earlier_digest": before[1]}
         self._append({**opening, "attempt": attempt, "profile": profile, **link, "time": time_text(clock())})
 
-    def session(
+    def session(  # noqa: PLR0913 - the fields of the record, by name
         self,
         *,
         sites: Sequence[str],
@@ -203,7 +203,7 @@ class EvidenceLog:
             )
             self.flush()
 
-    def record(
+    def record(  # noqa: PLR0913 - the fields of the record
         self,
         direction: str,
         counter: int,
@@ -212,8 +212,8 @@ class EvidenceLog:
         codec: str,
         n_values: int,
         payload: bytes | Commitment,
-        private: bool,
         *,
+        private: bool,
         peers: Sequence[str] = (SERVER,),
         salt: bytes = b"",
     ) -> None:
@@ -269,7 +269,7 @@ class EvidenceLog:
             frame.codec.name,
             frame.n_values,
             transfer.commitment,
-            frame.kind.private,
+            private=frame.kind.private,
             peers=transfer.sites,
             salt=frame.salt,
         )

@@ -181,8 +181,8 @@ def unchecked(root: x509.Certificate | None, servers: Collection[str]) -> Iterat
         )
 
 
-def verify_files(files: Sequence[Path], authority: FlareAuthority, job: str | None = None) -> Verification:
-    """As ``verify``, for given files and with another way to judge certificates."""
+def _logs_of(files: Sequence[Path]) -> tuple[dict[tuple[str, str], list[Log]], list[str]]:
+    """Return the logs of each attempt, each file's once however often it is there, and what cannot be read."""
     attempts: dict[tuple[str, str], list[Log]] = defaultdict(list)
     failures: list[str] = []
     seen: set[bytes] = set()
@@ -197,6 +197,12 @@ def verify_files(files: Sequence[Path], authority: FlareAuthority, job: str | No
             attempts[log.job_id, log.attempt].append(log)
         except ProtocolError as error:
             failures.append(printable(f"{file.name}: {error}", MAX_SENTENCE))
+    return attempts, failures
+
+
+def verify_files(files: Sequence[Path], authority: FlareAuthority, job: str | None = None) -> Verification:
+    """As ``verify``, for given files and with another way to judge certificates."""
+    attempts, failures = _logs_of(files)
     jobs = sorted({job_id for job_id, _ in attempts})
     notes = []
     if job is not None:

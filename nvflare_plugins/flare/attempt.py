@@ -119,20 +119,37 @@ def _earlier(document: object) -> dict[int, bytes]:
     return {numbers[name]: bytes(content) for name, content in document.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class ServedJob:
+    """What all attempts of a job share at the server.
+
+    Attributes:
+        folder: where evidence and summary go; a part of the job's workspace, so that a download brings it.
+        on_sum: turns added words into the answer; a trusted aggregator adds its noise there. One for all attempts: of
+            what it has answered in one of them it knows in the next.
+        deadline_s: how long a site that lives may be missing from an exchange, without the transfer of its messages.
+        transfer_s: how long so many bytes may be on their way.
+        metrics: the server's own numbers of the job.
+    """
+
+    job_id: str
+    profile: str
+    folder: Path
+    deadline_s: float
+    transfer_s: Callable[[int], float] | None = None
+    on_sum: ServerSum | None = None
+    metrics: ServerMetrics | None = None
+
+
 class ServerAttempt:
     """Serves the sites of one run of a job until all reported or one failed.
 
     Args:
         cell: the cell of the server's engine for this job.
         site_cells: site -> name of its job cell, from FLARE's list of authenticated clients.
-        folder: where evidence and summary go; a part of the job's workspace, so that a download brings it.
-        on_sum: turns added words into the answer; a trusted aggregator adds its noise there.
-        deadline_s: how long a site that lives may be missing from an exchange, without the transfer of its messages.
-        transfer_s: how long so many bytes may be on their way.
         clock: seconds, for the sites' signs of life.
         number: of the attempt in its job, from 1. Evidence of the one before is put aside first.
         without: sites of the job that were lost, and that it goes on without.
-        metrics: the server's own numbers of the job.
 
     Attributes:
         has_trained: a round of training has begun.
@@ -140,52 +157,47 @@ class ServerAttempt:
 
     def __init__(
         self,
+        job: ServedJob,
         *,
         cell: Cell,
         site_cells: Mapping[str, str],
-        job_id: str,
-        profile: str,
-        deadline_s: float,
-        folder: Path,
-        on_sum: ServerSum | None = None,
-        transfer_s: Callable[[int], float] | None = None,
         randomness: RandomSource = OS_RANDOMNESS,
         clock: Callable[[], float] = time.monotonic,
         number: int = 1,
         without: Iterable[str] = (),
-        metrics: ServerMetrics | None = None,
     ) -> None:
         self._without = sorted(without)
         if number > 1:
-            put_aside(folder / EVIDENCE_FOLDER, number, None)
+            put_aside(job.folder / EVIDENCE_FOLDER, number, None)
         self.number = number
         attempt = randomness.bytes(ATTEMPT_BYTES)
         self.attempt = attempt.hex()
         self.sites = sorted(site_cells)
-        self._job_id, self._profile, self._folder = job_id, profile, folder
+        self._job_id, self._profile, self._folder = job.job_id, job.profile, job.folder
         self._lock, self._clock = threading.Lock(), clock
-        self._report_s = max(REPORT_S, deadline_s)
+        self._report_s = max(REPORT_S, job.deadline_s)
         self._reason: str | None = None
         self._reports: dict[str, SiteReport] = {}
-        self._metrics = metrics
+        self._metrics = job.metrics
         self._gone: frozenset[str] = frozenset()
         self._lost: frozenset[str] = frozenset()
         self._completed_at: float | None = None  # when the first site reported that it is done
         self.has_trained = False
-        path = folder / EVIDENCE_FOLDER / export_name(SERVER)
-        earlier = earlier_log(folder, SERVER) if number > 1 else None
+        path = job.folder / EVIDENCE_FOLDER / export_name(SERVER)
+        earlier = earlier_log(job.folder, SERVER) if number > 1 else None
         self._evidence = EvidenceLog(
-            path, SERVER, job_id, self.attempt, profile, role="server", number=number, earlier=earlier
+            path, SERVER, job.job_id, self.attempt, job.profile, role="server", number=number, earlier=earlier
         )
+        on_sum = job.on_sum
         self._aggregator = Aggregator(
             self.sites,
             attempt,
-            deadline_s,
+            job.deadline_s,
             self._transfer,
             self._evidence.signed_head,
             on_abort=self.fail,
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
-            transfer_s=transfer_s,
+            transfer_s=job.transfer_s,
         )
         self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock)
         self._beats = Beats(self._frames.beat)

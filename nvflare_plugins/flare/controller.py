@@ -21,7 +21,7 @@ from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
 from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.format import is_name
-from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServerAttempt
+from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
@@ -152,36 +152,32 @@ class JobController(Controller):
 
     def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         job_id = fl_ctx.get_job_id()
-        unusable = [client.name for client in clients if not is_name(client.name)]
-        if unusable:
-            raise ConfigurationError(
-                f"a site is called {shown(unusable[0])}: a name has up to 128 letters, digits and _ . @ - or blanks. "
-                "Provision it under another name"
-            )
+        _check_names(clients)
         core_cell, waits_s = self._engine.get_cell().core_cell, waiting_s(job)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
         presence = None
         if waits_s is not None:
             tokens = {client.name: client.token for client in clients}
             presence = Presence(core_cell, site_cells, tokens, self._take_token)
-        # One for all attempts: of what it has answered in one of them it knows in the next.
-        on_sum = kind_of(self.kind).answer_sum(job, len(clients))
-        number, metrics = 0, self._metrics(job, job_id)
+        served = ServedJob(
+            job_id,
+            job.profile,
+            folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
+            deadline_s=exchange_deadline_s(job),
+            transfer_s=None if job.deadline_s else transfer_s,
+            on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
+            metrics=self._metrics(job, job_id),
+        )
+        number = 0
         members, taking_part = sorted(site_cells), sorted(site_cells)
         while True:
             number += 1
             attempt = self._attempt = ServerAttempt(
+                served,
                 cell=core_cell,
                 site_cells={site: site_cells[site] for site in taking_part},
-                job_id=job_id,
-                profile=job.profile,
-                deadline_s=exchange_deadline_s(job),
-                transfer_s=None if job.deadline_s else transfer_s,
-                folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
-                on_sum=on_sum,
                 number=number,
                 without=set(site_cells) - set(taking_part),
-                metrics=metrics,
             )
             task = self._task(job, attempt, core_cell.get_fqcn())
             self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
@@ -234,10 +230,8 @@ class JobController(Controller):
         Returns:
             The sites of the next attempt, or why the job ends instead.
         """
-        if attempt.has_completed:
-            return "other sites had finished by then: their results are whole, and there is nothing to go on with"
-        if attempt.number == MOST_ATTEMPTS:
-            return f"this was attempt {MOST_ATTEMPTS}, the last that a job has"
+        if (reason := _why_the_last(attempt)) is not None:
+            return reason
         began, reminded = time.monotonic(), float("-inf")
         while True:
             now = time.monotonic()
@@ -319,6 +313,23 @@ class JobController(Controller):
                     break
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
         self.cancel_task(task)
+
+
+def _check_names(clients: list[Client]) -> None:
+    unusable = [client.name for client in clients if not is_name(client.name)]
+    if unusable:
+        raise ConfigurationError(
+            f"a site is called {shown(unusable[0])}: a name has up to 128 letters, digits and _ . @ - or blanks. "
+            "Provision it under another name"
+        )
+
+
+def _why_the_last(attempt: ServerAttempt) -> str | None:
+    if attempt.has_completed:
+        return "other sites had finished by then: their results are whole, and there is nothing to go on with"
+    if attempt.number == MOST_ATTEMPTS:
+        return f"this was attempt {MOST_ATTEMPTS}, the last that a job has"
+    return None
 
 
 class _LeftOut:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, reserve_together
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.schema import Schema
@@ -34,7 +34,7 @@ from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.pooled.processors import open_sums
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
-from nvflare_plugins.site.memory.registry import Registry, ResumePoint
+from nvflare_plugins.site.memory.registry import Registry, ResumePoint, Wanted
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind, pack_list
 from nvflare_plugins.wire.sums import ProtectedSums

@@ -71,12 +71,7 @@ def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | Non
     except (DataRefusal, CapacityExceeded) as error:
         reason = error.reason if isinstance(error, DataRefusal) else f"{type(error).__name__}: {error}"
         count.note(names)
-        # No error line: FLARE's default sends those to the server.
-        _log.warning(
-            "why this site refused, for this site only (`veilboost check` finds what is wrong with data): %s", reason
-        )
-        if policy.share_data_errors and not is_private(profile):
-            raise ConfigurationError(reason) from None
+        _tell(policy, profile, reason)
         if isinstance(error, DataRefusal):
             raise
         raise DataRefusal(reason) from None
@@ -89,11 +84,26 @@ def reading_rows(policy: SitePolicy, profile: str, data_sets: Iterable[str | Non
     except Exception as error:  # a defect that some rows bring out answers a question as well
         if machine_failure(error) is None:
             count.note(names)
-            if is_private(profile):  # its type would be an answer too
-                reason = f"unexpected {type(error).__name__}: a defect of VeilBoost or of its set-up, please report it"
-                _log.warning("why this site refused, for this site only: %s", reason)
-                raise DataRefusal(reason) from error
+            _hide_defect(profile, error)
         raise
+
+
+def _tell(policy: SitePolicy, profile: str, reason: str) -> None:
+    """Say in this site's log why it refuses. Raises: ConfigurationError, where the policy shares reasons."""
+    # No error line: FLARE's default sends those to the server.
+    _log.warning(
+        "why this site refused, for this site only (`veilboost check` finds what is wrong with data): %s", reason
+    )
+    if policy.share_data_errors and not is_private(profile):
+        raise ConfigurationError(reason) from None
+
+
+def _hide_defect(profile: str, error: Exception) -> None:
+    """Raise a refusal in place of a defect, if the job is private: the defect's type would be an answer too."""
+    if is_private(profile):
+        reason = f"unexpected {type(error).__name__}: a defect of VeilBoost or of its set-up, please report it"
+        _log.warning("why this site refused, for this site only: %s", reason)
+        raise DataRefusal(reason) from error
 
 
 class RefusalCount:

@@ -271,12 +271,7 @@ def gaps(workspace: Path) -> Iterator[str]:
     rights = granted(_read(workspace, AUTHORIZATION))
     if rights:
         yield f"{AUTHORIZATION} grants {' and '.join(rights)}"
-    if _read(workspace, GUARD_FILE, default=False) != GUARD:
-        yield f"the guard of FLARE's process ({GUARD_FILE}) is missing"
-    elif _read(workspace, JOB_GUARD_FILE, default=False) != JOB_GUARD:
-        yield f"the guard of its jobs' processes ({JOB_GUARD_FILE}) is missing"
-    elif not (workspace / GUARD_STARTED).is_file():
-        yield "it was not restarted after the set-up"
+    yield from _guard_gaps(workspace)
     try:
         is_copied = has_comm_config(workspace)
     except ConfigurationError as error:
@@ -284,6 +279,15 @@ def gaps(workspace: Path) -> Iterator[str]:
     else:
         if not is_copied:
             yield f"{COMM_CONFIG} at its top, which FLARE reads, is not what {LOCAL / COMM_CONFIG} says, or not empty"
+
+
+def _guard_gaps(workspace: Path) -> Iterator[str]:
+    if _read(workspace, GUARD_FILE, default=False) != GUARD:
+        yield f"the guard of FLARE's process ({GUARD_FILE}) is missing"
+    elif _read(workspace, JOB_GUARD_FILE, default=False) != JOB_GUARD:
+        yield f"the guard of its jobs' processes ({JOB_GUARD_FILE}) is missing"
+    elif not (workspace / GUARD_STARTED).is_file():
+        yield "it was not restarted after the set-up"
 
 
 def has_comm_config(workspace: Path) -> bool:
@@ -416,12 +420,7 @@ def _check_archive(
         raise ConfigurationError("this job is no archive")
     try:
         with ZipFile(io.BytesIO(content) if isinstance(content, bytes) else content) as archive:
-            members = {member.orig_filename: member for member in archive.infolist()}
-            n_members, n_bytes = len(archive.infolist()), sum(member.file_size for member in archive.infolist())
-            if n_members > _MOST_FILES or n_bytes > _LARGEST_JOB:
-                raise ConfigurationError(f"this job is too large: {n_members} files of {n_bytes} bytes")
-            if len(members) != n_members:
-                raise ConfigurationError("this job brings a file twice: export it anew")
+            members = _members(archive)
             for name, member in members.items():
                 inner = None if name.endswith("/") else listed(name)
                 if not name.endswith("/") and (inner is None or not _is_plain(member, stat.S_IFREG)):
@@ -430,12 +429,27 @@ def _check_archive(
                     raise _refused(name, f"of {member.file_size} bytes")
                 if inner is not None:
                     _check_content(inner, archive.read(member), is_foreign=is_foreign)
-            for name, member in members.items():
-                is_listed = name[:-1] in folders and not member.file_size and _is_plain(member, stat.S_IFDIR)
-                if name.endswith("/") and not is_listed:
-                    raise _refused(name)
+            _check_folders(members, folders)
     except _UNREADABLE as error:
         raise ConfigurationError(f"this job cannot be unpacked ({type(error).__name__}): export it anew") from None
+
+
+def _members(archive: ZipFile) -> dict[str, ZipInfo]:
+    """Return the members by their whole names. Raises: ConfigurationError: too many, too large, or one twice."""
+    members = {member.orig_filename: member for member in archive.infolist()}
+    n_members, n_bytes = len(archive.infolist()), sum(member.file_size for member in archive.infolist())
+    if n_members > _MOST_FILES or n_bytes > _LARGEST_JOB:
+        raise ConfigurationError(f"this job is too large: {n_members} files of {n_bytes} bytes")
+    if len(members) != n_members:
+        raise ConfigurationError("this job brings a file twice: export it anew")
+    return members
+
+
+def _check_folders(members: Mapping[str, ZipInfo], folders: set[str]) -> None:
+    for name, member in members.items():
+        is_listed = name[:-1] in folders and not member.file_size and _is_plain(member, stat.S_IFDIR)
+        if name.endswith("/") and not is_listed:
+            raise _refused(name)
 
 
 def _is_plain(member: ZipInfo, kind: int) -> bool:

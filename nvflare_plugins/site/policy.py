@@ -82,25 +82,11 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
         raise ConfigurationError("the policy must be an object")
     check_plain("the policy", document)
     refuse_unknown("the policy", document, known)
-
-    def whole(key: str, value: object) -> object:
-        if not isinstance(value, str) or not value:
-            return value
-        check_path_letters(key, value)
-        return workspace / value.replace("{site}", site)
-
+    whole = _whole_paths(workspace, site)
     values = {**FOLDERS, **document}
     profiles = values.get("allowed_profiles")
     if isinstance(profiles, list):
-        for name in (one for one in profiles if isinstance(one, str) and one in REMOVED_PROFILES):
-            _log.warning(
-                "%s: profile %s was removed, and to allow it does nothing. Policy key: allowed_profiles. Remedy: allow "
-                "%s in its place, which is faster",
-                site,
-                name,
-                REMOVED_PROFILES[name],
-            )
-        values["allowed_profiles"] = [one for one in profiles if one not in list(REMOVED_PROFILES)]
+        values["allowed_profiles"] = _without_removed(profiles, site)
     for key in (*FOLDERS, "ledger_heads"):
         if key in values:
             values[key] = whole(key, values[key])
@@ -116,17 +102,42 @@ def file_values(document: object, known: Sequence[str], workspace: Path, site: s
         else []
     )
     for name, entry in sets.items() if isinstance(sets, dict) else ():
-        if not isinstance(entry, dict):
-            continue
-        path = entry.get("path")
-        if path is None:
-            raise ConfigurationError(f"data_sets.{name} lacks path")
-        if "cluster" in entry:
-            entry["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
-        if "format" not in entry and isinstance(path, Path):
-            is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
-            entry["format"] = "parquet" if is_folder else format_of(path) or ("csv" if entry.get("loader") else None)
+        if isinstance(entry, dict):
+            _complete_data_set(name, entry, folders, whole)
     return values
+
+
+def _whole_paths(workspace: Path, site: str) -> _Whole:
+    def whole(key: str, value: object) -> object:
+        if not isinstance(value, str) or not value:
+            return value
+        check_path_letters(key, value)
+        return workspace / value.replace("{site}", site)
+
+    return whole
+
+
+def _without_removed(profiles: list[object], site: str) -> list[object]:
+    for name in (one for one in profiles if isinstance(one, str) and one in REMOVED_PROFILES):
+        _log.warning(
+            "%s: profile %s was removed, and to allow it does nothing. Policy key: allowed_profiles. Remedy: allow "
+            "%s in its place, which is faster",
+            site,
+            name,
+            REMOVED_PROFILES[name],
+        )
+    return [one for one in profiles if one not in list(REMOVED_PROFILES)]
+
+
+def _complete_data_set(name: str, entry: dict[str, Any], folders: Sequence[object], whole: _Whole) -> None:
+    path = entry.get("path")
+    if path is None:
+        raise ConfigurationError(f"data_sets.{name} lacks path")
+    if "cluster" in entry:
+        entry["cluster"] = _cluster(f"data_sets.{name}.cluster", entry["cluster"], whole)
+    if "format" not in entry and isinstance(path, Path):
+        is_folder = path in folders or os.path.isdir(path) or is_pattern(path)  # Path.is_dir raises
+        entry["format"] = "parquet" if is_folder else format_of(path) or ("csv" if entry.get("loader") else None)
 
 
 def _complete(values: dict[str, Any], key: str, cls: type[Document], paths: Sequence[str], whole: _Whole) -> None:

@@ -346,10 +346,7 @@ def _wanted(document: dict[str, Any], options: SetupOptions, *, has_heads: bool)
         plain |= {key: f"{options.keep_in}/{{site}}/veilboost_{key}" for key in KEPT}
         if not has_heads:
             plain["ledger_heads"] = f"{options.keep_in}/{{site}}/veilboost_registry/ledger_heads"
-    for key, value in plain.items():
-        if value is not None and document.get(key) != value:
-            document[key] = value
-            yield key, value
+    yield from _changed(document, {key: value for key, value in plain.items() if value is not None})
     for (*place, key), value in _nested(options):
         entry = document
         for name in place:

@@ -14,7 +14,7 @@ import numpy as np
 
 from he_processors import field61
 from he_processors.errors import ProtocolError, VeilBoostError
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.wire.envelope import (
     ATTEMPT_BYTES,
     MAX_ATTACHMENT,
@@ -254,7 +254,6 @@ class Aggregator:
         attachment: Callable[[], bytes] | None = None,
         on_abort: Callable[[str], None] | None = None,
         on_sum: Callable[[Frame, bytes], bytes] | None = None,
-        randomness: RandomSource = OS_RANDOMNESS,
         transfer_s: Callable[[int], float] | None = None,
     ):
         """Prepare to meet the sites.
@@ -275,7 +274,6 @@ class Aggregator:
         self._attachment = attachment
         self._on_abort = on_abort
         self._on_sum = on_sum
-        self._randomness = randomness
         self._transfer_s = transfer_s or (lambda n_bytes: 0.0)
         self._lock = threading.Lock()
         self._next = [0] * len(sites)  # counter that each site sends next
@@ -509,7 +507,7 @@ class Aggregator:
             if len(attachments) > MAX_ATTACHMENT:
                 raise ProtocolError("attachments of all sites are longer than a frame may carry")
         receivers = [self._sites] if len(payloads) == 1 else [(site,) for site in self._sites]
-        packed, salt = [], self._randomness.bytes(SALT_BYTES) if frame.codec.is_salted else b""
+        packed, salt = [], OS_RANDOMNESS.bytes(SALT_BYTES) if frame.codec.is_salted else b""
         for sites, payload in zip(receivers, payloads, strict=True):
             rank = len(self._sites)
             answer = replace(frame, type=type_, rank=rank, payload=payload, attachment=attachments, salt=salt)

@@ -61,7 +61,7 @@ def load_certificates(security: ClusterSecurity) -> tuple[ssl.SSLContext, dateti
     return context, end
 
 
-def why_not(address: str, context: ssl.SSLContext | None) -> str:
+def why_not(address: str, context: ssl.SSLContext | None) -> str:  # noqa: C901 - one error, one sentence
     """Look at an address of Dask's, and say why nothing comes from there.
 
     Args:

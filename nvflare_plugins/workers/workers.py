@@ -235,24 +235,28 @@ class Workers:
             ) from None
         if state == worker_connection.DONE:
             return value
+        raise self._failure_of(worker, state, value, words, exchange)
+
+    def _failure_of(self, worker: int, state: str, value: object, words: str, exchange: int | None) -> Exception:
+        """Return what a worker's answer says went wrong, and end the work, or the exchange that others wait for."""
         if state == worker_connection.FAILED:
-            raise self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
+            return self._fail(WorkerFailure(f"worker {worker} of this site's cluster failed: {words}"))
         if state == worker_connection.LOST:
             self._has_failed.wait(_OWN_WORDS_S)  # the lost worker's own link says more
             other = value if type(value) is int else "?"
-            raise self._fail(
+            return self._fail(
                 WorkerLost(
                     f"worker {other} of this site's cluster was lost, or worker {worker} does not reach it; its log, "
                     "or its machine's, says why"
                 )
             )
         if state == worker_connection.OVER:
-            raise self._failure or self._refusal or WorkerFailure("the work on this site's cluster has ended")
+            return self._failure or self._refusal or WorkerFailure("the work on this site's cluster has ended")
         refusal = worker_connection.error_of(str(value), words)
         if exchange is not None:  # the others would wait for what this one does not send
             self._refusal = refusal
             self._end_exchanges(exchange)
-        raise refusal
+        return refusal
 
     def _awaited_by(self, worker: int) -> int:
         """Return the worker for which one waits that does not answer, or for which that one waits, and so on."""

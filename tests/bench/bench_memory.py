@@ -13,7 +13,7 @@ import numpy as np
 
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.site.memory.registry import Registry, Reservation
+from nvflare_plugins.site.memory.registry import Registry, Reservation, Wanted
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy_values import Consents
@@ -39,7 +39,7 @@ def reserve(registry: Registry, job_id: str) -> Reservation:
     features = np.random.default_rng(0).normal(size=(N_ROWS, 4)).astype(np.float32)
     table = Table(features, tuple("abcd"), ("float",) * 4, np.zeros(N_ROWS, np.float32), "y")
     spec = DataSet("train", Path("/train.csv"), "csv")
-    return registry.reserve(table, spec, job_id=job_id, sites=("a", "b"), parameters=b"p")
+    return registry.reserve(Wanted(table, spec), job_id=job_id, sites=("a", "b"), parameters=b"p")
 
 
 def after_jobs(folder: Path, n_jobs: int, n_parameters: int) -> dict[str, float]:

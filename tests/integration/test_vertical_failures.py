@@ -83,10 +83,10 @@ def test_what_was_told_stays_remembered(parties, monkeypatch):
 def test_a_disk_without_room_for_the_reservation_cancels_those_of_the_other_data_sets(parties, monkeypatch):
     honest = Registry.reserve
 
-    def full(self, table, spec, **more):
-        if spec.name == "held" and self._site == "site-2":
+    def full(self, wanted, **more):
+        if wanted.data_set.name == "held" and self._site == "site-2":
             raise OSError(28, "No space left on device")
-        return honest(self, table, spec, **more)
+        return honest(self, wanted, **more)
 
     monkeypatch.setattr(Registry, "reserve", full)
     outcomes = run(parties, job(eval_data_set="held"))

@@ -297,7 +297,7 @@ def _server_evidence(folder: Path, attempt: bytes) -> dict[str, Callable]:
             frame.codec.name,
             frame.n_values,
             frame.payload,
-            frame.kind.private,
+            private=frame.kind.private,
             peers=transfer.sites,
             salt=frame.salt,
         )

@@ -47,8 +47,10 @@ def site_log(signed: bool, role: str = "site") -> bytes:
             log.content("sent", "site-2", format.Content.BLINDED_IDS, format.Protection.BLINDED, 2048)
             log.spend("leaf sums", "gaussian(2)", 0.25, 1e-06)
             log.local("ROOT_SUM", "update:0", "from the root histogram")
-        log.record("sent", 0, "HANDSHAKE", "setup:0", "PUBLIC", 0, b"hello", False)
-        log.record("received", 1, "HISTOGRAM", "update:0", "MASKED", 4, b"\1" * 48, True, salt=drawn("salt", 16))
+        log.record("sent", 0, "HANDSHAKE", "setup:0", "PUBLIC", 0, b"hello", private=False)
+        log.record(
+            "received", 1, "HISTOGRAM", "update:0", "MASKED", 4, b"\1" * 48, private=True, salt=drawn("salt", 16)
+        )
         log.round(0)
         if role == "site":
             own = log.signed_head()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Terms, agree, versions
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, reserve_together
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
@@ -24,7 +24,7 @@ from nvflare_plugins.data.table import Table, column_names, load_table
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.bagging.model import BaggedModel, LeafOutOfRange, SharedTree, grow, own_matrix
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
-from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep

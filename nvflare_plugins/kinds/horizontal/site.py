@@ -19,7 +19,7 @@ import numpy as np
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, Earlier, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.run_folder import MODEL, RunFolder
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, gone_on
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, gone_on
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
@@ -42,7 +42,7 @@ from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.row_floors import counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
 from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs
-from nvflare_plugins.site.memory.registry import ResumePoint, describe_draw
+from nvflare_plugins.site.memory.registry import ResumePoint, Wanted, describe_draw
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import pack_list
 from nvflare_plugins.wire.sums import ProtectedSums

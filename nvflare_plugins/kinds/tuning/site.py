@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, Wanted
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.data.table import Table, column_names
 from nvflare_plugins.evidence.audit import grown_fact
@@ -50,7 +50,7 @@ from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.row_floors import check_sampling, row_fraction, row_weights
-from nvflare_plugins.site.memory.registry import Registry, describe_draw
+from nvflare_plugins.site.memory.registry import Registry, Wanted, describe_draw
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.shards import workers_of

@@ -16,7 +16,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, Earlier, JobResult, SiteContext, waiting_s
 from nvflare_plugins.attempt.session import ARITHMETIC, versions
-from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, Wanted, gone_on, reserve_together
+from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_atomically
@@ -44,7 +44,7 @@ from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, p
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
-from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.dask_workers import open_workers
 from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, shards_line, work_section

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
-from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, Wanted, reserve_together
+from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, SitePart, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS, fold_of_names, names_of
@@ -53,7 +53,7 @@ from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
-from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 

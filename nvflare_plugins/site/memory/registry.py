@@ -118,6 +118,30 @@ class _Version:
     named: NDArray[np.uint64] | None
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class Wanted:
+    """What a run wants to look at.
+
+    Attributes:
+        table: the rows of the run.
+        data_set: the data set they come from.
+        ids: what names the rows, where something does: rows of few columns are alike by chance.
+        draw: see ``describe_draw``. Another one is a change of the rows.
+        may_grow: the job has the sites count the rows that were added since earlier runs, before anything else of rows
+            leaves.
+        is_settled: the job calls ``grown`` or ``cancel`` once its rows have been counted; as one with ``may_grow``.
+        continues: jobs whose model the run continues: it must be about none of their rows.
+    """
+
+    table: Table
+    data_set: DataSet
+    ids: Sequence[bytes] | None = None
+    draw: str = ""
+    may_grow: bool = False
+    is_settled: bool = False
+    continues: tuple[str, ...] = ()
+
+
 class Registry:
     """The registry of one site.
 
@@ -135,54 +159,41 @@ class Registry:
 
     def reserve(
         self,
-        table: Table,
-        spec: DataSet,
+        wanted: Wanted,
         *,
         job_id: str,
         sites: Sequence[str],
         parameters: bytes,
         resume: ResumePoint | None = None,
         beside: Sequence[Reservation] = (),
-        ids: Sequence[bytes] | None = None,
-        draw: str = "",
-        may_grow: bool = False,
-        is_settled: bool = False,
-        continues: Sequence[str] = (),
     ) -> Reservation:
         """Decide whether a run may take place and, if so, record it durably.
 
         Args:
-            table: the rows of the run.
-            spec: the data set they come from.
             job_id: FLARE's job id.
             sites: the data-bearing sites of the job.
             parameters: the agreed canonical document of the job, without rounds, ids and resumption; kept as a hash.
             resume: the interrupted job to continue; None for a fresh start.
             beside: reservations of the same job for its other data sets, with which it is not compared.
-            ids: what names the rows, where something does: rows of few columns are alike by chance.
-            draw: see ``describe_draw``. Another one is a change of the rows.
-            may_grow: the job has the sites count the rows that were added since earlier runs, before anything else of
-                rows leaves.
-            is_settled: the job calls ``grown`` or ``cancel`` once its rows have been counted; as one with ``may_grow``.
-            continues: jobs whose model the run continues: it must be about none of their rows.
 
         Raises:
             DataRefusal: the run would recompute a released quantity with another site set or changed rows.
             ConfigurationError: there is no such interrupted job or checkpoint, or the site's memory is damaged.
         """
-        version = _Version(*identify(table, spec, self._key, ids), named_rows(table, spec, self._key))
+        table, spec = wanted.table, wanted.data_set
+        version = _Version(*identify(table, spec, self._key, wanted.ids), named_rows(table, spec, self._key))
         record = version.record
         with self._memory.transaction() as db:
             data = add_data(db, record, version.rows)
             if version.named is not None:
                 known = load_counts(db, NAMED_ROWS, str(data))["keys"]  # under which it had other ids
                 save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, version.named).astype("<u8")})
-            terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), draw)
+            terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), wanted.draw)
             n_added, refusal = 0, None
             if resume is None:
                 own = tuple(reservation.run for reservation in beside)
-                self._check_new(db, version, continues)
-                verdict, message, grown = self._judge(db, terms, version, own, may_grow=may_grow)
+                self._check_new(db, version, wanted.continues)
+                verdict, message, grown = self._judge(db, terms, version, own, may_grow=wanted.may_grow)
                 if grown is not None:
                     n_added, refusal = grown
             else:
@@ -194,7 +205,7 @@ class Registry:
                     self._judge(db, terms, version, own, may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
-            if resume is None and (may_grow or is_settled):
+            if resume is None and (wanted.may_grow or wanted.is_settled):
                 note_unchecked(db, run)
         return Reservation(run, verdict, message, n_added, refusal)
 
@@ -357,14 +368,7 @@ class Registry:
                 continue
             concerned.append(terms)
             if relation is Relation.SAME and terms.sites == fresh.sites and not _is_redrawn(terms, fresh):
-                if verdict is Verdict.CONSENTED:
-                    continue
-                if terms.parameters == fresh.parameters and terms.fingerprint == fresh.fingerprint:
-                    verdict = Verdict.IDENTICAL
-                    message = f"repeats job {job_id} (same data, sites and parameters): the same release."
-                elif verdict is Verdict.NEW:
-                    verdict = Verdict.OTHER_PARAMETERS
-                    message = f"same rows and sites as job {job_id}, other parameters or columns."
+                verdict, message = _of_same_rows(verdict, message, terms, fresh, job_id)
                 continue
             if may_grow and relation is Relation.CHANGED and (terms.sites, terms.draw) == (fresh.sites, fresh.draw):
                 changed.append((terms, job_id))
@@ -500,6 +504,17 @@ def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
     n_alike = overlap_of(version.rows, rows_of(db, earlier))
     named = load_counts(db, NAMED_ROWS, str(earlier))["keys"]  # none where not every row had an id
     return overlap_of(version.named, named) if n_alike and named.size and version.named is not None else n_alike
+
+
+def _of_same_rows(verdict: Verdict, message: str, terms: Terms, fresh: Terms, job_id: str) -> tuple[Verdict, str]:
+    """Return what a run on the same rows with the same sites makes of the verdict so far."""
+    if verdict is Verdict.CONSENTED:
+        return verdict, message
+    if terms.parameters == fresh.parameters and terms.fingerprint == fresh.fingerprint:
+        return Verdict.IDENTICAL, f"repeats job {job_id} (same data, sites and parameters): the same release."
+    if verdict is Verdict.NEW:
+        return Verdict.OTHER_PARAMETERS, f"same rows and sites as job {job_id}, other parameters or columns."
+    return verdict, message
 
 
 def _is_redrawn(earlier: Terms, fresh: Terms) -> bool:

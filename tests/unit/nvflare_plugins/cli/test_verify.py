@@ -328,7 +328,7 @@ def test_aborted_attempt_is_consistent_but_not_verified(tmp_path):
     attempt = Attempt(tmp_path)
     attempt.open_session()
     attempt.round(0)
-    attempt.logs["site-1"].record("sent", attempt.counter, "HISTOGRAM", "update:1", "MASKED", 1, bytes(8), True)
+    attempt.logs["site-1"].record("sent", attempt.counter, "HISTOGRAM", "update:1", "MASKED", 1, bytes(8), private=True)
     for log in attempt.logs.values():
         log.end("aborted", "no message from site-2 within 60 s")
     result = check(attempt.close())

@@ -37,7 +37,7 @@ def make_log(folder: Path, site: str = "site-1", profile: str = "masks", **more)
 
 
 def send(log: EvidenceLog, counter: int = 0, codec: str = "MASKED", payload: bytes = b"x" * 8, **more) -> None:
-    log.record("sent", counter, "HISTOGRAM", "update:0", codec, 1, payload, True, **more)
+    log.record("sent", counter, "HISTOGRAM", "update:0", codec, 1, payload, private=True, **more)
 
 
 def records(path: Path) -> list[dict]:
@@ -98,7 +98,7 @@ def test_private_message_in_clear_is_refused_and_not_recorded(tmp_path, profile,
     log = make_log(tmp_path, profile=profile)
     head = log.signed_head()
     with pytest.raises(ProtocolError, match="HISTOGRAM pass in clear"):
-        log.record(direction, 0, "HISTOGRAM", "update:0", codec, 1, b"secret", True)
+        log.record(direction, 0, "HISTOGRAM", "update:0", codec, 1, b"secret", private=True)
     assert log.signed_head() == head
 
 
@@ -157,7 +157,9 @@ def test_sums_are_never_committed_to_without_a_salt_and_the_server_keeps_no_open
 @pytest.mark.parametrize("codec", ["PUBLIC", "SEALED"])
 def test_what_holds_nothing_to_guess_needs_no_salt(tmp_path, codec):
     log = make_log(tmp_path)
-    log.record("sent", 0, "AGREEMENT" if codec == "SEALED" else "CLOSING", "setup:0", codec, 0, b"x", codec == "SEALED")
+    log.record(
+        "sent", 0, "AGREEMENT" if codec == "SEALED" else "CLOSING", "setup:0", codec, 0, b"x", private=codec == "SEALED"
+    )
     [record] = records(log.close())[1:2]
     assert (record["salt"], record["sha256"]) == (None, commitment(b"x"))
 
@@ -165,7 +167,9 @@ def test_what_holds_nothing_to_guess_needs_no_salt(tmp_path, codec):
 def test_salt_of_the_frame_makes_both_ends_agree(tmp_path):
     one, two = make_log(tmp_path, profile="plain"), make_log(tmp_path, "server", "plain", role="server")
     send(one, codec="PLAIN", salt=b"s" * 16)
-    two.record("received", 0, "HISTOGRAM", "update:0", "PLAIN", 1, b"x" * 8, True, peers=("site-1",), salt=b"s" * 16)
+    two.record(
+        "received", 0, "HISTOGRAM", "update:0", "PLAIN", 1, b"x" * 8, private=True, peers=("site-1",), salt=b"s" * 16
+    )
     assert records(one.close())[1]["sha256"] == records(two.close())[1]["sha256"]
     with pytest.raises(ValueError, match="16 bytes"):
         send(make_log(tmp_path, "site-2", "plain"), codec="PLAIN", salt=b"short")

@@ -23,6 +23,7 @@ from nvflare_plugins.flare import controller as controller_module
 from nvflare_plugins.flare.attempt import (
     COMPLETED,
     FAILED,
+    ServedJob,
     ServerAttempt,
     SiteReport,
 )
@@ -51,15 +52,9 @@ class Federation:
         self.clock = Clock()
         cells = {site: f"{site}.job" for site in SITES}
         self.folder = folder
-        self.attempt = ServerAttempt(
-            cell=FakeCell(network, "server.job"),
-            site_cells=cells,
-            job_id="job",
-            profile="masks",
-            deadline_s=deadline_s,
-            folder=folder,
-            clock=self.clock,
-        )
+        job = ServedJob("job", "masks", folder, deadline_s)
+        cell = FakeCell(network, "server.job")
+        self.attempt = ServerAttempt(job, cell=cell, site_cells=cells, clock=self.clock)
         self.cells = {site: FakeCell(network, name, site) for site, name in cells.items()}
         self.channels = {
             site: Channel(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict, count_added
+from nvflare_plugins.site.memory.registry import Registry, Reservation, Verdict, Wanted, count_added
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy_values import Consents
 
@@ -39,8 +39,9 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def ask(registry: Registry, rows: Table, job_id: str, spec: DataSet = SPEC, **options: object) -> Reservation:
-    fields = {"sites": SITES, "parameters": b"p", "may_grow": True, **options}
-    return registry.reserve(rows, spec, job_id=job_id, **fields)  # type: ignore[arg-type]
+    of_job = {name: options.pop(name) for name in ("sites", "parameters", "resume", "beside") if name in options}
+    wanted = Wanted(rows, spec, **{"may_grow": True, **options})  # type: ignore[arg-type]
+    return registry.reserve(wanted, job_id=job_id, **{"sites": SITES, "parameters": b"p", **of_job})  # type: ignore[arg-type]
 
 
 def pass_(registry: Registry, run: Reservation) -> Reservation:

@@ -13,7 +13,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.budgets import PredictionBudget
-from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
 from nvflare_plugins.site.memory.schema import load_array
 from nvflare_plugins.site.memory.store import Memory, policy_changes
@@ -43,7 +43,7 @@ def take_part_in_jobs(folder: Path, say: Say) -> None:
     policy = policy_in(folder)
     registry = Registry.open(policy)
     run = registry.reserve(
-        table(), DataSet("d", Path("/d.csv"), "csv"), job_id="job", sites=("a", SITE), parameters=b"p"
+        Wanted(table(), DataSet("d", Path("/d.csv"), "csv")), job_id="job", sites=("a", SITE), parameters=b"p"
     )
     say("reserved")
     registry.plan_cuts(run, NAMES, b"settings")

@@ -16,7 +16,7 @@ from nvflare_plugins.data import identity as data_identity
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory import store
-from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Verdict, describe_draw
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Verdict, Wanted, describe_draw
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy, template
 from nvflare_plugins.site.policy_values import Consents
@@ -44,7 +44,11 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def reserve(registry: Registry, rows: Table, data: DataSet | None = None, **changes: object) -> Reservation:
-    return registry.reserve(rows, data or spec(), **{**JOB, **changes})  # type: ignore[arg-type]
+    of_job = {
+        name: changes.pop(name) for name in ("job_id", "sites", "parameters", "resume", "beside") if name in changes
+    }
+    wanted = Wanted(rows, data or spec(), **changes)  # type: ignore[arg-type]
+    return registry.reserve(wanted, **{**JOB, **of_job})  # type: ignore[arg-type]
 
 
 def test_the_same_run_again_is_the_same_release(registry: Registry) -> None:
