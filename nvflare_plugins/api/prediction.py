@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -83,8 +82,7 @@ def reader_as_trained(site: str, source: Source, run: Run, part: Part, folder: P
         trained = {key: value for key, value in trained.items() if key not in _OF_THE_FILE}
     used = {*part.columns, trained.get("id")}
     for key in set(_BY_COLUMN) & set(trained):
-        named: Mapping[str, Any] = trained[key]
-        trained[key] = {a: b for a, b in named.items() if (b if key == "rename" else a) in used}
+        trained[key] = {a: b for a, b in trained[key].items() if (b if key == "rename" else a) in used}
     return Reader(reader.path, {**trained, **reader.options})
 
 

@@ -31,8 +31,7 @@ def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     assert cells and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     assert json.loads(path.read_text())["metadata"].keys() == {"kernelspec", "language_info"}
     assert "display(SVG(" in "".join(cells[-1]["source"]), "it ends with pictures"
-    is_vertical = path.stem == "ids_to_score"  # scores of several parties together are asked for by a recipe
-    assert ("import veilboost as vb" in "".join("".join(cell["source"]) for cell in cells)) != is_vertical
+    assert "import veilboost as vb" in "".join("".join(cell["source"]) for cell in cells)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -46,7 +45,7 @@ def test_notebooks_give_the_interface_arguments_that_it_has(path: Path) -> None:
             known = inspect.signature(getattr(places[of.id], call.func.attr)).parameters
             assert {one.arg for one in call.keywords} - {None} <= set(known), ast.unparse(call)
             checked.add(of.id)
-    assert checked == set(places) or path.stem == "ids_to_score"
+    assert checked == set(places)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

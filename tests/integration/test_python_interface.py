@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import veilboost as vb
+import xgboost as xgb
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.api.prediction import part_files
 from nvflare_plugins.evidence.verification import Verdict
+from nvflare_plugins.kinds.vertical.model import Part, merge, read_part
 from nvflare_plugins.recipes import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.unit.nvflare_plugins.api.test_simulator import running
@@ -86,6 +90,43 @@ def test_the_example_of_the_vertical_recipe_runs_as_it_stands(tmp_path: Path) ->
     assert run.evidence.verify().sound and run.reasons == {} and run.get_result() == str(tmp_path / "ws" / "credit")
     with pytest.raises(ConfigurationError, match="one party's part of a vertical model"):
         _ = run.model
+
+
+def test_new_rows_are_scored_by_all_parties_and_by_the_callers_own_ids(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame(rng.normal(size=(800, 3)), columns=["a", "b", "c"]).assign(id=[f"Äb{n:03}" for n in range(800)])
+    rows["ward"] = rng.choice(["Köln", "Süd"], 800)
+    rows["default"] = np.where(rows["a"] + rows["b"] + (rows["ward"] == "Süd") > 0.5, HOSTILE, "no")
+
+    def tables(part: pd.DataFrame, seed: int, *label: str) -> dict[str, pd.DataFrame]:
+        shop = part[["id", "b", "ward"]].assign(id=part["id"].str.upper())  # other parties write ids otherwise
+        sites = {"bank": part[["id", "a", *label]], "shop": shop, "telco": part[["id", "c"]]}
+        return {site: frame.sample(frac=0.9, random_state=seed + n) for n, (site, frame) in enumerate(sites.items())}
+
+    known, new = tables(rows[:500], 0, "default"), tables(rows[400:], 3)  # some of the new rows were trained on
+    known["shop"].to_csv(tmp_path / "known.csv", index=False, sep=";", encoding="cp1252")
+    new["shop"].to_csv(tmp_path / "new.csv", index=False, sep=";", encoding="cp1252")
+    shop = vb.read(tmp_path / "known.csv", separator=";", encoding="cp1252")
+    allowed = {"allowed_profiles": ["elgamal"]}
+    fed = vb.simulate({**known, "shop": shop}, "default", folder=tmp_path / "fed", policy=allowed)
+    run = fed.train(vb.vertical(id="id", max_depth=3, max_bin=32), rounds=3, profile="elgamal")
+    scores = fed.predict(run, {**new, "shop": tmp_path / "new.csv"})
+
+    common = set(new["telco"]["id"]) & {rows["id"][row] for row in new["shop"].index}
+    assert scores.index.tolist() == [one for one in new["bank"]["id"] if one in common] and len(scores) > 200
+    files = part_files(run, fed.folder, fed.sites)
+    parts: dict[str, Any] = {site: read_part(file, site, Part).part for site, file in files.items()}
+    joined = rows.set_index("id").loc[scores.index].assign(ward=lambda one: (one["ward"] == "Süd").astype(float))
+    owned = [column for site in ("bank", "shop", "telco") for column in parts[site].columns]
+    held = [(1, parts["shop"].table), (1 + len(parts["shop"].columns), parts["telco"].table)]
+    booster = xgb.Booster(model_file=bytearray(merge(parts["bank"].booster, 1, held)))
+    booster.feature_names = booster.feature_types = None
+    margins = booster.predict(xgb.DMatrix(joined[owned].to_numpy(np.float32)), output_margin=True)
+    np.testing.assert_array_equal(scores["margin"].to_numpy(np.float32), margins)
+    assert (scores["class"] == joined["default"]).mean() > 0.7 and scores["margin"].nunique() > 4
+    assert [path.parts[-4] for path in fed.folder.rglob("predictions.*")] == ["bank"]
+    with pytest.raises(vb.SitesRefused, match=r"vertical\.min_intersection\. Remedy"):
+        fed.predict(run, {site: frame[:50] for site, frame in new.items()})
 
 
 LONG = """
