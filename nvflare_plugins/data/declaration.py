@@ -402,7 +402,11 @@ class DataSet(Document):
     id: Text | None = None
     """The column that names the rows, for alignment. It is never a feature."""
     id_form: IdForm = IdForm()
-    """What makes its ids equal to those of other parties, who write them with other padding, prefixes or case."""
+    """What makes its ids equal to those of other parties, who write them with other padding, prefixes or case.
+
+    What was released of a row or paid for a person is remembered by the id as it is read. Say this before the first
+    job, and so that a person has one id in all data sets of the site: a change makes rows new to caps and budgets.
+    """
     names: tuple[Text, ...] = ()
     """Names of the columns, in their order, of a CSV file that has no line of names. Such a file is refused without."""
     aliases: Renamed = field(default_factory=dict)

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
 from nvflare.private.fed.app.utils import version_check
@@ -147,6 +148,7 @@ def _be_site(arguments: list[str], environment: dict[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    np.random.seed()  # from the operating system: forks share NumPy's state, by which a reader of a site's own may draw
     sys.argv = [WORKER, *arguments]
     parsed = simulator_worker.parse_arguments()
     MainProcessMonitor.run(main_func=simulator_worker.main, run_dir=parsed.workspace, args=parsed)

@@ -20,10 +20,12 @@ def site_main() -> None:
     import os
     import signal
 
+    import numpy as np
+
     from he_processors.randomness import OS_RANDOMNESS
 
     name, folder = sys.argv[sys.argv.index("--client") + 1], Path(sys.argv[sys.argv.index("-o") + 1])
-    facts = (os.environ.get("SITE"), os.getsid(0) == os.getpid(), OS_RANDOMNESS.bytes(8).hex())
+    facts = (os.environ.get("SITE"), os.getsid(0) == os.getpid(), OS_RANDOMNESS.bytes(8).hex(), np.random.random())
     (folder / f"{name}.txt").write_text(" ".join(map(str, facts)))
     if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -34,6 +36,7 @@ def site_main() -> None:
 
 def run_sites(folder: str, names: list[str]) -> list[object]:
     """Fork sites, in a process of its own, as FLARE's runner asks for them; return how each has ended."""
+    import pandas  # noqa: F401  # which sites find imported, and NumPy's state with it
     from nvflare.fuel.f3.mpm import MainProcessMonitor
 
     from nvflare_plugins.flare import simulator
@@ -77,7 +80,8 @@ def test_a_sites_end_is_seen_as_that_of_any_process(ended: tuple[Path, list[obje
 def test_each_site_has_its_own_settings_session_and_randomness(ended: tuple[Path, list[object]]) -> None:
     facts = [(ended[0] / f"{name}.txt").read_text().split() for name in NAMES]
     assert [fact[:2] for fact in facts] == [[name, "True"] for name in NAMES]
-    assert len({fact[2] for fact in facts}) == len(NAMES)
+    for drawn in zip(*(fact[2:] for fact in facts), strict=True):
+        assert len({*drawn}) == len(NAMES), "NumPy's own state, too, which a site's reader may draw by"
 
 
 def test_what_is_imported_beforehand_starts_no_thread() -> None:
