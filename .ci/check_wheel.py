@@ -26,11 +26,19 @@ def main() -> int:
     """Check, and say what is missing."""
     distribution = metadata.distribution("veilboost")
     found = {str(path) for path in distribution.files or ()}
+    missing = [*_missing_files(found), *_failed_commands()]
+    foreign = [name for name in found if name.startswith(("tests/", "jobs/")) or name.endswith((".c", ".h"))]
+    for text in missing:
+        print(f"missing: {text}")
+    for text in foreign:
+        print(f"should not be there: {text}")
+    return 1 if missing or foreign else 0
+
+
+def _missing_files(found: set[str]) -> list[str]:
     missing = [name for name in FILES if name not in found]
     if not any(name.endswith(".cuh") for name in found):
         missing.append("he_processors/cuda/*.cuh")
-    if not any("growth/_native/_float32." in name for name in found):
-        missing.append("nvflare_plugins/growth/_native/_float32")
     for extension in ("_bignum", "_curve", "_field", "_grids"):
         if not any(f"_native/{extension}." in name for name in found):
             missing.append(f"he_processors/_native/{extension}")
@@ -38,7 +46,11 @@ def main() -> int:
         missing.append("nvflare_plugins/growth/_native/_growth")
     if not any("growth/_native/_float32." in name for name in found):
         missing.append("nvflare_plugins/growth/_native/_float32")
-    foreign = [name for name in found if name.startswith(("tests/", "jobs/")) or name.endswith((".c", ".h"))]
+    return missing
+
+
+def _failed_commands() -> list[str]:
+    missing = []
     with tempfile.TemporaryDirectory() as folder:
         for code in (
             "-m nvflare_plugins --version",
@@ -54,11 +66,7 @@ def main() -> int:
                 missing.append(f"{code.split(';')[0]} ended with {done.returncode}: {done.stderr[-500:]}")
         if not (Path(folder) / "ws" / "local" / "veilboost.json").is_file():
             missing.append("site-setup wrote no policy")
-    for text in missing:
-        print(f"missing: {text}")
-    for text in foreign:
-        print(f"should not be there: {text}")
-    return 1 if missing or foreign else 0
+    return missing
 
 
 _BACKENDS = (

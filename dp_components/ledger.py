@@ -620,7 +620,7 @@ class LedgerState:
         self.lost = self.lost + PrivacyCost(*spent)
 
     def _open(
-        self, at: str, job: str, plan: list[object], ends_with_process: bool = False, can_resume: bool = False
+        self, at: str, job: str, plan: list[object], *, ends_with_process: bool = False, can_resume: bool = False
     ) -> None:
         self._require_new(job)
         if not isinstance(ends_with_process, bool) or not isinstance(can_resume, bool):
@@ -1032,10 +1032,7 @@ class Ledger:
         with self._locked() as state:
             state = self._settle_abandoned(state)
             job = state.jobs.get(job_id)
-            if job_id in state.closed.jobs:
-                raise JobIdTaken(closed_text(job_id, state.closed.jobs[job_id].n_releases))
-            if job is not None and job.plan != counts:
-                raise JobIdTaken(f"Job {job_id} was opened before, with another plan. Submit it as a new job.")
+            _require_untaken(state, job_id, counts)
             quote = self._quote(state, counts, f"Job {job_id}", job_id)
             if job is None:
                 record = open_record(job_id, counts)
@@ -1345,6 +1342,14 @@ def is_ledger_name(data_set: str) -> bool:
 def ledger_files(folder: Path) -> list[Path]:
     """Return the ledgers in a folder, by name."""
     return sorted(folder.glob("*" + _SUFFIX))
+
+
+def _require_untaken(state: LedgerState, job_id: str, counts: Counter[PricedEvent]) -> None:
+    if job_id in state.closed.jobs:
+        raise JobIdTaken(closed_text(job_id, state.closed.jobs[job_id].n_releases))
+    job = state.jobs.get(job_id)
+    if job is not None and job.plan != counts:
+        raise JobIdTaken(f"Job {job_id} was opened before, with another plan. Submit it as a new job.")
 
 
 def _require_text(name: str, value: str) -> None:

@@ -71,7 +71,7 @@ def security_bits(key_bits: int) -> int:
     return max((strength for bits, strength in _STRENGTH_BITS.items() if bits <= key_bits), default=0)
 
 
-def check_key_bits(key_bits: int, allow_toy_keys: bool) -> None:
+def check_key_bits(key_bits: int, *, allow_toy_keys: bool) -> None:
     """Refuse key lengths that protect nothing.
 
     Args:

@@ -116,15 +116,15 @@ class Grids:
         _grids.scale(np.ascontiguousarray(integers), self._steps(), values)
         return values
 
-    def _rounded(self, values: NDArray[np.float64], running: bool) -> NDArray[np.int64]:
+    def _rounded(self, values: NDArray[np.float64], *, running: bool) -> NDArray[np.int64]:
         if _grids is None:
-            return self.rounded_by_numpy(values, running)
+            return self.rounded_by_numpy(values, running=running)
         integers = np.empty(values.size, dtype=np.int64)
         bounds = np.ldexp(1.0, [grid.bound_exponent for grid in self.of])
         self._refuse(_grids.round(np.ascontiguousarray(values), 1.0 / self._steps(), bounds, running, integers))
         return integers
 
-    def rounded_by_numpy(self, values: NDArray[np.float64], running: bool) -> NDArray[np.int64]:
+    def rounded_by_numpy(self, values: NDArray[np.float64], *, running: bool) -> NDArray[np.int64]:
         """Do what the extension does, to the bit, where there is none."""
         self._refuse(sum(1 << i for i, is_exceeded in enumerate(self.exceeded(values)) if is_exceeded))
         scaled = self._columns(values) * (1.0 / self._steps())  # powers of two: exact

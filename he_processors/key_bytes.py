@@ -54,7 +54,7 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Paill
     if n.bit_length() > _MAX_KEY_BITS:
         raise ProtocolError(f"a peer's public key has more than {_MAX_KEY_BITS} bits")
     try:
-        check_key_bits(n.bit_length(), allow_toy_keys)
+        check_key_bits(n.bit_length(), allow_toy_keys=allow_toy_keys)
     except ConfigurationError as error:
         raise ProtocolError(f"a peer's public key: {error}") from error
     if math.gcd(n, _SMALL_PRIMES) != 1 or gmpy2.is_prime(n):

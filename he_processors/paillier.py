@@ -194,7 +194,7 @@ class PaillierPrivateKey(StaysInProcess):
         """
         p, q = max(p, q), min(p, q)
         key_bits = (p * q).bit_length()
-        check_key_bits(key_bits, allow_toy_keys)
+        check_key_bits(key_bits, allow_toy_keys=allow_toy_keys)
         is_balanced = p.bit_length() == q.bit_length() and _is_far_apart(p, q, key_bits)
         if not is_balanced or not (gmpy2.is_prime(p, 40) and gmpy2.is_prime(q, 40)) or not _is_invertible(p, q):
             raise ConfigurationError("an imported Paillier key is not the product of two suitable primes")
@@ -222,7 +222,7 @@ def generate_paillier_key(
     Raises:
         ConfigurationError: the length is refused.
     """
-    check_key_bits(key_bits, allow_toy_keys)
+    check_key_bits(key_bits, allow_toy_keys=allow_toy_keys)
     while True:
         halves = [generate_structured_prime(key_bits // 2, source) for _ in range(2)]
         larger, smaller = sorted(halves, key=lambda prime: prime.p, reverse=True)

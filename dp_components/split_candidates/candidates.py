@@ -128,7 +128,9 @@ def uniform_candidates(bounds: FeatureBounds, n_candidates: int) -> NDArray[np.f
 # Logarithmic split candidates (C3).
 
 
-def logarithmic_candidates(bounds: FeatureBounds, n_candidates: int, skewed_left: bool = False) -> NDArray[np.float64]:
+def logarithmic_candidates(
+    bounds: FeatureBounds, n_candidates: int, *, skewed_left: bool = False
+) -> NDArray[np.float64]:
     """Space candidates evenly in log(1 + x - low), so that they are dense near the lower bound.
 
     Shapes: result: float64[n_candidates], ascending.

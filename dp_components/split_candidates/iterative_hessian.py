@@ -22,6 +22,7 @@ def refine(
     hessians: NDArray[np.float64],
     target: float,
     n_candidates: int,
+    *,
     as_published: bool = False,
 ) -> NDArray[np.float64]:
     """Return better candidates of one feature, given a noisy histogram over the present ones.
@@ -36,12 +37,12 @@ def refine(
 
     Reference: Maddock et al., section 4.5.2, with a slip mended.
     """
-    kept = _merge_and_divide(cuts, np.maximum(hessians, 0.0), target, n_candidates, as_published)
+    kept = _merge_and_divide(cuts, np.maximum(hessians, 0.0), target, n_candidates, as_published=as_published)
     return _fill(kept, n_candidates)
 
 
 def _merge_and_divide(
-    cuts: NDArray[np.float32], hessians: NDArray[np.float64], target: float, n_candidates: int, as_published: bool
+    cuts: NDArray[np.float32], hessians: NDArray[np.float64], target: float, n_candidates: int, *, as_published: bool
 ) -> list[float]:
     kept: list[float] = []
     last, gathered = cuts.size - 1, 0.0

@@ -130,7 +130,7 @@ class SmallLogarithms:
             ProtocolError: with one fixed message: a logarithm is not in its range, or the giant steps of a group are
                 more than honest sums take.
         """
-        search = _Search(self, points, group, bounds, checks_hits)
+        search = _Search(self, points, group, bounds, checks_hits=checks_hits)
         search.run()
         return search.values
 
@@ -166,6 +166,7 @@ class _Search:
         points: Points,
         group: NDArray[np.int64],
         bounds: SearchBounds,
+        *,
         checks_hits: bool,
     ) -> None:
         self._logarithms, self._curve = logarithms, logarithms._curve
@@ -334,7 +335,7 @@ class ElGamalDecryptor(StaysInProcess):
         """
         ranges = [digits.digit_ranges(total.n_rows) for total in totals]
         sums = [
-            self._find_digit(points, [of_node[k] for of_node in ranges], expected, layout, digits.is_noised)
+            self._find_digit(points, [of_node[k] for of_node in ranges], expected, layout, is_noised=digits.is_noised)
             for k, (points, expected) in enumerate(zip(opened, _digit_totals(digits, totals), strict=True))
         ]
         g, h = digits.join(sums)
@@ -350,6 +351,7 @@ class ElGamalDecryptor(StaysInProcess):
         ranges: Sequence[IntegerRange],
         totals: Sequence[int],
         layout: BinLayout,
+        *,
         is_noised: bool,
     ) -> NDArray[np.int64]:
         """Find the sums of one digit in all nodes. Shapes: result: int64[n_nodes * n_slots].

@@ -179,13 +179,20 @@ def _frame(site: str, source: object) -> pd.DataFrame:
         raise ConfigurationError(f"{site}: column {shown(twice)} is there twice: name its columns apart")
     for name in frame.columns:
         if frame[name].dtype == object:
-            values = frame[name].dropna()
-            if any(isinstance(value, (list, dict, set, tuple, bytes)) for value in values):
-                raise ConfigurationError(f"{site}: column {name!r} holds lists or other objects: give numbers or texts")
-            if len(values) and all(isinstance(value, date) for value in values):
-                frame[name] = pd.to_datetime(frame[name])
-            elif not all(isinstance(value, str) for value in values):
-                frame[name] = frame[name].map(str, na_action="ignore")
+            frame[name] = _plain_column(site, frame[name])
         elif isinstance(frame[name].dtype, pd.CategoricalDtype):
             frame[name] = frame[name].astype(object).map(str, na_action="ignore")
     return frame
+
+
+def _plain_column(site: str, column: pd.Series) -> pd.Series:
+    import pandas as pd
+
+    values = column.dropna()
+    if any(isinstance(value, (list, dict, set, tuple, bytes)) for value in values):
+        raise ConfigurationError(f"{site}: column {column.name!r} holds lists or other objects: give numbers or texts")
+    if len(values) and all(isinstance(value, date) for value in values):
+        return pd.to_datetime(column)
+    if not all(isinstance(value, str) for value in values):
+        return column.map(str, na_action="ignore")
+    return column

@@ -32,17 +32,21 @@ def run(options: Options) -> int:
     if options.json:
         print(written)
         return int(not found.is_whole)
+    _show(found, options.data_set)
+    if options.out is not None:
+        print(f"\nwrote {options.out}")
+    return int(not found.is_whole)
+
+
+def _show(found: Agreement, data_set: str) -> None:
     for text in lines(found) if found.differences else ["The drafts agree."]:
         print(printable(text, 1000))
     for site, of_policy in found.options.items():
         if of_policy:
-            line = site_setup(options.data_set, of_policy, None)
+            line = site_setup(data_set, of_policy, None)
             said = "see --out: no line of a shell says it" if line is None else f"veilboost site-setup DIR {line}"
             print(f"\nAt {printable(site)}: {said}")
     print("\n".join(recipe_lines(found.features, found.categories, found.label_classes, found.feature_bounds)))
-    if options.out is not None:
-        print(f"\nwrote {options.out}")
-    return int(not found.is_whole)
 
 
 def _draft_in(path: Path) -> SiteDraft:

@@ -40,22 +40,7 @@ def run(options: Options) -> int:
         from nvflare_plugins.flare.kinds import read_job
 
         job = read_job(options.job)
-    if options.where.is_dir():
-        if options.names or options.format:
-            raise ConfigurationError("--names and --format belong to a file: a data set's stand in the site's policy")
-        if options.site is None:
-            raise ConfigurationError("a workspace needs the name of the site: --site NAME")
-        policy = SitePolicy.load(own_workspace(options.where, options.site), options.site)
-        names = [options.data_set] if options.data_set else _data_sets_of(job)
-        if not names:
-            raise ConfigurationError("say what to check: --data-set NAME, or --job JOB_FOLDER")
-        sets = [policy.data_set(name) for name in names]
-    else:
-        if options.site or options.data_set:
-            raise ConfigurationError("--site and --data-set belong to a workspace, and this is no folder")
-        policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
-        name = Path(options.where.name.lower().removesuffix(".gz")).stem
-        sets = [as_data_set(options, options.where, DataSet(name, options.where.absolute(), "csv"), name)]
+    policy, sets = _sets_of(options, job)
     results = [(one, survey(one, use_of(job, options.label, policy.site), options.progress)) for one in sets]
     if options.draft is not None:
         check_output("--draft", options.draft, ".json")
@@ -68,6 +53,25 @@ def run(options: Options) -> int:
         for one, found, findings in surveys:
             print("\n".join(_lines(one, found, findings, is_private=job is not None and _is_private(job))))
     return int(any(finding.is_problem for _, _, findings in surveys for finding in findings))
+
+
+def _sets_of(options: Options, job: Any) -> tuple[SitePolicy, list[DataSet]]:
+    """Return what is to be looked at, of a workspace or of one file, and under which policy."""
+    if options.where.is_dir():
+        if options.names or options.format:
+            raise ConfigurationError("--names and --format belong to a file: a data set's stand in the site's policy")
+        if options.site is None:
+            raise ConfigurationError("a workspace needs the name of the site: --site NAME")
+        policy = SitePolicy.load(own_workspace(options.where, options.site), options.site)
+        names = [options.data_set] if options.data_set else _data_sets_of(job)
+        if not names:
+            raise ConfigurationError("say what to check: --data-set NAME, or --job JOB_FOLDER")
+        return policy, [policy.data_set(name) for name in names]
+    if options.site or options.data_set:
+        raise ConfigurationError("--site and --data-set belong to a workspace, and this is no folder")
+    policy = SitePolicy.from_dict({}, workspace=options.where.parent, site="site")
+    name = Path(options.where.name.lower().removesuffix(".gz")).stem
+    return policy, [as_data_set(options, options.where, DataSet(name, options.where.absolute(), "csv"), name)]
 
 
 # -- what a job asks for ----------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:
         yield Finding("few_rows", words, alone, count=found.n_rows)
     if isinstance(job, VerticalJob) and 0 < found.n_rows < policy.vertical.min_intersection:
         words = f"there are fewer rows than the {policy.vertical.min_intersection} that the parties must share. "
-        yield Finding("few_rows", words + "Policy key: vertical.min_intersection", True, count=found.n_rows)
+        yield Finding("few_rows", words + "Policy key: vertical.min_intersection", is_problem=True, count=found.n_rows)
 
 
 # -- for people -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -128,6 +129,19 @@ def _verification(options: Options, folder: Path, record: RunRecord) -> tuple[Ve
         files = [*(path for path in own if path.is_file()), *find_evidence(options.evidence)]
     except FileNotFoundError as error:
         raise ConfigurationError(str(error)) from None
+    members = _logs_of(files, own, record)
+    title = "Evidence: the parties' logs of the job"
+    if not members:
+        return None, Part(title, missing="the run's folder has no log, and none was named (`--evidence`)")
+    if not options.evidence:
+        text = "this site's log alone; `--evidence` adds those of all parties, which the server's job result holds"
+        return None, Part(title, members, remark=text)
+    root, servers = trusted(options.root_ca, options.evidence)
+    return verify(files, root, servers, record.job_id), Part(title, members)
+
+
+def _logs_of(files: Sequence[Path], own: Sequence[Path], record: RunRecord) -> dict[str, bytes]:
+    """Return the logs of the run's job; this site's own also where it cannot be read."""
     members: dict[str, bytes] = {}
     for path in files:
         try:
@@ -139,14 +153,7 @@ def _verification(options: Options, folder: Path, record: RunRecord) -> tuple[Ve
         if log.job_id == record.job_id:
             prefix = "" if log.attempt == record.attempt else f"{log.attempt[:32]}."
             _add(members, f"{prefix}{log.site}", path.read_bytes())
-    title = "Evidence: the parties' logs of the job"
-    if not members:
-        return None, Part(title, missing="the run's folder has no log, and none was named (`--evidence`)")
-    if not options.evidence:
-        text = "this site's log alone; `--evidence` adds those of all parties, which the server's job result holds"
-        return None, Part(title, members, remark=text)
-    root, servers = trusted(options.root_ca, options.evidence)
-    return verify(files, root, servers, record.job_id), Part(title, members)
+    return members
 
 
 def _add(members: dict[str, bytes], name: str, content: bytes) -> None:

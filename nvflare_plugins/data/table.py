@@ -477,7 +477,7 @@ class Table:
         )
 
 
-def load_table(
+def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind of job bears
     spec: DataSet,
     *,
     label: str | None,

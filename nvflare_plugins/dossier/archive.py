@@ -250,19 +250,22 @@ def _check_members(listed: Any, members: Mapping[str, bytes]) -> None:
         for one in listed
     ):
         raise ProtocolError(f"the list of members in its {MANIFEST} is none")
-    names = [one["name"] for one in listed]
-    for name in names:
-        if name not in members:
-            raise ProtocolError(f"member {name} is missing, which its {MANIFEST} lists")
-    for name in members:
-        if name not in names:
-            raise ProtocolError(f"member {name} was added: its {MANIFEST} does not list it")
-    if names != list(members):
-        raise ProtocolError(f"its members are in another order than its {MANIFEST} lists them")
+    _check_names([one["name"] for one in listed], list(members))
     for one in listed:
         content = members[one["name"]]
         if (one["size"], one["sha256"]) != (len(content), hashlib.sha256(content).hexdigest()):
             raise ProtocolError(f"member {one['name']} was changed: it is not what its {MANIFEST} lists")
+
+
+def _check_names(listed: list[str], members: list[str]) -> None:
+    for name in listed:
+        if name not in members:
+            raise ProtocolError(f"member {name} is missing, which its {MANIFEST} lists")
+    for name in members:
+        if name not in listed:
+            raise ProtocolError(f"member {name} was added: its {MANIFEST} does not list it")
+    if listed != members:
+        raise ProtocolError(f"its members are in another order than its {MANIFEST} lists them")
 
 
 def _check_signature(

@@ -431,7 +431,7 @@ class FirstEstimate:
             raise ProtocolError("the first estimate was given other sums than it asked for")
         self._pooled.append(np.asarray(pooled, np.float64))
 
-    def base_score(self) -> Floats:
+    def base_score(self) -> Floats:  # noqa: C901 - a formula for each source
         """Return the base score as the model holds it: ``Objective.margins_of`` makes margins of it.
 
         Shapes: float32[n_outputs].

@@ -105,7 +105,7 @@ class TreeRandom:
     """What one training of XGBoost draws: the columns of trees, levels and nodes, and the seeds of its trees' rows."""
 
     def __init__(
-        self, params: TreeParameters, n_columns: int, arithmetic: Arithmetic, seed: int, per_iteration: bool = False
+        self, params: TreeParameters, n_columns: int, arithmetic: Arithmetic, seed: int, *, per_iteration: bool = False
     ) -> None:
         """Prepare for one training. Args: per_iteration: ``seed_per_iteration``: each round begins anew."""
         self._seed, self._per_iteration = seed, per_iteration

@@ -95,6 +95,7 @@ def pair_grid(
     h_bound: int,
     n_rows: int,
     capacity_bits: int,
+    *,
     rows_are_exact: bool,
     coarsest: float,
     finest: int | None = None,
@@ -120,20 +121,20 @@ def pair_grid(
                 f"word_bits=32 is for fewer than {1 << max(most, 0):,} pooled rows here: on a grid where no sum can "
                 "wrap, more of them would lose digits that decide splits. Set word_bits to 64"
             )
-        return _grid(g_bound, h_bound, row_bits, SHORT_BITS, False, finest)
-    wide = _grid(g_bound, h_bound, row_bits, WIDE_BITS, True, finest)
+        return _grid(g_bound, h_bound, row_bits, SHORT_BITS, wide=False, finest=finest)
+    wide = _grid(g_bound, h_bound, row_bits, WIDE_BITS, wide=True, finest=finest)
     if capacity_bits >= WIDE_BITS:
         return wide
     if rows_are_exact:
         # The grid must not follow the number of sites, as the capacity does: sums on it may have to travel wide.
-        narrow = _grid(g_bound, h_bound, row_bits, NARROW_BITS, capacity_bits < NARROW_BITS, finest)
+        narrow = _grid(g_bound, h_bound, row_bits, NARROW_BITS, wide=capacity_bits < NARROW_BITS, finest=finest)
         # 6 sqrt(N / 12) < 2^(b/2 + 1).
         error = 2.0 ** (max(narrow.g_exponent, narrow.h_exponent) + (row_bits + 1) // 2 + 1)
         return narrow if error <= coarsest else wide
     shift = WIDE_BITS - capacity_bits + 1  # one bit for what sites round up
     if 2.0 ** (max(wide.g_exponent, wide.h_exponent) + shift) > coarsest:
         return wide
-    return PairGrid(g_bound, h_bound, wide.g_exponent, wide.h_exponent, False, shift)
+    return PairGrid(g_bound, h_bound, wide.g_exponent, wide.h_exponent, wide=False, shift=shift)
 
 
 def rows_on_grid(quantity: str, rows: NDArray[np.float64], exponent: int, n_rows: int) -> NDArray[np.int64]:
@@ -149,7 +150,7 @@ def rows_on_grid(quantity: str, rows: NDArray[np.float64], exponent: int, n_rows
     return np.rint(np.ldexp(rows, -exponent)).astype(np.int64)
 
 
-def _grid(g_bound: int, h_bound: int, row_bits: int, word_bits: int, wide: bool, finest: int | None) -> PairGrid:
+def _grid(g_bound: int, h_bound: int, row_bits: int, word_bits: int, *, wide: bool, finest: int | None) -> PairGrid:
     g, h = (bound + row_bits - word_bits for bound in (g_bound, h_bound))
     if finest is not None:
         g, h = max(g, finest), max(h, finest)
@@ -172,7 +173,7 @@ class GrowthSums(Protocol):
     seconds: float
 
     def pairs(
-        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+        self, values: NDArray[np.int64], grid: PairGrid, *, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         """Add sums of gradient pairs, and parts of metrics in the same exchange.
 
@@ -228,7 +229,7 @@ class SiteSums:
         self.seconds = 0.0
 
     def pairs(
-        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+        self, values: NDArray[np.int64], grid: PairGrid, *, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         """See ``GrowthSums``."""
         own, n = self._own_parts(parts), values.size

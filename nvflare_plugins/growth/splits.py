@@ -272,18 +272,18 @@ class SplitFinder:
             return loss_changes(self._formula, self._unit, pairs, totals, nodes, monotone, usable)
 
         forward = changes_of(left, allowed)
-        best = [self._first(changes, left[i], False) for i, changes in enumerate(forward)]
+        best = [self._first(changes, left[i], is_backward=False) for i, changes in enumerate(forward)]
         missing = total[:, None] - np.diff(before, axis=1)
         has_missing = (missing != 0).any(axis=-1)
         if has_missing.any():
             # The same bins with the rows that lack the value on the left: bin i then splits below itself.
             left += missing[:, self._feature] - sums
             backward = changes_of(left, allowed & has_missing[:, self._feature])
-            found = [self._first(changes, left[i], True) for i, changes in enumerate(backward)]
+            found = [self._first(changes, left[i], is_backward=True) for i, changes in enumerate(backward)]
             best = [better(*pair) for pair in zip(best, found, strict=True)]
         return best
 
-    def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], is_backward: bool) -> Split | None:
+    def _first(self, changes: NDArray[np.float32], left: NDArray[np.int64], *, is_backward: bool) -> Split | None:
         """Take the first of the largest loss changes: of the lowest feature, then along its scan."""
         slot = int(np.argmax(changes))
         if not changes[slot] > 0:

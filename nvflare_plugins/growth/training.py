@@ -152,7 +152,7 @@ class Training:
         self._draws, self._on_round = draws, on_round
         self._grower = TreeGrower(plan.layout, plan.tree, plan.arithmetic, plan.eta)
         self._random = TreeRandom(
-            plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed, plan.seed_per_iteration
+            plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed, per_iteration=plan.seed_per_iteration
         )
         self._grid = self._made(plan.bounds)
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
@@ -231,28 +231,35 @@ class Training:
             try:
                 unit = GradientUnit(grid.g_exponent, grid.h_exponent)
                 slack = (4 * self._channel.world) << grid.shift if grid.shift else 0
-                return self._grower.grow(self._rows.binned, partial(self._add, grid, fits), unit, sampler, slack)
+                return self._grower.grow(self._rows.binned, partial(self._add, grid, fits=fits), unit, sampler, slack)
             except RescaleRequested:
                 if self._due is None:
                     self._grid = self._made(self._sums.widened(grid, largest))
                 else:  # the metrics may be what does not fit: they go alone, under a new scale, and the root again
                     self._finish(self._due[0], self._sums.metrics(self._due[1]))
 
-    def _add(self, grid: PairGrid, fits: bool, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _add(self, grid: PairGrid, values: NDArray[np.int64], *, fits: bool) -> NDArray[np.int64]:
         """Add gradient pairs of one tree over all sites, and with those of the root the metrics that are due.
 
         Raises:
             RescaleRequested: for the root, where a site's pairs, or the metrics, do not fit.
         """
         number, parts = self._due or (0, [])
-        added, totals = self._sums.pairs(values, grid, fits, parts)
+        added, totals = self._sums.pairs(values, grid, fits=fits, parts=parts)
         if self._due is not None:
             self._finish(number, totals)
         return added
 
     def _made(self, bounds: tuple[int, int]) -> PairGrid:
         plan = self._plan
-        return pair_grid(*bounds, plan.n_rows, plan.capacity_bits, plan.rows_are_exact, plan.coarsest, plan.finest)
+        return pair_grid(
+            *bounds,
+            plan.n_rows,
+            plan.capacity_bits,
+            rows_are_exact=plan.rows_are_exact,
+            coarsest=plan.coarsest,
+            finest=plan.finest,
+        )
 
     def _adaptive(self, tree: Tree) -> NDArray[np.float32]:
         """Return leaves as the mean of the sites' residual quantiles. Shapes: float32[n_leaves]."""

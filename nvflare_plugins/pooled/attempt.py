@@ -278,7 +278,7 @@ class PooledAttempt:
         bounds = value_bounds(parameters, tables)
         if self._arithmetic:
             bounds |= row_bounds(parameters, tables[0])
-        sums.agree_scales(bounds, coarsest_pairs(parameters, tables[0].weight is not None))
+        sums.agree_scales(bounds, coarsest_pairs(parameters, weighted=tables[0].weight is not None))
 
     def _counted_leaves(self, parameters: TrainingParameters) -> int | None:
         """Return the least rows of a leaf, where these are counted after each tree; else None."""

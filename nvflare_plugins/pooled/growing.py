@@ -179,7 +179,7 @@ class Grown:
             sets=self.sets,
             n_rows=self.n_rows,
             bounds=scales.bounds,
-            coarsest=coarsest_pairs(parameters, self.table.weight is not None),
+            coarsest=coarsest_pairs(parameters, weighted=self.table.weight is not None),
             finest=self.finest,
             capacity_bits=scales.capacity_bits,
             rows_are_exact=scales.rows_are_exact,
@@ -447,7 +447,7 @@ class _Leader(ShardLeader):
             case "pairs":
                 values, grids, fits, parts = of_each
                 try:
-                    return sums.pairs(_added(values), PairGrid(*grids[0]), all(fits), _parts(parts))
+                    return sums.pairs(_added(values), PairGrid(*grids[0]), fits=all(fits), parts=_parts(parts))
                 except RescaleRequested:
                     return None
             case "wider":
@@ -549,7 +549,7 @@ class _AskedSums:
         return self._ask_site(word, *_plain(self._place.moment), *values)
 
     def pairs(
-        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
+        self, values: NDArray[np.int64], grid: PairGrid, *, fits: bool, parts: Sequence[tuple[str, Parts]] = ()
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         added = self._ask("pairs", values, astuple(grid), fits, list(parts))
         if added is None:

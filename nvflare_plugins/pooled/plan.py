@@ -168,7 +168,9 @@ def pairs_are_wide(workload: Workload, profile: str) -> bool:
     capacity = _capacity_bits(profile, workload.sites)
     if workload.grown:
         bound = exponent_of(workload.pair_bound)
-        return pair_grid(bound, bound, workload.rows, capacity, codec is not Codec.CKKS, COARSEST).wide
+        return pair_grid(
+            bound, bound, workload.rows, capacity, rows_are_exact=codec is not Codec.CKKS, coarsest=COARSEST
+        ).wide
     bound = exponent_of(workload.rows_per_site * workload.pair_bound)
     return 2.0 ** Grid.for_sum(bound, workload.sites, capacity).exponent > COARSEST
 
@@ -207,7 +209,7 @@ def round_messages(workload: Workload, profile: str = "masks", *, is_first: bool
         yield Planned(Kind.ROOT_SUM, workload.trees_per_round, 2, wide_pairs)
     if workload.counts_leaves:
         n_leaves = workload.max_leaves or 1 << min(workload.depth, _LARGEST_DEPTH)
-        yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), False)
+        yield Planned(Kind.LEAF_ROWS, 1, workload.trees_per_round * max(min(n_leaves, workload.rows), 1), wide=False)
     if workload.metrics and not metrics_ride(workload, profile):
         yield _metrics(workload)
 
@@ -222,18 +224,18 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     """Yield the sums that precede the first tree."""
     n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     if workload.weighted_sets:
-        yield Planned(Kind.SCALE, 1, 0, False, workload.weighted_sets * n_thresholds)
-    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, False)
+        yield Planned(Kind.SCALE, 1, 0, wide=False, residues=workload.weighted_sets * n_thresholds)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, wide=False)
     searches = workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value)
     yield from cut_messages(workload.features, workload.features if searches else 0, workload.bins)
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
     if workload.grown:
         n_scales += _ROW_SCALES + workload.smooth_scale
-    yield Planned(Kind.SCALE, 1, 0, False, n_scales * n_thresholds)
+    yield Planned(Kind.SCALE, 1, 0, wide=False, residues=n_scales * n_thresholds)
     if workload.grown:
         yield Planned(Kind.LABEL_MEAN, 1, max(2, workload.outputs))
         return
-    yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, False)
+    yield Planned(Kind.WEIGHT_TOTAL, 1, 1) if workload.weighted_sets else Planned(Kind.ROW_COUNT, 1, 1, wide=False)
     yield Planned(Kind.LABEL_MEAN, 1, workload.outputs)
 
 
@@ -242,15 +244,15 @@ def final_messages(workload: Workload, profile: str = "masks") -> Iterator[Plann
     if metrics_ride(workload, profile):
         yield _metrics(workload)
     if workload.pooled_metrics:
-        yield Planned(Kind.SCORE_COUNTS, 1, 2 * SCORE_BINS, False)
+        yield Planned(Kind.SCORE_COUNTS, 1, 2 * SCORE_BINS, wide=False)
 
 
 def cut_messages(features: int, searched: int, bins: int) -> Iterator[Planned]:
     """Yield the counts of rows and values, and those of the search of cut points of so many features."""
-    yield Planned(Kind.CUT_COUNTS, 1, features + 1, False)
+    yield Planned(Kind.CUT_COUNTS, 1, features + 1, wide=False)
     if searched:
-        yield Planned(Kind.CUT_COUNTS, 1, searched, False)
-        yield Planned(Kind.CUT_COUNTS, KEY_BITS, searched * max(bins - 2, 1), False)
+        yield Planned(Kind.CUT_COUNTS, 1, searched, wide=False)
+        yield Planned(Kind.CUT_COUNTS, KEY_BITS, searched * max(bins - 2, 1), wide=False)
 
 
 def session_bytes(n_sites: int) -> int:
@@ -463,7 +465,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *,
         eval_sets=max(n_sets, 1),
         row_sets=1 + (job.eval_data_set is not None),
         weighted_sets=0 if job.weight is None else 1 + (job.eval_data_set is not None),
-        wide_pairs=coarsest_pairs(checked, job.weight is not None) == 0.0,
+        wide_pairs=coarsest_pairs(checked, weighted=job.weight is not None) == 0.0,
         pair_bound=max(checked.objective.gradient_bound or 1.0, checked.objective.hessian_bound or 1.0),
         counts_leaves=counts_leaves(checked, rows_per_node=1),  # some floor, as site policies have by default
         pooled_metrics=job.pooled_metrics,

@@ -234,7 +234,7 @@ class CheckedSums:
         self.capacity_bits = min(processor.capacity_bits, WIDE_CAPACITY_BITS)
         self._processor = processor
 
-    def protect(self, integers: NDArray[np.int64], label: MessageLabel, wide: bool = False) -> bytes:
+    def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Return what the plugin makes of the integers. Raises: ProtocolError, if the server could not add it."""
         payload = self._processor.protect(integers, label, wide=wide)
         if not isinstance(payload, bytes) or len(payload) != 8 * label.n_values:
@@ -243,7 +243,7 @@ class CheckedSums:
             )
         return payload
 
-    def reveal(self, payload: bytes, label: MessageLabel, wide: bool = False) -> NDArray[np.int64]:
+    def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum that the plugin reads. Raises: ProtocolError, if it has another form."""
         if len(payload) != 8 * label.n_values:
             raise ProtocolError(f"{label.kind}: {len(payload)} bytes where {label.n_values} words of 8 bytes are due")

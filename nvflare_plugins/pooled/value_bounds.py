@@ -98,7 +98,7 @@ def label_sum(table: Table) -> float:
     return float(np.sum(row_weights(table) * table.label.astype(np.float64)))
 
 
-def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
+def coarsest_pairs(parameters: TrainingParameters, *, weighted: bool) -> float:
     """Return the largest step of gradient sums with which leaves still are what jobs/MODEL.md says; 0 for the finest.
 
     Where every row's gradient is bounded alike, the step counts beside a leaf's denominator, which holds lambda or
@@ -112,7 +112,7 @@ def coarsest_pairs(parameters: TrainingParameters, weighted: bool) -> float:
     return COARSEST if is_plain else 0.0
 
 
-def check_weights(sums: ProtectedSums, parameters: TrainingParameters, weighted: bool, n_rows: int | None) -> None:
+def check_weights(sums: ProtectedSums, parameters: TrainingParameters, *, weighted: bool, n_rows: int | None) -> None:
     """Refuse weights that differ so much that leaves of the smallest rows would drown in the step of the sums.
 
     A leaf's denominator is at least min_child_weight + lambda, and some row's weight. The step is far below the
@@ -164,7 +164,7 @@ def _gradient_sums(parameters: TrainingParameters, table: Table, total: float) -
     return gradient, hessian
 
 
-def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> float:
+def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> float:  # noqa: C901 - one bound a metric
     """Bound a metric's numerator over this site's rows."""
     label, total = table.label.astype(np.float64), _total_weight(table)
     start = _largest_base_score(parameters)

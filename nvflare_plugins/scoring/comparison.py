@@ -65,22 +65,52 @@ def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
     """Return the metrics for a model, the one that counts first."""
     if model.classes is None:
         return (
-            Metric("RMSE", False, lambda y, s, w: float(np.sqrt(mean_squared_error(y, s, sample_weight=w)))),
-            Metric("MAE", False, lambda y, s, w: float(mean_absolute_error(y, s, sample_weight=w))),
+            Metric(
+                "RMSE",
+                is_higher_better=False,
+                measure=lambda y, s, w: float(np.sqrt(mean_squared_error(y, s, sample_weight=w))),
+            ),
+            Metric(
+                "MAE", is_higher_better=False, measure=lambda y, s, w: float(mean_absolute_error(y, s, sample_weight=w))
+            ),
         )
     places = list(range(len(model.classes)))
     if not model.has_probabilities:
-        return (Metric("accuracy", True, lambda y, s, w: float(accuracy_score(y, s, sample_weight=w))),)
+        return (
+            Metric(
+                "accuracy", is_higher_better=True, measure=lambda y, s, w: float(accuracy_score(y, s, sample_weight=w))
+            ),
+        )
     if len(places) > 2:
         return (
-            Metric("log loss", False, lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places))),
-            Metric("accuracy", True, lambda y, s, w: float(accuracy_score(y, s.argmax(axis=1), sample_weight=w))),
+            Metric(
+                "log loss",
+                is_higher_better=False,
+                measure=lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places)),
+            ),
+            Metric(
+                "accuracy",
+                is_higher_better=True,
+                measure=lambda y, s, w: float(accuracy_score(y, s.argmax(axis=1), sample_weight=w)),
+            ),
         )
     return (
-        Metric("AUC", True, lambda y, s, w: float(roc_auc_score(y, s, sample_weight=w))),
-        Metric("average precision", True, lambda y, s, w: float(average_precision_score(y, s, sample_weight=w))),
-        Metric("log loss", False, lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places))),
-        Metric("Brier score", False, lambda y, s, w: float(brier_score_loss(y, s, sample_weight=w))),
+        Metric("AUC", is_higher_better=True, measure=lambda y, s, w: float(roc_auc_score(y, s, sample_weight=w))),
+        Metric(
+            "average precision",
+            is_higher_better=True,
+            measure=lambda y, s, w: float(average_precision_score(y, s, sample_weight=w)),
+        ),
+        Metric(
+            "log loss",
+            is_higher_better=False,
+            measure=lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places)),
+        ),
+        Metric(
+            "Brier score",
+            is_higher_better=False,
+            measure=lambda y, s, w: float(brier_score_loss(y, s, sample_weight=w)),
+        ),
     )
 
 

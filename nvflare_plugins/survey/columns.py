@@ -253,7 +253,11 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen:
     """Look at a column of which the policy says what it is."""
     name, answer = column.name, spec.columns[column.name]
     if answer == ID:
-        found = [Finding("id", f"the policy answers that column {name!r} is an id, and no feature", True, name)]
+        found = [
+            Finding(
+                "id", f"the policy answers that column {name!r} is an id, and no feature", is_problem=True, column=name
+            )
+        ]
         return Facts(name, Sort.ID, tuple(found) if is_chosen else ())
     if answer == CATEGORIES or is_spelling(answer):
         column = column if column.is_text else Column.of(name, raw.cast(pa.string()), spec)
@@ -271,7 +275,7 @@ def _answered(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_chosen:
         words = (
             f"column {name!r} holds texts that the policy's answer of it does not read. Policy keys: columns, missing"
         )
-        found.append(Finding("text_among_numbers", words, True, name, **rows_where(unread)))
+        found.append(Finding("text_among_numbers", words, is_problem=True, column=name, **rows_where(unread)))
     return _numbers(column, taken(numbers, codes), found, is_chosen=is_chosen, is_answered=True)
 
 
@@ -283,7 +287,7 @@ def _of_other_type(column: Column, raw: pa.ChunkedArray, spec: DataSet, *, is_ch
         found = []
         if name not in spec.dates:
             text = f"column {name!r} holds {column.declared}: it can become days since 1970-01-01. Policy key: dates"
-            found.append(Finding("dates", text, True, name, options={"dates": {name: "YYYY-MM-DD"}}))
+            found.append(Finding("dates", text, is_problem=True, column=name, options={"dates": {name: "YYYY-MM-DD"}}))
         return Facts(name, Sort.DATES, tuple(found), np.asarray(days, dtype=np.float64))
     text = f"column {name!r} holds {column.declared}, which no job trains on: turn it into numbers, or leave it out"
     return Facts(name, Sort.OTHER, (Finding("type", text, is_chosen, name),))
@@ -296,12 +300,12 @@ def _dates(column: Column, spec: DataSet) -> Facts:
     found = []
     if bad:
         text = f"column {column.name!r} holds texts that are no dates of its pattern. Policy keys: dates, missing"
-        found.append(Finding("dates", text, True, column.name, **column.tally(bad)))
+        found.append(Finding("dates", text, is_problem=True, column=column.name, **column.tally(bad)))
     values = column.mapped(lambda text: None if pattern is None else pattern.days(text))
     return Facts(column.name, Sort.DATES, tuple(found), values)
 
 
-def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:
+def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:  # noqa: C901 - ways to read it, in order
     name, form = column.name, NumberFormat(spec.decimal, spec.thousands)
     is_measured = spec.columns.get(name) == MEASUREMENT
     said = column.present(spec.missing)
@@ -314,7 +318,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:
         shown = ", ".join(map(repr, sorted(absent)))  # words of a list of ours, whatever the rows are
         words = f"column {name!r} holds {shown}, which may mean that a value is missing. Policy key: missing"
         options = {"missing": [*spec.missing, *sorted(absent)]}
-        found.append(Finding("missing", words, True, name, **column.tally(absent), options=options))
+        found.append(Finding("missing", words, is_problem=True, column=name, **column.tally(absent), options=options))
     if not present:
         return _numbers(column, np.full(column.n_rows, np.nan), found, is_chosen=is_chosen)
     if {text.lower() for text in present} <= {"true", "false"}:
@@ -339,7 +343,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:
             f"column {name!r} holds text among its numbers: mend it, name what means missing, or say what the column "
         )
         words += "is (categories, or a number for each text). Policy keys: missing, columns, decimal, thousands"
-        found.append(Finding("text_among_numbers", words, True, name, **column.tally(strange)))
+        found.append(Finding("text_among_numbers", words, is_problem=True, column=name, **column.tally(strange)))
         return Facts(name, Sort.OTHER, tuple(found))
     undated = [text for text in present if not looks_like_date(text)]
     if column.tally(undated)["count"] <= (1 - _MOSTLY) * n_present:
@@ -347,7 +351,7 @@ def _text(column: Column, spec: DataSet, *, is_chosen: bool) -> Facts:
             f"column {name!r} holds dates, and no pattern reads them all: write them alike, name what means missing, "
         )
         words += "or say that they are categories. Policy keys: dates, missing, columns"
-        found.append(Finding("dates", words, True, name, **column.tally(present)))
+        found.append(Finding("dates", words, is_problem=True, column=name, **column.tally(present)))
         return Facts(name, Sort.OTHER, tuple(found))
     return _categories(column, present, found, is_chosen=is_chosen)
 
@@ -368,7 +372,7 @@ def _limits(column: Column, limits: Sequence[str]) -> Iterator[Finding]:
         )
         words += "x and >x as x; or give each text a number of its own. Policy key: columns"
         options = {"columns": {column.name: LIMITS}}
-        yield Finding("limits", words, True, column.name, **column.tally(limits), options=options)
+        yield Finding("limits", words, is_problem=True, column=column.name, **column.tally(limits), options=options)
 
 
 def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[str], found: Sequence[Finding]) -> Facts:
@@ -377,7 +381,7 @@ def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[st
             f"column {column.name!r} holds dates with years of two digits ({' or '.join(short)}): say which hundred "
         )
         words += f"years they are in, as `{short[0]} from 1930` for 1930 to 2029. Policy key: dates"
-        finding = Finding("dates", words, True, column.name, **column.tally(present))
+        finding = Finding("dates", words, is_problem=True, column=column.name, **column.tally(present))
         return Facts(column.name, Sort.OTHER, (*found, finding))
     first, *others = [pattern for text in dates if (pattern := DatePattern.of(text)) is not None]
     rivals = [other for other in others if any(other.days(text) != first.days(text) for text in present)]
@@ -387,7 +391,7 @@ def _undeclared_dates(column: Column, present: Sequence[str], dates: Sequence[st
     )
     words += "out of features. Policy key: dates"
     options = {} if rivals else {"dates": {column.name: first.text}}
-    finding = Finding("dates", words, True, column.name, **column.tally(present), options=options)
+    finding = Finding("dates", words, is_problem=True, column=column.name, **column.tally(present), options=options)
     return Facts(column.name, Sort.OTHER if rivals else Sort.DATES, (*found, finding), column.mapped(first.days))
 
 
@@ -406,7 +410,7 @@ def _beyond_float64(column: Column, present: Sequence[str]) -> Iterator[Finding]
     large = [text for text, n in digits.items() if n.isdecimal() and (len(n) > _MOST_DIGITS or int(n) > _EXACT)]
     if large:
         words = f"column {column.name!r} holds whole numbers beyond 2^53, several of which become one: is it an id?"
-        yield Finding("large_integers", words, False, column.name, **column.tally(large))
+        yield Finding("large_integers", words, is_problem=False, column=column.name, **column.tally(large))
 
 
 def _categories(
@@ -434,18 +438,20 @@ def _categories(
     if maybe:
         shown = ", ".join(map(repr, sorted(maybe)))
         words = f"column {name!r} holds {shown}: a category, or a missing value? Policy key: missing"
-        findings.append(Finding("missing", words, False, name, **column.tally(maybe)))
+        findings.append(Finding("missing", words, is_problem=False, column=name, **column.tally(maybe)))
     frequent = [text for text, _ in rows_of.most_common() if text in set(present) and rows_of[text] >= SHOWN_FROM]
     apart = {text: normalize("NFC", text) for text in frequent if normalize("NFC", text) != text}
     if apart:
         words = f"column {name!r} holds letters written in two parts, a letter and its mark, which equal no list that "
         words += "writes them as one: have them read so. Policy key: columns"
         spelling: dict[str, Any] = {"columns": {name: apart}}
-        findings.append(Finding("spelling", words, True, name, **column.tally(apart), options=spelling))
+        findings.append(
+            Finding("spelling", words, is_problem=True, column=name, **column.tally(apart), options=spelling)
+        )
         frequent = list(dict.fromkeys(apart.get(text, text) for text in frequent))
     is_constant = len(present) == 1
     if is_constant:
-        findings.append(Finding("constant", f"column {name!r} has one value only", False, name))
+        findings.append(Finding("constant", f"column {name!r} has one value only", is_problem=False, column=name))
     return Facts(
         name, Sort.CATEGORIES, tuple(findings), None, tuple(frequent), len(present) - len(frequent), is_constant
     )
@@ -466,17 +472,17 @@ def _numbers(
         words = (
             f"column {name!r} holds values that are infinite, or 1e38 and more: scale it, or name what means missing"
         )
-        findings.append(Finding("infinite", words, True, name, **rows_where(too_large)))
+        findings.append(Finding("infinite", words, is_problem=True, column=name, **rows_where(too_large)))
     present = values[np.isfinite(values)]
     if not present.size:
-        findings.append(Finding("no_values", f"column {name!r} has no values", False, name))
+        findings.append(Finding("no_values", f"column {name!r} has no values", is_problem=False, column=name))
         return Facts(name, Sort.NOTHING, tuple(findings), values)
     if not is_answered and _are_written_dates(present):
         words = (
             f"column {name!r} holds numbers that look like dates (YYYYMMDD): declare them, or answer that they are a "
         )
         words += "measurement. Policy keys: dates, columns"
-        findings.append(Finding("dates", words, False, name, **rows_where(np.isfinite(values))))
+        findings.append(Finding("dates", words, is_problem=False, column=name, **rows_where(np.isfinite(values))))
         return Facts(name, Sort.DATES, tuple(findings), values)
     if not is_answered and are_ids(values, name):
         words = (
@@ -489,7 +495,7 @@ def _numbers(
         return Facts(name, Sort.ID, tuple(findings), values)
     is_constant = bool(present.min() == present.max())
     if is_constant:
-        findings.append(Finding("constant", f"column {name!r} has one value only", False, name))
+        findings.append(Finding("constant", f"column {name!r} has one value only", is_problem=False, column=name))
     return Facts(name, Sort.NUMBERS, tuple(findings), values, is_constant=is_constant)
 
 

@@ -190,13 +190,15 @@ def _names(raw: RawFile) -> Iterator[Finding]:
     for name in dict.fromkeys(raw.names):
         if raw.names.count(name) > 1 and name.strip():
             words = f"columns share the name {name!r}, which no job reads: name them apart in the file"
-            yield Finding("repeated_name", words, True, name, count=raw.names.count(name))
+            yield Finding("repeated_name", words, is_problem=True, column=name, count=raw.names.count(name))
         elif (whole := normalize("NFC", name)) != name and whole not in taken:
             words = (
                 f"column name {whole!r} has letters written in two parts, a letter and its mark: other sites' differ"
             )
             taken.add(whole)
-            yield Finding("name", f"{words}. Policy key: rename", True, name, options={"rename": {name: whole}})
+            yield Finding(
+                "name", f"{words}. Policy key: rename", is_problem=True, column=name, options={"rename": {name: whole}}
+            )
         elif name.strip() and (not is_plain_text(name) or set(name) & NOT_IN_NAMES):
             tidy = "".join(c if c.isprintable() and c not in NOT_IN_NAMES else "_" for c in name).strip()[:64]
             words = (
@@ -207,7 +209,7 @@ def _names(raw: RawFile) -> Iterator[Finding]:
             can_be_renamed = tidy and tidy not in taken and name not in raw.spec.rename.values() and name.isprintable()
             options = {"rename": {name: tidy}} if can_be_renamed else {}
             taken.add(tidy)
-            yield Finding("name", words, True, name, options=options)
+            yield Finding("name", words, is_problem=True, column=name, options=options)
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
@@ -229,7 +231,7 @@ def _classes_of_numbers(name: str, values: NDArray[np.float64], found: list[Find
     words += "the job label_classes, see the draft" + (
         f", and {rare} more that fewer than {SHOWN_FROM} rows have" * bool(rare)
     )
-    found.append(Finding("label_classes", words, False, name))
+    found.append(Finding("label_classes", words, is_problem=False, column=name))
     return shown
 
 
@@ -262,23 +264,9 @@ class _Look:
                     bounds[name] = pair
                 facts[name] = replace(seen, values=None)  # of all rows, which are not held for all columns at once
         ids = [name for name, one in facts.items() if one.sort is Sort.ID] if not self.names_are_data else []
-        forms = {}
         named = [str(spec.id)] if spec.id in self.columns and n_rows else []
-        for id_column in dict.fromkeys([*named, *ids]):
-            if (shape := IdShape.of(usable_ids(self.raw[id_column], spec))) is not None:
-                forms[id_column] = shape
-                if id_column != spec.id and not shape.is_peculiar:
-                    continue
-                words = f"ids of {id_column!r} are written {shape}: other parties' have to be alike, or made so. "
-                found.append(Finding("id_form", f"{words}Policy key: id_form", False, id_column))
-        classes = None
-        if use.label in self.columns and n_rows:
-            classes, of_label = self._label(str(use.label))
-            found += of_label
-        if use.weight in self.columns and n_rows:
-            found += self._weight(str(use.weight))
-        if spec.id in self.columns and n_rows:
-            found += self._ids(str(spec.id))
+        forms = self._id_forms([*named, *ids], found)
+        classes = self._roles(found) if n_rows else None
         options = _merged({}, found)
         draft = Draft(options=options)
         if not self.names_are_data:
@@ -290,8 +278,31 @@ class _Look:
             and not (draft.features or self.names_are_data)
         ):
             words = "no column is left to train on: ids, dates, constants and what cannot be read are no features"
-            found.append(Finding("no_features", words, False))
+            found.append(Finding("no_features", words, is_problem=False))
         return Survey(n_rows, tuple(found), draft, use.label)
+
+    def _id_forms(self, columns: Sequence[str], found: list[Finding]) -> dict[str, IdShape]:
+        """Return how the ids of each column are written."""
+        forms = {}
+        for name in dict.fromkeys(columns):
+            if (shape := IdShape.of(usable_ids(self.raw[name], self.spec))) is not None:
+                forms[name] = shape
+                if name == self.spec.id or shape.is_peculiar:
+                    words = f"ids of {name!r} are written {shape}: other parties' have to be alike, or made so. "
+                    found.append(Finding("id_form", f"{words}Policy key: id_form", is_problem=False, column=name))
+        return forms
+
+    def _roles(self, found: list[Finding]) -> tuple[str, ...] | None:
+        """Look at label, weight and ids; return the label's classes."""
+        use, classes = self.use, None
+        if use.label in self.columns:
+            classes, of_label = self._label(str(use.label))
+            found += of_label
+        if use.weight in self.columns:
+            found += self._weight(str(use.weight))
+        if self.spec.id in self.columns:
+            found += self._ids(str(self.spec.id))
+        return classes
 
     def _absent(self) -> Iterator[Finding]:
         use = self.use
@@ -315,7 +326,7 @@ class _Look:
         facts = look_at(column, self.raw[name], self.spec, is_chosen=use.is_settled)
         if facts.sort is Sort.CATEGORIES and use.is_settled:
             words = f"column {name!r} holds text: give the job a public list of categories, or leave it out of features"
-            return replace(facts, findings=(*facts.findings, Finding("no_list", words, True, name)))
+            return replace(facts, findings=(*facts.findings, Finding("no_list", words, is_problem=True, column=name)))
         return facts
 
     def _outside(self, column: Column, public: Sequence[str]) -> dict[str, Any]:
@@ -339,7 +350,7 @@ class _Look:
             outside = self._outside(column, classes)
             if outside["count"]:
                 words = f"label {name!r} holds values outside label_classes: correct them, or complete the list"
-                found.append(Finding("label_class", words, True, name, **outside))
+                found.append(Finding("label_class", words, is_problem=True, column=name, **outside))
         elif facts.values is None:
             classes = self._suggested_classes(name, facts, found)
         else:
@@ -356,17 +367,17 @@ class _Look:
             wrong = ~absent & ~use.accepts(facts.values.astype(np.float32))
             if wrong.any():
                 words = f"label {name!r} holds values that the job does not take: correct them, or give label_classes"
-                found.append(Finding("label_value", words, True, name, **rows_where(wrong)))
+                found.append(Finding("label_value", words, is_problem=True, column=name, **rows_where(wrong)))
         if facts.is_constant:
             words = f"label {name!r} has one value only: this site's rows alone teach nothing, and may still take part"
-            found.append(Finding("one_class", words, False, name))
+            found.append(Finding("one_class", words, is_problem=False, column=name))
         return classes if use.label_classes is None else None, found
 
     def _suggested_classes(self, name: str, facts: Facts, found: list[Finding]) -> tuple[str, ...] | None:
         n_classes = len(facts.categories) + facts.n_rare
         if facts.sort is not Sort.CATEGORIES or n_classes > _MOST_CLASSES:
             words = f"label {name!r} is neither numbers nor a few classes: is it the right column?"
-            found.append(Finding("label_text", words, True, name))
+            found.append(Finding("label_text", words, is_problem=True, column=name))
             return None
         rare = f", and {facts.n_rare} more that fewer than {SHOWN_FROM} rows have" if facts.n_rare else ""
         words = f"label {name!r} is text: give the job label_classes, see the draft{rare}"
@@ -383,12 +394,16 @@ class _Look:
         facts = look_at(self.columns[name], self.raw[name], self.spec, is_chosen=False)
         yield from (one for one in facts.findings if one.kind not in ("id", "constant"))
         if facts.values is None:
-            yield Finding("weight", f"weight {name!r} is no column of numbers", True, name)
+            yield Finding("weight", f"weight {name!r} is no column of numbers", is_problem=True, column=name)
             return
         wrong = ~(facts.values >= 0)
         if wrong.any():
             yield Finding(
-                "weight", f"weight {name!r} lacks values, or has negative ones", True, name, **rows_where(wrong)
+                "weight",
+                f"weight {name!r} lacks values, or has negative ones",
+                is_problem=True,
+                column=name,
+                **rows_where(wrong),
             )
 
     def _ids(self, name: str) -> Iterator[Finding]:
@@ -396,14 +411,14 @@ class _Look:
         lacking = np.array([one is None for one in ids], dtype=np.bool_)
         if lacking.any():
             words = f"id {name!r} lacks values, or has invisible characters"
-            yield Finding("id_missing", words, True, name, **rows_where(lacking))
+            yield Finding("id_missing", words, is_problem=True, column=name, **rows_where(lacking))
         first: dict[str | None, int] = {}
         again = np.array(
             [one is not None and first.setdefault(one, row) != row for row, one in enumerate(ids)], np.bool_
         )
         if again.any():
             words = f"id {name!r} names a row again: alignment wants one row for each"
-            yield Finding("id_repeated", words, True, name, **rows_where(again))
+            yield Finding("id_repeated", words, is_problem=True, column=name, **rows_where(again))
 
     def _draft(
         self,

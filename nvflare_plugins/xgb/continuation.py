@@ -80,6 +80,10 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
             raise ConfigurationError(
                 f"the model {name!r} has {what} {found}, the job {wanted}: give the job the model's"
             )
+    _check_thresholds(model, name, parameters, features)
+
+
+def _check_thresholds(model: bytes, name: str, parameters: TrainingParameters, features: Sequence[str]) -> None:
     for column, thresholds in zip(features, _thresholds(model, len(features)), strict=True):
         if thresholds.size > _most_cuts(parameters.max_bin):
             raise ConfigurationError(

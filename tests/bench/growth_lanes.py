@@ -43,7 +43,7 @@ class _OneSite:
     seconds = 0.0
 
     def pairs(
-        self, values: NDArray[np.int64], grid: PairGrid, fits: bool, parts: object = ()
+        self, values: NDArray[np.int64], grid: PairGrid, *, fits: bool, parts: object = ()
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         return values, []
 

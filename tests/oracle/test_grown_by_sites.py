@@ -179,7 +179,9 @@ def test_what_xgboost_releases_is_what_registries_of_before_know(tmp_path, monke
 
 def test_the_grid_does_not_follow_the_number_of_sites():
     """The schemes' own capacities do: what travels narrow with few sites travels wide with many, on the same grid."""
-    few, many = (pair_grid(0, -2, 5_000, bits, True, 2.0**-24) for bits in (NARROW_BITS, NARROW_BITS - 4))
+    few, many = (
+        pair_grid(0, -2, 5_000, bits, rows_are_exact=True, coarsest=2.0**-24) for bits in (NARROW_BITS, NARROW_BITS - 4)
+    )
     assert (few.g_exponent, few.h_exponent) == (many.g_exponent, many.h_exponent)
     assert (few.wide, many.wide) == (False, True)
 
@@ -187,7 +189,7 @@ def test_the_grid_does_not_follow_the_number_of_sites():
 @pytest.mark.parametrize("n_rows", [1, 2, 1_000, 65_535, 65_536, 10**6, 10**9])
 @pytest.mark.parametrize("bits", [44, NARROW_BITS, WIDE_BITS])
 def test_sums_of_all_rows_fit_and_errors_stay_below_what_was_asked(n_rows, bits):
-    grid = pair_grid(3, 1, n_rows, bits, bits != 44, 2.0**-24)
+    grid = pair_grid(3, 1, n_rows, bits, rows_are_exact=bits != 44, coarsest=2.0**-24)
     words = WIDE_BITS if grid.wide else bits
     assert n_rows * 2.0 ** (grid.g_bound - grid.g_exponent - grid.shift) <= 2.0**words
     if not grid.wide and not grid.shift:
@@ -196,7 +198,7 @@ def test_sums_of_all_rows_fit_and_errors_stay_below_what_was_asked(n_rows, bits)
 
 def test_sums_rounded_on_their_way_are_off_by_less_than_a_step_and_features_agree():
     rng, starts = np.random.default_rng(0), np.array([0, 4, 9, 12])
-    grid = pair_grid(0, 0, 1_000, 44, False, 2.0**-24)
+    grid = pair_grid(0, 0, 1_000, 44, rows_are_exact=False, coarsest=2.0**-24)
     assert grid.shift
     sums = rng.integers(-(2**50), 2**50, (3, 12, 2))
     sums[:, 8] += sums[:, :4].sum(axis=1) - sums[:, 4:9].sum(axis=1)  # features 0 and 1 add up alike

@@ -152,7 +152,7 @@ def test_histograms_take_half_the_bytes_and_nothing_else_changes(tmp_path, profi
 @pytest.mark.parametrize("n_rows", [1, 2, 1_000, 65_535, 65_536, 524_287])
 @pytest.mark.parametrize("bounds", [(0, -2), (0, 0)])
 def test_the_sum_of_all_rows_fits_a_signed_word_whoever_holds_them(n_rows, bounds):
-    grid = pair_grid(*bounds, n_rows, SHORT_BITS, True, 0.0)
+    grid = pair_grid(*bounds, n_rows, SHORT_BITS, rows_are_exact=True, coarsest=0.0)
     assert not grid.wide and not grid.shift and grid.g_exponent <= -12
     for bound, exponent in ((grid.g_bound, grid.g_exponent), (grid.h_bound, grid.h_exponent)):
         largest = n_rows * int(np.rint(2.0 ** (bound - exponent)))  # every row at its bound
@@ -163,8 +163,8 @@ def test_the_sum_of_all_rows_fits_a_signed_word_whoever_holds_them(n_rows, bound
 @pytest.mark.parametrize(("g_bound", "n_rows"), [(0, 524_288), (1, 262_144), (4, 32_768), (20, 1), (0, 10**9)])
 def test_rows_that_would_keep_too_few_bits_are_refused_with_the_remedy(g_bound, n_rows):
     with pytest.raises(ConfigurationError, match="Set word_bits to 64"):
-        pair_grid(g_bound, -2, n_rows, SHORT_BITS, True, 0.0, finest=-2)
-    assert pair_grid(g_bound, -2, n_rows, 59, True, 0.0).wide
+        pair_grid(g_bound, -2, n_rows, SHORT_BITS, rows_are_exact=True, coarsest=0.0, finest=-2)
+    assert pair_grid(g_bound, -2, n_rows, 59, rows_are_exact=True, coarsest=0.0).wide
 
 
 @pytest.mark.parametrize(

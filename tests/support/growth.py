@@ -110,7 +110,7 @@ def grow(
     rows = SeveralSites(sites, parts)
     grower = TreeGrower(layout, params, arithmetic, F(xgb_params["eta"]), variant)
     per_iteration = bool(xgb_params.get("seed_per_iteration", False))
-    random = TreeRandom(params, setting.n_features, arithmetic, growth_trees.SEED, per_iteration)
+    random = TreeRandom(params, setting.n_features, arithmetic, growth_trees.SEED, per_iteration=per_iteration)
     margins: NDArray[np.float32] = np.zeros(setting.n_rows, dtype=np.float32)
     unit = GradientUnit(-growth_trees.GRID_BITS, -growth_trees.GRID_BITS)
     for number in range(setting.n_trees):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext
 from nvflare_plugins.attempt.session import Session
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
@@ -58,7 +57,6 @@ def align(
     policy: SitePolicy,
     say: Say = lambda text: None,
     evidence: EvidenceLog | None = None,
-    randomness: RandomSource = OS_RANDOMNESS,
     workers: Mapping[str, Workers] | None = None,
     *,
     standing: bool = False,
@@ -91,7 +89,7 @@ def align(
         _check_sizes(name, [other.size_of(name, offer) for other in offers], least, offers)
     registry = AlignmentRegistry.open(policy)
     runs = _reserve_together(channel, session, registry, ids, standing=standing)
-    aligner = _Aligner(channel, session, registry, least, say, evidence, randomness, workers or {})
+    aligner = _Aligner(channel, session, registry, least, say, evidence, workers or {})
     has_result = False
     try:
         yield {name: aligner.run(name, ids[name], [other.sizes[name] for other in offers]) for name in sorted(ids)}
@@ -121,7 +119,6 @@ class _Aligner:
     least: int
     say: Say
     evidence: EvidenceLog | None
-    randomness: RandomSource
     workers: Mapping[str, Workers]
 
     def run(self, name: str, ids: Sequence[bytes], sizes: Sequence[int]) -> Alignment:
@@ -134,7 +131,7 @@ class _Aligner:
         ticker = _Ticker(self.say, name, 2 * channel.world)
         lists = Lists(channel, session, f"alignment of {name}", max(sizes), ticker.block_done, self._record)
         workers = self.workers.get(name) if len(ids) >= LEAST_IDS else None
-        found = intersect(lists, items, sizes, self.least, domain, self.randomness, workers)
+        found = intersect(lists, items, sizes, self.least, domain, workers=workers)
         found.sort(key=lambda place: ids[place])
         ordered = b"".join(len(ids[place]).to_bytes(4, "little") + ids[place] for place in found)
         _compare_keyed(channel, session, f"aligned rows of {name}", ordered)

@@ -213,7 +213,7 @@ class KeptAnswers:
         key: that assigns rows to trees; known once the sites have agreed on it.
     """
 
-    def __init__(self, folder: Path, is_kept: bool) -> None:
+    def __init__(self, folder: Path, *, is_kept: bool) -> None:
         """Read what earlier attempts have left; a damaged file counts as lost.
 
         Args:

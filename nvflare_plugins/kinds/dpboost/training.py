@@ -193,7 +193,7 @@ class _Training:
         # The server, which is trusted with it, may read the sum, but no site's part.
         secrets = session.rank, session.pair_secrets, session.group_secret
         self._masks = MaskedSums(PairwiseMasks(session.session_id, *secrets, blinder=None))
-        self._kept = KeptAnswers(attempt.folder.path, waiting_s(job) is not None)
+        self._kept = KeptAnswers(attempt.folder.path, is_kept=waiting_s(job) is not None)
         self._spent: list[float] = []
         self._n_asked = 0
         self._state = hashlib.sha256()  # of all that the next answer depends on but the rows

@@ -380,10 +380,10 @@ class TrainingAttempt(PooledAttempt):
         if self._going_on is not None:
             scales = dict(self._going_on.set_up.scales)
             self._n_rows = (1 << scales.pop(POOLED_ROWS, 0)) - 1
-            sums.take_scales(scales, coarsest_pairs(parameters, weighted))
+            sums.take_scales(scales, coarsest_pairs(parameters, weighted=weighted))
         else:
             self._agree_scales(sums, parameters, self._tables())
-        check_weights(sums, parameters, weighted, self._n_rows if self._arithmetic else None)
+        check_weights(sums, parameters, weighted=weighted, n_rows=self._n_rows if self._arithmetic else None)
 
     def _begin_course(self, sums: ProtectedSums, root_feature: int | None, initial: bytes | None) -> None:
         """Keep what an attempt without one of the sites must not ask for again, before sums of a state are sent."""

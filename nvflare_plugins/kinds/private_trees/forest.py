@@ -345,7 +345,7 @@ class ForestGrower:
     ) -> tuple[Tree, NDArray[np.float64]]:
         method, counts = self._method, self._candidates.counts
         is_histogram = method.split_method is SplitMethod.HISTOGRAM
-        noise = LevelNoise(self._sums, number, position, is_histogram)
+        noise = LevelNoise(self._sums, number, position, is_histogram=is_histogram)
         rule = GainRule(self._plan.ridge, method.clip, self._weights.expanded)
         sums = node_histograms(self._bins, pairs, features, max(counts[f] for f in features) + 1)
         common = (pairs, features, counts, rule, noise, sums)
@@ -397,7 +397,7 @@ class ForestGrower:
         target = float(np.mean(list(self._totals.values()))) / method.n_candidates
         for feature, hessians in self._fresh.items():
             present = self._candidates.of_feature[feature]
-            cuts = refine(present, hessians, target, method.n_candidates, method.as_published)
+            cuts = refine(present, hessians, target, method.n_candidates, as_published=method.as_published)
             self._candidates = self._candidates.replaced(feature, cuts)
             self._bins[feature] = bin_column(self._rows.columns[feature], self._candidates.of_feature[feature])
         self._fresh = {}
@@ -406,7 +406,7 @@ class ForestGrower:
 class LevelNoise:
     """Releases a greedy tree's sums, level by level."""
 
-    def __init__(self, sums: SumsOverSites, number: int, tree: int, is_histogram: bool) -> None:
+    def __init__(self, sums: SumsOverSites, number: int, tree: int, *, is_histogram: bool) -> None:
         self._sums, self._number, self._tree = sums, number, tree
         self._kind = Kind.HISTOGRAM if is_histogram else Kind.LEFT_SUMS
         self._level = 0 if is_histogram else ROOT_LEVEL  # partially random trees begin with the root's sums

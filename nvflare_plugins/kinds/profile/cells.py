@@ -79,7 +79,7 @@ def are_enough(any_says: Bools) -> Bools:
     return enough
 
 
-def merge(spans: Ints, enough: Bools, n_bins: int, some_missing: bool) -> list[Cell]:
+def merge(spans: Ints, enough: Bools, n_bins: int, *, some_missing: bool) -> list[Cell]:
     """Return the cells of a feature. The whole must have rows enough of every class.
 
     Missing values are a cell of their own, counted with the lowest one where they are too few for that.
@@ -95,8 +95,8 @@ def merge(spans: Ints, enough: Bools, n_bins: int, some_missing: bool) -> list[C
     if not some_missing:
         return cells
     if enough[-1].all():
-        return [*cells, Cell(n_bins, n_bins, True)]
-    return [Cell(0, ends[0], True), *cells[1:]]
+        return [*cells, Cell(n_bins, n_bins, has_missing=True)]
+    return [Cell(0, ends[0], has_missing=True), *cells[1:]]
 
 
 def _edges(spans: Ints, enough: Bools, n_bins: int) -> list[int]:

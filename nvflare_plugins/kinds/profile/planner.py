@@ -50,9 +50,9 @@ def profile_messages(job: ProfileJob, features: int) -> Iterator[Planned]:
     searched = features - len(listed)
     if searched < 0:
         raise ConfigurationError(f"the job has {len(listed)} categorical columns, and --features says {features}")
-    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 + N_COUNTS, False)
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 + N_COUNTS, wide=False)
     yield from cut_messages(features, searched, job.max_bin)
     bins = [*listed, *([job.max_bin - 1] * searched)]  # max_bin - 2 cut points lie between the outer bounds
     flags = 2 * job.n_classes * (1 + sum(len(spans_of(n_bins)) + 1 for n_bins in bins))
-    yield Planned(Kind.CELL_FLAGS, 1, 0, False, flags)
-    yield Planned(Kind.CLASS_COUNTS, 1, job.n_classes * sum(n_bins + 1 for n_bins in bins), False)
+    yield Planned(Kind.CELL_FLAGS, 1, 0, wide=False, residues=flags)
+    yield Planned(Kind.CLASS_COUNTS, 1, job.n_classes * sum(n_bins + 1 for n_bins in bins), wide=False)

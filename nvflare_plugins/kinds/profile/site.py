@@ -357,7 +357,10 @@ def _count(agreement: Agreement, table: Table, job: ProfileJob, world: int) -> C
     enough = _ask(sums, [local_bits(one, job.min_rows_per_cut, world) for one in asked])
     if not enough[0].all():
         return counted
-    cells = tuple(merge(s, e, len(r) - 1, bool(m)) for s, e, r, m in zip(spans, enough[1:], rows, missing, strict=True))
+    cells = tuple(
+        merge(s, e, len(r) - 1, some_missing=bool(m))
+        for s, e, r, m in zip(spans, enough[1:], rows, missing, strict=True)
+    )
     own = tuple(rows_of_cells(r, c) for r, c in zip(rows, cells, strict=True))
     flat = sums.sum_counts(Kind.CLASS_COUNTS, np.concatenate(own).ravel())
     ends = np.cumsum([len(of_feature) for of_feature in own])[:-1]

@@ -273,7 +273,7 @@ class TuningShard(Conversation):
         cuts: list[NDArray[np.float32]],
         max_bin: int,
         n_folds: int,
-        reads: bool,
+        reads: bool,  # noqa: FBT001 - workers are called by position
         rows: dict[str, Any],
         folds: NDArray[np.int8],
         arithmetic: str,

@@ -38,7 +38,9 @@ def plan(request: PlanRequest, job: TuningJob) -> Plan:
     estimates = _estimates(workloads, job.profile, network)
     seconds = job.folds * sum(one.n_rounds * one.round_s for one in estimates) + estimates[0].setup_s
     sent = job.folds * sum(one.n_rounds * one.round_bytes for one in estimates)
-    sent += _total(estimates[0]) + message_bytes(Planned(Kind.EFFECTIVE_ROWS, 1, 2 * job.folds, False), job.profile)
+    sent += _total(estimates[0]) + message_bytes(
+        Planned(Kind.EFFECTIVE_ROWS, 1, 2 * job.folds, wide=False), job.profile
+    )
     sent -= N_COUNTS * 8  # added rows are not counted
     figures = {"trials": job.n_of_trials, "folds": job.folds, "rounds": job.num_rounds, "tuning": job.size}
     n_held = 1 if workloads[0].grown else job.folds

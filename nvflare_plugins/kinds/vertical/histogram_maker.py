@@ -82,7 +82,7 @@ class MaskPool:
         self._used += n
         self._ready = max(self._ready - n, 0)
 
-    def prepare(self, is_last: bool) -> bool:
+    def prepare(self, *, is_last: bool) -> bool:
         """Make some more; return whether further ones are due."""
         due = max(self._used_before - self._used, 0) if is_last else max(self._used_before, self._used)
         due = min(due, self._most)
@@ -161,7 +161,7 @@ class ProtectedPairs:
         """
         raise NotImplementedError
 
-    def prepare(self, is_last: bool) -> bool:
+    def prepare(self, *, is_last: bool) -> bool:
         """Make a little of what ``finish`` needs; return whether more is due."""
         return False
 
@@ -229,14 +229,14 @@ class HistogramMaker:
         columns = self._hidden(codes, layout, node_rows, features, noise)
         return b"".join([self._pairs.sums_header(len(node_rows) * layout.n_slots), *columns])
 
-    def prepare(self, is_last: bool) -> bool:
+    def prepare(self, *, is_last: bool) -> bool:
         """Make a little of what hides later sums, while nothing else is to do; return whether more is due.
 
         Args:
             is_last: no tree follows the present one.
         """
         with self._timer("prepare"):
-            return self._pairs.prepare(is_last)
+            return self._pairs.prepare(is_last=is_last)
 
     def _take(self, gradients: bytes, first: int, n_rows: int) -> None:
         self._pairs.take(gradients, n_rows, slice(0, n_rows))
@@ -404,8 +404,8 @@ class PointPairs(StaysInProcess, ProtectedPairs):
         hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
         return [self._curve.to_affine(column).tobytes() for column in hidden]
 
-    def prepare(self, is_last: bool) -> bool:
-        return self._pool.prepare(is_last)
+    def prepare(self, *, is_last: bool) -> bool:
+        return self._pool.prepare(is_last=is_last)
 
     def _header(self, content: PointContent, count: int) -> bin_sums.PointHeader:
         return bin_sums.PointHeader(self._public_key, content, self._digits, count)
@@ -518,8 +518,8 @@ class CiphertextPairs(StaysInProcess, ProtectedPairs):
         hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
         return [self._arithmetic.to_wire(hidden).tobytes()]
 
-    def prepare(self, is_last: bool) -> bool:
-        return self._pool.prepare(is_last)
+    def prepare(self, *, is_last: bool) -> bool:
+        return self._pool.prepare(is_last=is_last)
 
     def _header(self, content: Content, count: int) -> CiphertextHeader:
         return CiphertextHeader(self._public_key, content, self._packing, count)
@@ -563,7 +563,10 @@ def histogram_maker(
 
 
 def announced_pairs(
-    setup: TrainingSetup, backend: str = registry.AUTO, allow_toy_keys: bool = False, tails: tuple[int, int] = (0, 0)
+    setup: TrainingSetup,
+    backend: str = registry.AUTO,
+    allow_toy_keys: bool = False,  # noqa: FBT001, FBT002 - workers get these terms as a tuple
+    tails: tuple[int, int] = (0, 0),
 ) -> ProtectedPairs:
     """Return what computes with pairs of the announced form; see ``histogram_maker``. Raises: ProtocolError."""
     if setup.scheme == Scheme.ELGAMAL.value:
@@ -571,7 +574,9 @@ def announced_pairs(
     announced = announced_format(setup, tails)
     if setup.scheme == CLEAR_CODE:
         return ClearPairs(announced, announced.n_words)
-    return CiphertextPairs(unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys), announced, backend)
+    return CiphertextPairs(
+        unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys), announced, backend
+    )
 
 
 def announced_format(setup: TrainingSetup, tails: tuple[int, int] = (0, 0)) -> PairFormat:
@@ -582,7 +587,7 @@ def announced_format(setup: TrainingSetup, tails: tuple[int, int] = (0, 0)) -> P
         raise ProtocolError("the active party announced a number format that no sum fits") from None
 
 
-def unpack_public_key(scheme: int, data: bytes, allow_toy_keys: bool = False) -> PaillierPublicKey:
+def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PaillierPublicKey:
     """Read the public key of an announcement strictly, as ``public_key_from_bytes``.
 
     Raises:
@@ -623,7 +628,11 @@ class SumShard(WorkerPart):
         self._pairs = announced_pairs(TrainingSetup(*setup), *terms)
         self._node_rows: Sequence[NDArray[np.int32]] = ()
 
-    def add_gradients(self, is_first: bool, blocks: list[tuple[NDArray[np.uint8], int, int, int]]) -> None:
+    def add_gradients(
+        self,
+        is_first: bool,  # noqa: FBT001 - workers are called by position
+        blocks: list[tuple[NDArray[np.uint8], int, int, int]],
+    ) -> None:
         """Take rows of some blocks.
 
         Args:
@@ -665,9 +674,9 @@ class SumShard(WorkerPart):
         columns = [] if share is None else self._pairs.finish(share, _noise(noise))
         return columns, self.peers.sent_bytes - sent, self.peers.waited_s - waited
 
-    def prepare(self, is_last: bool) -> bool:
+    def prepare(self, is_last: bool) -> bool:  # noqa: FBT001 - workers are called by position
         """Make a little of what hides later sums; return whether more is due."""
-        return self._pairs.prepare(is_last)
+        return self._pairs.prepare(is_last=is_last)
 
     def _sum(self, features: NDArray[np.int64], n_bins: tuple[int, ...], node_rows: Nodes) -> Any:
         if node_rows is not None:
@@ -719,7 +728,7 @@ class ShardedHistogramMaker(HistogramMaker):
         self._due = [[] for _ in self._shards]
         self._n_sent = [0] * len(self._shards)
 
-    def prepare(self, is_last: bool) -> bool:
+    def prepare(self, *, is_last: bool) -> bool:
         """Have the workers make some masks ahead."""
         with self._timer("prepare"):
             return any(collect([self._workers.call(n, "prepare", is_last) for n in range(len(self._workers))]))

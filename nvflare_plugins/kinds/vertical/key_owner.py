@@ -432,7 +432,12 @@ class EncryptShard(WorkerPart):
     """
 
     def __init__(
-        self, setup: tuple[int, int, int, bytes], backend: str, secret: bytes, tails: tuple[int, int], opens: bool
+        self,
+        setup: tuple[int, int, int, bytes],
+        backend: str,
+        secret: bytes,
+        tails: tuple[int, int],
+        opens: bool,  # noqa: FBT001 - workers are called by position
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; tails: of the format."""
         announced = TrainingSetup(*setup)

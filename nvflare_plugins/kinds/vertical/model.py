@@ -40,6 +40,7 @@ _MOST_CATEGORIES = 1 << 16
 def goes_left(
     values: NDArray[np.float32],
     threshold: np.float32,
+    *,
     default_left: np.bool_ | bool,
     categories: Sequence[int] | None,
 ) -> NDArray[np.bool_]:
@@ -74,7 +75,7 @@ class PrivateSplit:
 
     def goes_left(self, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Decide rows as XGBoost does. Shapes: values: float32[n], NaN is missing; result: bool[n]."""
-        return goes_left(values, self.threshold, self.default_left, self.categories)
+        return goes_left(values, self.threshold, default_left=self.default_left, categories=self.categories)
 
 
 PrivateTable = dict[tuple[int, int], PrivateSplit]
@@ -177,7 +178,9 @@ class TreeStructure:
 
     def decide(self, node: int, values: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Tell which values go left at one of the active party's own nodes. Shapes: values: float32[n]."""
-        return goes_left(values, self.threshold[node], self.default_left[node], self.categories.get(node))
+        return goes_left(
+            values, self.threshold[node], default_left=self.default_left[node], categories=self.categories.get(node)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +311,7 @@ class AnsweredPaths:
         self._reached.clear()
 
 
-def _side(node: int, is_left: bool | NDArray[np.bool_]) -> int | NDArray[np.int64]:
+def _side(node: int, is_left: bool | NDArray[np.bool_]) -> int | NDArray[np.int64]:  # noqa: FBT001 - a side it is
     """Number the two sides of every node."""
     return 2 * node + is_left
 
@@ -387,20 +390,23 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
         for (t, node), split in table.items():
             if t >= len(trees):
                 continue  # a tree that was not kept
-            if left.pop((t, node), None) != first_column + split.feature:
+            column = first_column + split.feature
+            if left.pop((t, node), None) != column or (split.categories is not None) != (column in categorical):
                 raise ConfigurationError("a private table does not belong to this model")
-            if (split.categories is not None) != (first_column + split.feature in categorical):
-                raise ConfigurationError("a private table does not belong to this model")
-            if split.categories is not None:
-                model_json.set_categories(trees[t], node, split.categories)
-                trees[t]["default_left"][node] = int(split.default_left)  # a guard may have changed it
-            elif bool(trees[t]["default_left"][node]) != split.default_left:
-                raise ConfigurationError("a private table does not belong to this model")
-            # The shortest decimal of the float32: XGBoost reads the same number back.
-            trees[t]["split_conditions"][node] = float(str(split.threshold))
+            _put_split(trees[t], node, split)
     if left:
         raise ConfigurationError(f"{len(left)} splits of the model are in no party's table")
     return model_json.model_bytes(document)
+
+
+def _put_split(tree: dict[str, Any], node: int, split: PrivateSplit) -> None:
+    if split.categories is not None:
+        model_json.set_categories(tree, node, split.categories)
+        tree["default_left"][node] = int(split.default_left)  # a guard may have changed it
+    elif bool(tree["default_left"][node]) != split.default_left:
+        raise ConfigurationError("a private table does not belong to this model")
+    # The shortest decimal of the float32: XGBoost reads the same number back.
+    tree["split_conditions"][node] = float(str(split.threshold))
 
 
 class FederatedModel:

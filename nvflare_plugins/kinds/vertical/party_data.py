@@ -235,7 +235,10 @@ def find_cut_points(
     Raises:
         ConfigurationError: XGBoost refuses the values (an infinity, for example).
     """
-    parts = [_cuts_of(column, max_bin, feature in categorical, weight) for feature, column in enumerate(columns)]
+    parts = [
+        _cuts_of(column, max_bin, is_categorical=feature in categorical, weight=weight)
+        for feature, column in enumerate(columns)
+    ]
     # XGBoost lists a value below all others before the bounds of each feature of numbers.
     upper = tuple(part if feature in categorical else part[1:] for feature, part in enumerate(parts))
     lowest = [
@@ -256,7 +259,7 @@ def _lowest(column: NDArray[np.float32], arithmetic: Arithmetic) -> np.float32:
 
 
 def _cuts_of(
-    column: NDArray[np.float32], max_bin: int, is_categorical: bool, weight: NDArray[np.float32] | None
+    column: NDArray[np.float32], max_bin: int, *, is_categorical: bool, weight: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     types = ["c" if is_categorical else "float"]
     rows = np.ascontiguousarray(column)[:, None]

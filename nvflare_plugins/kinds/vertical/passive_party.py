@@ -82,7 +82,7 @@ class PassiveParty:
     Not safe for concurrent use: requests come one at a time, in order.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a job's start says, the rest by name
         self,
         sets: Sequence[Columns],
         aliases: Sequence[str],
@@ -184,7 +184,7 @@ class PassiveParty:
 
     def prepare(self) -> bool:
         """Do a little of what later trees need, while nothing is asked; return whether there is more."""
-        return self._maker.prepare(self._n_trees == self._most_trees)
+        return self._maker.prepare(is_last=self._n_trees == self._most_trees)
 
     def _begin_tree(self, request: TreeGradients) -> None:
         if request.tree <= self._tree or request.features.n != self._codes.shape[0]:

@@ -20,6 +20,7 @@ from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on,
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.audit import grown_fact
 from nvflare_plugins.growth.arithmetic import arithmetic_here, grown_document
 from nvflare_plugins.growth.model import check_predictor
@@ -40,7 +41,7 @@ from nvflare_plugins.kinds.vertical.job import (
 )
 from nvflare_plugins.kinds.vertical.key_owner import FINEST, check_weights, pair_format
 from nvflare_plugins.kinds.vertical.messages import ContentRecorder, RowsProof, VerticalTerms, agree, rows_content
-from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, plan_of, trees_due
+from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, NoisePlan, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
@@ -286,6 +287,51 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     """
     check_predictor(arithmetic_here())
     policy, is_active = context.policy, context.site == job.active
+    _check_policy(job, context, is_active=is_active)
+    unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
+    parameters = check_vertical_parameters(unconstrained, ["any"])
+    noised = plan_of(job, parameters)
+    if job.early_stopping_rounds is not None and not parameters.metrics:
+        raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
+    _check_bins(job, context, parameters.max_bin)
+    _check_lists(job, context)
+    if job.profile == VerticalProfile.ELGAMAL.value:
+        require_curve(policy.arithmetic)
+    data = load_party(job, context, group)
+    for one in data.sets:
+        if is_active:
+            parameters.objective.check_labels(one.table.label)
+            if one is data.train:
+                _check_weights(job, one.table, parameters, noised)
+        for note in one.table.notes:
+            _log.info("%s", note)
+    if job.alignment is not None and any(one.ids is None for one in data.sets):
+        raise ConfigurationError(
+            "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
+        )
+    earlier = Earlier.of(context, job.resume_from)
+    return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
+
+
+def _check_bins(job: VerticalJob, context: SiteContext, max_bin: int) -> None:
+    most = context.policy.vertical.max_bins
+    if job.preset == Preset.GUARDED.value and context.site != job.active and max_bin > most:
+        raise PolicyRefusal(
+            f"the job asks for {max_bin} bins; {context.site} allows {most} in guarded vertical jobs. Policy key: "
+            "vertical.max_bins. Remedy: lower max_bin of the job."
+        )
+
+
+def _check_weights(job: VerticalJob, table: Table, parameters: TrainingParameters, noised: NoisePlan | None) -> None:
+    if table.weight is not None:
+        step = (_fraction_bits(job, table.n_rows), FINEST)
+        of_noised = None if noised is None else (noised.fraction_bits, NOISED_FINEST)
+        bounds = Objective.of_job(parameters, arithmetic_here()).row_bounds(parameters.objective)
+        check_weights(table.weight, bounds, parameters.effective, *(of_noised or step))
+
+
+def _check_policy(job: VerticalJob, context: SiteContext, *, is_active: bool) -> None:
+    policy = context.policy
     if job.active not in context.sites:
         raise ConfigurationError(f"the active party {job.active!r} is not among the job's sites")
     terms = JobTerms(
@@ -304,36 +350,6 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
             "does not hand out all sums per bin, which show in which bin each row lies",
             "choose preset='guarded'",
         )
-    unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
-    parameters = check_vertical_parameters(unconstrained, ["any"])
-    noised = plan_of(job, parameters)
-    if job.early_stopping_rounds is not None and not parameters.metrics:
-        raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
-    if job.preset == Preset.GUARDED.value and not is_active and parameters.max_bin > policy.vertical.max_bins:
-        raise PolicyRefusal(
-            f"the job asks for {parameters.max_bin} bins; {context.site} allows {policy.vertical.max_bins} in guarded "
-            "vertical jobs. Policy key: vertical.max_bins. Remedy: lower max_bin of the job."
-        )
-    _check_lists(job, context)
-    if job.profile == VerticalProfile.ELGAMAL.value:
-        require_curve(policy.arithmetic)
-    data = load_party(job, context, group)
-    for one in data.sets:
-        if is_active:
-            parameters.objective.check_labels(one.table.label)
-            if one.table.weight is not None and one is data.train:
-                step = (_fraction_bits(job, one.table.n_rows), FINEST)
-                of_noised = None if noised is None else (noised.fraction_bits, NOISED_FINEST)
-                bounds = Objective.of_job(parameters, arithmetic_here()).row_bounds(parameters.objective)
-                check_weights(one.table.weight, bounds, parameters.effective, *(of_noised or step))
-        for note in one.table.notes:
-            _log.info("%s", note)
-    if job.alignment is not None and any(one.ids is None for one in data.sets):
-        raise ConfigurationError(
-            "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
-        )
-    earlier = Earlier.of(context, job.resume_from)
-    return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
 
 
 def _fraction_bits(job: VerticalJob, n_rows: int) -> int:

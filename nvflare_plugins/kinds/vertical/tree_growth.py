@@ -181,7 +181,10 @@ class PartyEvaluator:
         left_g, left_h = self._prefix_sums(g), self._prefix_sums(h)
         allowed = np.stack([node.allowed for node in nodes])[:, self._feature] & self._is_bin
         forward = self._loss_changes(left_g, left_h, nodes, allowed)
-        best = [self._pick(one, False, left_g[:, i], left_h[:, i]) for i, one in enumerate(forward)]
+        best = [
+            self._pick(one, default_left=False, left_g=left_g[:, i], left_h=left_h[:, i])
+            for i, one in enumerate(forward)
+        ]
         missing_g, missing_h = g[..., self._missing_slot], h[..., self._missing_slot]
         has_missing = ~(is_zero(missing_g) & is_zero(missing_h))
         has_missing &= self._is_bin[self._layout.starts[:-1]]  # of a column of numbers
@@ -191,7 +194,10 @@ class PartyEvaluator:
         left_g += missing_g[..., self._feature] - g
         left_h += missing_h[..., self._feature] - h
         backward = self._loss_changes(left_g, left_h, nodes, allowed & has_missing[:, self._feature])
-        found = [self._pick(one, True, left_g[:, i], left_h[:, i]) for i, one in enumerate(backward)]
+        found = [
+            self._pick(one, default_left=True, left_g=left_g[:, i], left_h=left_h[:, i])
+            for i, one in enumerate(backward)
+        ]
         return list(map(growth_splits.better, best, found))
 
     def _prefix_sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -240,6 +246,7 @@ class PartyEvaluator:
     def _pick(
         self,
         changes: NDArray[np.float32],
+        *,
         default_left: bool,
         left_g: NDArray[np.int64],
         left_h: NDArray[np.int64],
@@ -482,13 +489,15 @@ class PartySums:
                 raise ProtocolError(f"{self.party.name} sent the sums of other nodes than it was asked for")
             if given:
                 is_last = number == len(asked.answers)
-                opened.append(self._open_block(asked, answer.sums, block, [totals[node] for node in given], is_last))
+                opened.append(
+                    self._open_block(asked, answer.sums, block, [totals[node] for node in given], is_last=is_last)
+                )
         kept = withheld or set()
         given = [node for family in families if family[0] not in kept for node in family]
         return dict(zip(given, map(_joined, zip(*opened, strict=True)), strict=True)), kept
 
     def _open_block(
-        self, asked: _Asked, sums: bytes, block: slice, totals: list[NodeTotal], is_last: bool
+        self, asked: _Asked, sums: bytes, block: slice, totals: list[NodeTotal], *, is_last: bool
     ) -> list[BinSums]:
         """Open one block; after the last one, or one that is refused, something follows that the party sees."""
         with self._timer("decrypt"):

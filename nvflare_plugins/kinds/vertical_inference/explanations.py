@@ -22,7 +22,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,6 +176,22 @@ def _scale(splits: Sequence[PrivateSplit], part: PassivePart, feature: int) -> _
     return _Groups(np.unique(sides.T, axis=0, return_inverse=True)[1].ravel())
 
 
+def _told_by(site: str, positions: Mapping[str, RowPositions], n_columns: int, n_rows: int) -> RowPositions:
+    if site not in positions:
+        raise ConfigurationError(f"the model cannot be explained without {site}")
+    told = positions[site]
+    if told.features.max(initial=0) >= n_columns or told.positions.shape[0] != n_rows:
+        raise _mismatch(site)
+    return told
+
+
+def _put_set(tree: dict[str, Any], node: int, groups: Sequence[int]) -> None:
+    """Let the groups of a set of categories go right."""
+    set_categories(tree, node, tuple(group for group in groups if group != _NO_VALUE))
+    tree["default_left"][node] = int(_NO_VALUE not in groups)  # a guard may have changed it
+    tree["split_conditions"][node] = float(str(NO_THRESHOLD))
+
+
 class Explainer:
     """The active party's model with ranks in the place of other parties' thresholds, and rows to match.
 
@@ -213,11 +229,7 @@ class Explainer:
             if left >= 0 and tree["split_indices"][node] >= n_own
         }
         for party in part.parties:
-            if party.site not in positions:
-                raise ConfigurationError(f"the model cannot be explained without {party.site}")
-            told = positions[party.site]
-            if told.features.max(initial=0) >= len(party.aliases) or told.positions.shape[0] != own.shape[0]:
-                raise _mismatch(party.site)
+            told = _told_by(party.site, positions, len(party.aliases), own.shape[0])
             table[:, first + told.features] = np.where(told.positions == _MISSING, np.nan, told.positions)
             sets, kinds = told.sets(), {int(place): bool(rank == 0) for _, _, place, rank in told.splits.tolist()}
             for place, is_category in kinds.items():
@@ -225,17 +237,14 @@ class Explainer:
             for number, (t, node, place, rank) in enumerate(told.splits.tolist()):
                 if t >= len(trees):
                     continue  # a tree that was not kept
-                if (t, node) not in foreign or trees[t]["split_indices"][node] != first + told.features[place]:
+                is_foreign = (t, node) in foreign and trees[t]["split_indices"][node] == first + told.features[place]
+                if not is_foreign or kinds[place] != (rank == 0):
                     raise _mismatch(party.site)
                 foreign.discard((t, node))
-                if kinds[place] != (rank == 0):
-                    raise _mismatch(party.site)
                 if rank:
                     trees[t]["split_conditions"][node] = float(rank)
                 else:
-                    set_categories(trees[t], node, tuple(group for group in sets[number] if group != _NO_VALUE))
-                    trees[t]["default_left"][node] = int(_NO_VALUE not in sets[number])  # a guard may have changed it
-                    trees[t]["split_conditions"][node] = float(str(NO_THRESHOLD))
+                    _put_set(trees[t], node, sets[number])
             first += len(party.aliases)
         if foreign:
             raise ConfigurationError("a split of the model is in no party's table")

@@ -263,16 +263,8 @@ class ScoreSocket:
 
     def _reply(self, request: dict[str, Any]) -> Score:
         ((name, value),) = request.items()
-        if name == "status":
-            return self._rows().status()
-        if name == "stop" and value is not True:
-            raise Refused(_HOW)
-        if name == "stop":
-            return self._queue.command(name).result(ANSWER_S)
-        if name == "refresh":
-            if not isinstance(value, str) or not is_job_id(value):
-                raise Refused("refresh names the job whose alignment is to be taken, by its id")
-            return self._queue.command(name, value).result(10 * ANSWER_S)
+        if name in ("status", "stop", "refresh"):
+            return self._command(name, value)
         if not isinstance(value, list) or not 1 <= len(value) <= self._most_rows:
             raise Refused(f"{name} is a list of 1 to {self._most_rows} entries (batch_rows of the job)")
         positions = self._positions(value) if name == "rows" else self._places(value)
@@ -285,6 +277,17 @@ class ScoreSocket:
         if name == "ids":
             scores = [{"id": one, **score} for one, score in zip(value, scores, strict=True)]
         return {"scores": scores}
+
+    def _command(self, name: str, value: Any) -> Score:
+        if name == "status":
+            return self._rows().status()
+        if name == "stop":
+            if value is not True:
+                raise Refused(_HOW)
+            return self._queue.command(name).result(ANSWER_S)
+        if not isinstance(value, str) or not is_job_id(value):
+            raise Refused("refresh names the job whose alignment is to be taken, by its id")
+        return self._queue.command(name, value).result(10 * ANSWER_S)
 
     def _positions(self, value: list[Any]) -> list[int]:
         n_rows = self._rows().n_rows

@@ -80,7 +80,15 @@ class MediatedEngine:
         """
         weighted, n_features = table.weight is not None, len(table.feature_names)
         world, is_continued = self.attempt.channel.world, initial is not None
-        shape = training_shape(parameters, world, n_features, self.n_bins, weighted, len(names), is_continued)
+        shape = training_shape(
+            parameters,
+            world,
+            n_features,
+            self.n_bins,
+            weighted=weighted,
+            n_eval_sets=len(names),
+            continued=is_continued,
+        )
         # Of the objectives that start from the mean, the logistic ones alone have bounded gradients.
         is_mean = shape.base_score is BaseScoreSource.MEAN
         is_logistic = parameters.objective.gradient_bound is not None and is_mean

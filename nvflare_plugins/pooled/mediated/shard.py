@@ -405,7 +405,7 @@ class TreesAhead:
         """Take an answer that the shards get."""
         self._tree = None
         while self._question[0] in (TREE, ROUND):  # the end of the round before
-            _, self._question = self._work.reply(False)
+            _, self._question = self._work.reply(False)  # noqa: FBT003 - the answer
         if self._question[0] != MESSAGE or self._question[1] != fields:
             raise ProtocolError("the shards of this site are not in step with its trees")
         _, self._question = self._work.reply(reply)

@@ -57,6 +57,7 @@ def training_shape(
     n_sites: int,
     n_features: int,
     n_bins: int,
+    *,
     weighted: bool,
     n_eval_sets: int,
     continued: bool,
@@ -136,19 +137,12 @@ class TrainingHandler:
             return self._answer_locally(message, buffers[0])
         if message.kind is Kind.ROOT_SUM and self._root_histogram is not None:
             return self._root_sum(message, self._root_histogram)
-        is_whole = message.dtype in (grammar.Dtype.INT32, grammar.Dtype.INT64)
-        values = _added(buffers, message.dtype.numpy, np.int64 if is_whole else np.float64)
-        if is_whole:
-            counts = self._sums.sum_counts(message.kind, values)
+        if message.dtype in (grammar.Dtype.INT32, grammar.Dtype.INT64):
+            counts = self._sums.sum_counts(message.kind, _added(buffers, message.dtype.numpy, np.int64))
             if message.kind is Kind.ROW_COUNT:
                 self._total_weight = float(counts[0])
             return counts.astype(message.dtype.numpy).tobytes()
-        if message.metric == "aucpr":
-            values = without_empty_curves(values)
-        elif message.kind is Kind.LABEL_MEAN and self._label_sum is not None and self._total_weight:
-            # XGBoost rounds its part of the mean to float32, and the parts' sum may miss the pooled mean by a unit of
-            # the last place, and with it every leaf. The same number in float64 does not.
-            values = np.array([self._label_sum / self._total_weight])
+        values = self._own_numbers(message, _added(buffers, message.dtype.numpy, np.float64))
         total = self._sums.sum(message.kind, values, message.metric).astype(message.dtype.numpy, copy=False)
         if message.kind is Kind.WEIGHT_TOTAL:
             self._total_weight = float(total[0])
@@ -158,6 +152,15 @@ class TrainingHandler:
         usable = one_node and self._root_bins is not None and not self._shape.vector_leaf
         self._root_histogram = total if usable else None
         return total.tobytes()
+
+    def _own_numbers(self, message: grammar.Message, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if message.metric == "aucpr":
+            return without_empty_curves(values)
+        if message.kind is Kind.LABEL_MEAN and self._label_sum is not None and self._total_weight:
+            # XGBoost rounds its part of the mean to float32, and the parts' sum may miss the pooled mean by a unit of
+            # the last place, and with it every leaf. The same number in float64 does not.
+            return np.array([self._label_sum / self._total_weight])
+        return values
 
     def _tighten(self, rate: float) -> None:
         """Bound the first gradients of a logistic objective by the pooled label mean, which every site has now.

@@ -21,7 +21,7 @@ HARD = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, 2.0**-41, 3 * 2.0**-41, 5e-324, 2.0**52 
 def _outcome(grids: Grids, values: NDArray[np.float64], running: bool, by_numpy: bool) -> object:
     try:
         if by_numpy:
-            return grids.rounded_by_numpy(values, running).tolist()
+            return grids.rounded_by_numpy(values, running=running).tolist()
         return (grids.encode_running(values) if running else grids.encode(values)).tolist()
     except CapacityExceeded as error:
         return str(error)

@@ -171,7 +171,9 @@ def test_histograms_are_wide_from_as_many_rows_as_in_a_job(profile, widest_narro
         sums = ProtectedSums(SimpleNamespace(world=3), scheme, None)
         sums._secure_maximum = lambda exponents: exponents
         bounds = {Family.GRADIENTS: float(rows_per_site), Family.HESSIANS: rows_per_site / 4}
-        sums.agree_scales(bounds, coarsest_pairs(check_parameters({"objective": "binary:logistic"}, ["a"]), False))
+        sums.agree_scales(
+            bounds, coarsest_pairs(check_parameters({"objective": "binary:logistic"}, ["a"]), weighted=False)
+        )
         assert sums._is_wide((Family.GRADIENTS,)) == is_wide, "the job itself does otherwise"
         workload = Workload(3 * rows_per_site, 1, bins=16, depth=1)
         assert pairs_are_wide(workload, profile) == is_wide and not pairs_are_wide(workload, "masks")
@@ -504,7 +506,7 @@ def test_the_plan_and_the_training_agree_on_the_largest_message(depth: int, leav
     params: dict[str, object] = {"objective": "binary:logistic", "max_depth": depth}
     if leaves:
         params |= {"grow_policy": "lossguide", "max_leaves": leaves}
-    shape = training_shape(check_parameters(params, ["a"]), 3, 1, 256, False, 0, False)
+    shape = training_shape(check_parameters(params, ["a"]), 3, 1, 256, weighted=False, n_eval_sets=0, continued=False)
     planned = built_nodes(Workload(rows=1 << 20, features=1, depth=depth, max_leaves=leaves))
     assert max(planned) == shape.max_built_nodes
 

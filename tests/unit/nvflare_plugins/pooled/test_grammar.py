@@ -24,7 +24,15 @@ def shape_of(trace: dict) -> TrainingShape:
     case = {"max_bin": recorder.MAX_BIN, "max_depth": 3, **trace["case"]}
     weighted, continued = case.pop("weighted", False), case.pop("continued", False)
     params = check_parameters(case, [f"f{i}" for i in range(recorder.N_FEATURES)])
-    shape = training_shape(params, recorder.WORLD, recorder.N_FEATURES, trace["n_bins"], weighted, 1, continued)
+    shape = training_shape(
+        params,
+        recorder.WORLD,
+        recorder.N_FEATURES,
+        trace["n_bins"],
+        weighted=weighted,
+        n_eval_sets=1,
+        continued=continued,
+    )
     return dataclasses.replace(shape, column_seed=known_release(trace["xgboost"]).sends_column_seed)
 
 
@@ -165,11 +173,11 @@ DEEP: dict[str, object] = {"objective": "binary:logistic", "max_depth": 10}
 
 def test_training_refuses_them() -> None:
     most = ((1 << 31) - 1 - 1024) // (16 * 256)
-    training_shape(check_parameters(DEEP, ["a"]), 3, 1, most, False, 0, False)
+    training_shape(check_parameters(DEEP, ["a"]), 3, 1, most, weighted=False, n_eval_sets=0, continued=False)
     with pytest.raises(ConfigurationError, match=rf"those of 256 nodes .* 2 GiB, which is {most:,} bins.*max_bin"):
-        training_shape(check_parameters(DEEP, ["a"]), 3, 1, most + 1, False, 0, False)
+        training_shape(check_parameters(DEEP, ["a"]), 3, 1, most + 1, weighted=False, n_eval_sets=0, continued=False)
     one_by_one = check_parameters({**DEEP, "grow_policy": "lossguide"}, ["a"])
-    training_shape(one_by_one, 3, 1, most + 1, False, 0, False)
+    training_shape(one_by_one, 3, 1, most + 1, weighted=False, n_eval_sets=0, continued=False)
 
 
 def test_a_plan_refuses_them(capsys: pytest.CaptureFixture[str]) -> None:

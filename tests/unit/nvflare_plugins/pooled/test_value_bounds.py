@@ -125,4 +125,4 @@ def test_labels_of_zero_and_a_given_base_score():
     ],
 )
 def test_only_bounded_gradients_of_unweighted_rows_make_do_with_fewer_bits(params, weighted, finest):
-    assert (coarsest_pairs(check_parameters(params, ["a", "b"]), weighted) == 0.0) is finest
+    assert (coarsest_pairs(check_parameters(params, ["a", "b"]), weighted=weighted) == 0.0) is finest

@@ -35,7 +35,7 @@ def cells_of(of_sites: list[np.ndarray], least: int) -> list[Cell]:
     spans = spans_of(n_bins)
     bits = [local_bits(rows_of_spans(rows, spans), least, len(of_sites)) for rows in of_sites]
     some_missing = any(rows[-1].any() for rows in of_sites)
-    return merge(spans, are_enough(np.any(bits, axis=0)), n_bins, some_missing)
+    return merge(spans, are_enough(np.any(bits, axis=0)), n_bins, some_missing=some_missing)
 
 
 def naive_ends(of_sites: list[np.ndarray], least: int) -> list[int]:

@@ -134,7 +134,7 @@ def test_masks_are_made_ahead_as_the_last_tree_took_them_and_none_for_a_tree_tha
 
     def make(is_last: bool = False) -> list[int]:
         masks.filled.clear()
-        while stock.prepare(is_last):
+        while stock.prepare(is_last=is_last):
             pass
         return list(masks.filled)
 
