@@ -52,8 +52,8 @@ class _Eavesdropper:
                 hear(sums._channel, (total - values).reshape(-1, 2))  # without its own part
             return total
 
-        def heard_pairs(sums, values, grid, fits, parts=()):
-            total, metrics = honest_pairs(sums, values, grid, fits, parts)
+        def heard_pairs(sums, values, grid, **named):
+            total, metrics = honest_pairs(sums, values, grid, **named)
             others = (total - values).reshape(-1, 2)[:-1]  # the last pair is the sum of all rows
             hear(sums._sums._channel, np.ldexp(others.astype(np.float64), [grid.g_exponent, grid.h_exponent]))
             return total, metrics

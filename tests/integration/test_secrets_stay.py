@@ -226,8 +226,8 @@ class Witness:
             keep(counts, total)
             return total
 
-        def integers(sums, kind, values, *more):
-            total, flags = real_integers(sums, kind, values, *more)
+        def integers(sums, kind, values, *more, **named):
+            total, flags = real_integers(sums, kind, values, *more, **named)
             keep(values, total)
             return total, flags
 

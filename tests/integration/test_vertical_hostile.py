@@ -47,7 +47,7 @@ def toy_keys(monkeypatch):
     monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
     honest = histogram_maker.histogram_maker
     claimed = type("LongKey", (), {"key_bits": 2048})
-    monkeypatch.setattr(passive_party, "unpack_public_key", lambda *of: claimed)
+    monkeypatch.setattr(passive_party, "unpack_public_key", lambda *of, **named: claimed)
     monkeypatch.setattr(passive_party, "histogram_maker", lambda *of, **more: honest(*of, **more, allow_toy_keys=True))
 
 
