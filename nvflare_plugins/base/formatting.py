@@ -134,7 +134,8 @@ def table_lines(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, i
 
 def near_name(name: str, present: Sequence[str]) -> str:
     """Return the end of a sentence that says a name is not there: which one may be meant, if any."""
-    close = difflib.get_close_matches(name, present, n=1)
+    folded = {other.casefold(): other for other in reversed(present)}
+    close = [folded[one] for one in difflib.get_close_matches(name.casefold(), folded, n=1)]
     for other in present:
         if unicodedata.normalize("NFKC", other).split() == unicodedata.normalize("NFKC", name).split():
             return f"; {other!r} looks alike and is written with other characters, {other!a} for {name!a}"

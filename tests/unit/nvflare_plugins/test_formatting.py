@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from nvflare_plugins.base.formatting import bounds, cells, fitted, human_number, human_seconds, table_lines
+from nvflare_plugins.base.formatting import bounds, cells, fitted, human_number, human_seconds, near_name, table_lines
 
 
 def test_bounds_of_large_numbers_are_told_apart_and_written_out() -> None:
@@ -88,3 +88,8 @@ def test_columns_of_a_table_stand_below_one_another() -> None:
     rows = [("name", "n", ""), ("a", "12", "end"), ("longer", "3", "")]
     assert table_lines(rows, (1,)) == ["name     n", "a       12  end", "longer   3"]
     assert table_lines(rows[:2], is_ruled=True) == ["name  n", "----  --  ---", "a     12  end"]
+
+
+@pytest.mark.parametrize(("present", "meant"), [(["stage", "Age"], "Age"), (["STAGES", "AGE"], "AGE"), (["zz"], "")])
+def test_a_name_in_other_letters_is_nearer_than_one_with_more(present: list[str], meant: str) -> None:
+    assert near_name("age", present) == (f"; did you mean {meant!r}?" if meant else "")
