@@ -46,8 +46,10 @@ from nvflare_plugins.survey.survey import survey
 ROWS, HELD_OUT = "rows", "held_out"
 SPENT = "spent.json"
 _AGREED = ("rename", "columns", "id_form")
+_BY_COLUMN = ("columns", "dates")  # these say something of columns by the names that jobs know
 _DONE = "label_text"  # what asks for label_classes, which are taken from the tables here
 _RENAME = "Remedy: vb.read(path, rename={'NAME IN THE FILE': 'NAME THAT ALL SITES SHARE'})"
+_LABEL = "Remedy: vb.private(..., label_classes=[...]), or label_bounds=(low, high) where it is a number"
 _FILE_KEYS = ("separator", "encoding", "rename", "format", "names")
 _UNUSABLE = ("no_file", "unreadable", "not_text", "empty", "header", "no_such_column", "encoding", "separator")
 """Findings for which a private job is refused all the same."""
@@ -112,6 +114,13 @@ class Check:
     def add(self, site: str, problem: str) -> None:
         """Note a problem."""
         self.problems.setdefault(site, []).append(problem)
+
+    def ask_for(self, name: str, what: str) -> None:
+        """Note each site whose table lacks a column."""
+        for site, table in self.tables.items():
+            if table.names and name not in table.names:
+                hint = near_name(name, list(table.names)) or "."
+                self.add(site, f"there is no column {name!r}, {what}{hint} {_RENAME}")
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -481,10 +490,7 @@ class Federation:
 
     def _horizontal_terms(self, check: Check, special: Sequence[str], wanted: object) -> dict[str, Any]:
         """Unite what all sites' tables suggest; what no reader makes equal becomes a problem."""
-        for site, table in check.tables.items():
-            if self.label not in table.names and table.names:
-                hint = near_name(self.label, list(table.names)) or "."
-                check.add(site, f"there is no column {self.label!r}, the label{hint} {_RENAME}")
+        check.ask_for(self.label, "the label")
         if not check:
             return {}
         drafts = drafts_of(check.tables, self.label, special, cast("Sequence[str] | None", wanted))
@@ -533,19 +539,32 @@ class Federation:
         for site, options in found.options.items():
             before = self._readers[ROWS][site].options
             changed = {key: options[key] for key in _AGREED if key in options and options[key] != before.get(key)}
+            in_file = before.get("rename", {})
+            called = {in_file.get(old, old): new for old, new in changed.get("rename", {}).items()}
             for readers in self._readers.values():
-                own = readers[site].options
+                own = {
+                    key: {called.get(name, name): one for name, one in value.items()} if key in _BY_COLUMN else value
+                    for key, value in readers[site].options.items()
+                }
                 told = {key: {**own.get(key, {}), **value} for key, value in changed.items()}
                 readers[site] = Reader(readers[site].path, {**own, **told})
         return found
 
     def _private_terms(self, method: Private, tables: Mapping[str, SiteTable]) -> tuple[Check, dict[str, Any]]:
-        """Return what the caller says is public; of the tables only whether they can be read at all."""
+        """Return what the caller says is public; of the tables only whether they can be read so."""
         check = Check(tables)
         told = {site: [one for one in table.found.findings if one.kind in _UNUSABLE] for site, table in tables.items()}
         check.problems = {site: list(map(hinted, some)) for site, some in told.items() if some}
         settings = {key: value for key, value in method.settings.items() if key not in ("budget", "bounds")}
         names = [*method.bounds, *method.categories]
+        for name, what in {self.label: "the label", **dict.fromkeys(names, "which the job names")}.items():
+            check.ask_for(name, what)
+        if method.label_classes is None and method.label_bounds is None:
+            for site, table in tables.items():
+                if self.label in table.names and not set(table.values(self.label)) <= {0, 1}:
+                    check.add(
+                        site, f"label {self.label!r} holds more than 0 and 1: such rows would be left out. {_LABEL}"
+                    )
         fields: dict[str, Any] = {
             **settings,
             "data_set": ROWS,
@@ -616,13 +635,7 @@ class Federation:
         n_rows = 0
         for site in self.sites:
             policy = SitePolicy.load(workspace, site)
-            told = reasons.setdefault(site, [])
-            try:
-                if isinstance(job, HorizontalJob):
-                    sites = tuple(sorted(self.sites))
-                    allow(job, SiteContext(site, sites, SIMULATED, bytes(16), policy.runs, policy, Identity(site)))
-            except (ConfigurationError, PolicyRefusal) as error:
-                told.append(str(error))
+            told = reasons[site] = _refused(job, policy, self.sites) if isinstance(job, HorizontalJob) else []
             for name in self._readers:
                 found = survey(policy.data_set(name), use_of(job, None, site) if uses is None else uses[site])
                 n_rows += found.n_rows if name == ROWS else 0
@@ -635,6 +648,18 @@ class Federation:
         if any(reasons.values()):
             what = "nothing was trained" if uses is None else "nothing was scored"
             raise SitesRefused({site: some for site, some in reasons.items() if some}, what)
+
+
+def _refused(job: HorizontalJob, policy: SitePolicy, sites: Sequence[str]) -> list[str]:
+    """Return why a site's policy does not take a job, with where ``simulate`` says what all sites allow."""
+    site = policy.site
+    try:
+        allow(job, SiteContext(site, tuple(sorted(sites)), SIMULATED, bytes(16), policy.runs, policy, Identity(site)))
+    except PolicyRefusal as error:
+        return [f"{error} In Python: simulate(..., consents=[...], policy={{...}})"]
+    except ConfigurationError as error:
+        return [str(error)]
+    return []
 
 
 _RECIPES: dict[str, Any] = {

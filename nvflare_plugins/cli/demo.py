@@ -122,7 +122,7 @@ def load(options: Options) -> tuple[pd.DataFrame, str]:
     problems = [one for one in found.findings if one.is_problem and not one.options]
     wrong = [one.text for one in problems if one.column in (None, label)]
     if wrong:
-        raise ConfigurationError(f"{path.name}: {'; '.join(wrong)}. `veilboost check {path}` tells more")
+        raise ConfigurationError(f"{path.name}: {'; '.join(wrong)} (`veilboost check {path}` tells more)")
     draft = found.draft
     said: dict[str, Any] = dict(draft.options)
     spec = replace(spec, missing=tuple(said.pop("missing", spec.missing)), **said)

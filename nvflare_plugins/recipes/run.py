@@ -49,7 +49,7 @@ class SitesRefused(ConfigurationError, RuntimeError):
     def __init__(self, reasons: Mapping[str, str | list[str]], what: str = "the job has no result") -> None:
         self.reasons = {site: [one] if isinstance(one, str) else [*one] for site, one in sorted(reasons.items())}
         lines = [f"  {site}: {text}" for site, texts in self.reasons.items() for text in texts]
-        super().__init__("\n".join([f"{what}; {len(self.reasons)} of its sites say why:", *lines]))
+        super().__init__("\n".join([f"{what}; why, by site:", *lines]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,21 @@ def test_names_and_spellings_that_differ_are_read_alike_by_each_policy(files: di
     checked(fed, vb.Horizontal())
 
 
+@pytest.mark.parametrize("holdout", [0, 0.2])
+def test_what_a_reader_says_of_a_column_holds_under_the_name_that_all_sites_share(
+    holdout: float, files: dict[str, Any], tmp_path: Path
+) -> None:
+    sites = renamed(files)
+    for site, name in (("ulm", "SMOKES"), ("berlin", "smokes"), ("kiel", "smokes")):
+        rows = table(1).rename(columns={"größe [cm]": "size"})
+        answers = np.where(rows["size"] > 170, "Yes", "No")
+        sites[site] = vb.read(rows.assign(**{name: answers}), columns={name: "yes/no"})
+    fed = federation(sites, tmp_path, holdout=holdout)
+    assert "smokes" in fed.recipe().job.features
+    checked(fed, vb.Horizontal())
+    assert fed._readers[ROWS]["ulm"].options["columns"] == {"smokes": "yes/no"}
+
+
 def test_a_column_of_numbers_here_and_texts_there_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
     sites = renamed(files) | {"berlin": table(0).rename(columns={"größe [cm]": "size"}).assign(ward=np.arange(120) % 7)}
     (reason,) = refused(sites, tmp_path)["all sites"]
@@ -262,7 +277,24 @@ def test_a_private_job_says_what_the_caller_says_and_nothing_of_the_tables(tmp_p
     assert (made.job.epsilon, made.job.delta) == (1.0, 1e-5)
     assert "epsilon" in fed.plan(vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
     with pytest.raises(ConfigurationError, match="feature_bounds"):
-        fed.recipe(vb.private(budget=(1, 1e-5)))
+        fed.recipe(vb.private(budget=(1, 1e-5), label_classes=["no", "yes"]))
+
+
+def test_a_column_that_a_private_job_names_is_missed_before_anything_runs(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    sites["ulm"] = sites["ulm"].rename(columns={"size": "SIZE", "died": "Died"})
+    method = vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}, label_classes=["no", "yes"])
+    check = federation(sites, tmp_path).check(method)
+    assert list(check.problems) == ["ulm"]
+    assert [re.findall("mean '(\\w+)'", one) for one in check.problems["ulm"]] == [["Died"], ["SIZE"]]
+
+
+def test_a_private_job_asks_for_classes_where_it_would_leave_out_rows(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    sites["kiel"] = sites["kiel"].assign(died=(sites["kiel"]["died"] == "yes").astype(int))
+    check = federation(sites, tmp_path).check(vb.private(budget=(1, 1e-5), bounds={"size": (120, 220)}))
+    assert sorted(check.problems) == ["berlin", "ulm"]
+    assert all("label_classes=[...]" in one for some in check.problems.values() for one in some)
 
 
 def test_a_private_training_is_charged_before_it_runs_and_also_where_it_fails(tmp_path: Path, monkeypatch) -> None:
@@ -297,6 +329,7 @@ def test_what_policies_refuse_comes_before_anything_runs(files: dict[str, Any], 
             checked(fed, vb.Horizontal(), rounds=rounds, profile=profile)
         assert set(error.value.reasons) == set(SITES)
         assert all(f"Policy key: {key}. Remedy" in one[0] for one in error.value.reasons.values())
+        assert all("simulate(" in one[0] for one in error.value.reasons.values())
     checked(fed, vb.Horizontal())
     two = federation({"a": table(0)[["ward", "died"]], "b": table(1)[["ward", "died"]]}, tmp_path)
     with pytest.raises(vb.SitesRefused, match="fewer_than_three_sites"):
