@@ -175,7 +175,7 @@ assert '"toy"' in reference.schemas()[reference.FOLDER / "schema" / "horizontal.
 assert "ckks, toy" in reference.reference_page()
 assert "toy" in json.dumps(reference.policy_schema()["properties"]["allowed_profiles"])
 assert is_horizontal("toy") and notes_for("toy") and threat_model("toy").rows()[0] == ("the server alone", "Sizes.")
-assert "Toy" not in protection_text("toy", "HISTOGRAM", "MASKED", True)
+assert "Toy" not in protection_text("toy", "HISTOGRAM", "MASKED", private=True)
 assert "| `toy` |" in threats(module.profiles_of(module.Family.HORIZONTAL))
 assert main(["plan", "--rows", "900", "--features", "2", "--bins", "16", "--depth", "2", "--profile", "toy"]) == 0
 assert main(["site-setup", sys.argv[2], "--add-profile", "toy"]) == 0
