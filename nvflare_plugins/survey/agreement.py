@@ -236,13 +236,12 @@ def _unite_numbers(name: str, drafts: Mapping[str, SiteDraft], found: Agreement)
         found.note(f"column {name!r} says yes and no in several ways: 1 and 0 everywhere")
     if not bounds:
         return
-    scales = {site: max(map(abs, pair)) for site, pair in bounds.items()}
-    least, most = min(scales, key=lambda site: scales[site]), max(scales, key=lambda site: scales[site])
-    if scales[most] >= _OTHER_UNIT * scales[least] > 0:
-        text = (
-            f"column {name!r} goes up to {scales[least]:g} at {least} and to {scales[most]:g} at {most}: other units? "
-        )
-        found.note(f"{text}Nothing compares what a number means; convert at one of them", is_settled=False)
+    ends = {site: max(pair, key=abs) for site, pair in bounds.items()}
+    least, most = min(ends, key=lambda site: abs(ends[site])), max(ends, key=lambda site: abs(ends[site]))
+    if abs(ends[most]) >= _OTHER_UNIT * abs(ends[least]) > 0:
+        text = f"column {name!r} goes to {ends[least]:g} at {least} and to {ends[most]:g} at {most}: other units, or "
+        remedy = "Nothing compares what a number means; convert at one of them, or say there what is missing"
+        found.note(f"{text}a number that means missing? {remedy}", is_settled=False)
     found.feature_bounds[name] = (min(low for low, _ in bounds.values()), max(high for _, high in bounds.values()))
 
 

@@ -91,6 +91,10 @@ def test_a_category_of_one_site_is_in_the_list_of_all(tmp_path: Path, capsys) ->
     ("columns", "says"),
     [
         ({"age": [str(170 * (row % 20)) for row in STEPS]}, "other units"),
+        (
+            {"age": [("40", "-99999")[row % 2] for row in STEPS]},
+            "to -99999 at b: other units, or a number that means missing",
+        ),
         ({"age": [("old", "young")[row % 2] for row in STEPS]}, "holds numbers at a, texts at b"),
         ({"smoker": [str(row % 5) for row in STEPS]}, "holds texts at a, numbers at b"),
         ({"y": [str(row % 2) for row in STEPS], "town": [str(row % 9) for row in STEPS]}, "texts at a, numbers at b"),
