@@ -20,7 +20,7 @@ from nvflare_plugins.api.methods import Horizontal, Method, Private, Vertical
 from nvflare_plugins.api.prediction import by_id, kept_part, part_files, reader_as_trained
 from nvflare_plugins.api.simulator import Progress, progress_line, run_watched
 from nvflare_plugins.api.sources import Reader, Source, checked_names, reader_of
-from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, lacking, task
+from nvflare_plugins.api.terms import SiteTable, drafts_of, hinted, id_drafts, lacking, stops, task
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -98,8 +98,7 @@ class Check:
         self.problems = {site: table.problems for site, table in tables.items() if table.problems}
         told = {site: table.found.findings for site, table in tables.items()}
         self.notes = {
-            site: [hinted(one) for one in some if not one.is_problem and one.kind != _DONE]
-            for site, some in told.items()
+            site: [hinted(one) for one in some if not stops(one) and one.kind != _DONE] for site, some in told.items()
         }
         self.united: list[str] = []
         self.features: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from nvflare_plugins.survey.columns import Column, Finding, IdShape, Use, look_a
 from nvflare_plugins.survey.raw_file import RawFile, read_raw
 from nvflare_plugins.survey.survey import Survey, survey
 
+_LEFT_OUT = ("dates",)  # columns of no feature, which stop nothing; a job that names one is refused by its check
 _SAYS_NOTHING = ("constant", "no_values")
 
 
@@ -48,7 +49,7 @@ class SiteTable:
     @property
     def problems(self) -> list[str]:
         """What stops a job or misleads it, each with how ``vb.read`` says it where it can."""
-        return [hinted(one) for one in self.found.findings if one.is_problem]
+        return [hinted(one) for one in self.found.findings if stops(one)]
 
     def values(self, name: str) -> list[Any]:
         """Return the different values of a column that a label may have: texts, or numbers; missing ones left out."""
@@ -58,6 +59,11 @@ class SiteTable:
             return Column.of(name, raw, self.raw.spec).present(self.raw.spec.missing)
         found = np.unique(facts.values[np.isfinite(facts.values)]).tolist()
         return [int(value) if float(value).is_integer() else value for value in found]
+
+
+def stops(finding: Finding) -> bool:
+    """Return whether a finding stops a training whose features follow from the tables."""
+    return finding.is_problem and finding.kind not in _LEFT_OUT
 
 
 def hinted(finding: Finding) -> str:

@@ -217,6 +217,17 @@ def test_a_data_frame_can_have_a_reader_and_its_dates_are_dates(tmp_path: Path) 
         federation({site: frame[["died", "day"]] for site, frame in sites.items() if site != "ulm"}, tmp_path).recipe()
 
 
+def test_dates_as_texts_are_left_out_and_stop_only_a_job_that_names_them(tmp_path: Path) -> None:
+    rows = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    days = [f"2024-{1 + n % 12:02}-{1 + n % 28:02}" for n in range(120)]
+    fed = federation({site: one.assign(admitted=days) for site, one in rows.items()}, tmp_path)
+    assert fed.check() and any("holds dates" in one for one in fed.check().notes["ulm"])
+    assert fed.recipe().job.features == ["size", "ward"]
+    checked(fed, vb.Horizontal())
+    with pytest.raises(vb.SitesRefused, match="YYYY-MM-DD'"):
+        checked(fed, vb.Horizontal(features=["size", "admitted"]))
+
+
 def test_a_reader_names_the_column_of_ids_which_is_no_feature(tmp_path: Path) -> None:
     sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
     sites = {site: frame.assign(stay=np.arange(120) / 2) for site, frame in sites.items()}
