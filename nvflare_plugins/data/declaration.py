@@ -355,8 +355,7 @@ class DataProtection(Document):
 class IdForm(Document):
     """How the ids of a data set are made equal to those of other parties, who have to say what makes theirs equal.
 
-    Steps in this order. An id in another form is another person to budgets and to all that the site remembers: say it
-    before the first job, and keep it.
+    Steps in this order.
     """
 
     WHAT = "id_form"
@@ -404,8 +403,8 @@ class DataSet(Document):
     id_form: IdForm = IdForm()
     """What makes its ids equal to those of other parties, who write them with other padding, prefixes or case.
 
-    What was released of a row or paid for a person is remembered by the id as it is read. Say this before the first
-    job, and so that a person has one id in all data sets of the site: a change makes rows new to caps and budgets.
+    What was released of a row or paid for a person is remembered by the id as it is read. So all data sets of a site
+    that have ids have one form, said before the first job; a job is refused after a change.
     """
     names: tuple[Text, ...] = ()
     """Names of the columns, in their order, of a CSV file that has no line of names. Such a file is refused without."""

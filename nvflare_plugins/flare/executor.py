@@ -43,7 +43,7 @@ from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
-from nvflare_plugins.site.memory.store import policy_changes
+from nvflare_plugins.site.memory.store import hold_id_form, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
@@ -224,6 +224,7 @@ class JobExecutor(Executor):
 
     def _note_policy(self, policy: SitePolicy, fl_ctx: FLContext) -> None:
         """Say in the site's log what its policy is, and what has changed in it since the job before."""
+        hold_id_form(policy)
         changed = policy_changes(policy)
         if changed:
             self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")

@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
+from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -568,6 +570,43 @@ def policy_changes(policy: SitePolicy) -> list[str]:
             db.execute("DELETE FROM policy_keys")
             db.executemany("INSERT INTO policy_keys VALUES (?, ?)", now.items())
     return sorted(key for key in {*before, *now} if before and before.get(key) != now.get(key))
+
+
+_BY_ID = tuple(f"SELECT 1 FROM {table} LIMIT 1" for table in ("alignments", "sent_rows", "row_counts"))  # noqa: S608
+
+
+def hold_id_form(policy: SitePolicy) -> None:
+    """Refuse a job where ids are not read as when something was first remembered by them.
+
+    What was released of a row, and whose budget is spent, is known by ids in their form: in another one, rows and
+    persons would be new. So all data sets of a site have one form, and it stays. A memory of before there were forms
+    knows ids as they are written.
+
+    Raises:
+        PolicyRefusal: the data sets differ in it, or it has changed.
+        ConfigurationError: the memory is damaged.
+    """
+    forms = {name: spec.id_form for name, spec in sorted(policy.data_sets.items()) if spec.id is not None}
+    if not forms:
+        return
+    form, *others = dict.fromkeys(forms.values())
+    if others:
+        raise PolicyRefusal(
+            f"the data sets {', '.join(forms)} of {policy.site} do not have one id_form, so that a person could be two "
+            "for what this site remembers. Policy key: data_sets.<name>.id_form. Remedy: the same for all that have ids"
+        )
+    memory = Memory.open(policy)
+    with memory.reading() as db:
+        is_used = any(db.execute(question).fetchone() for question in _BY_ID)
+    if memory.secret("id_form", _form_hash(IdForm() if is_used else form)) != _form_hash(form):
+        raise PolicyRefusal(
+            f"id_form of the data sets of {policy.site} is not what it was when this site first remembered ids: rows "
+            "and persons would be new to caps and budgets. Policy key: data_sets.<name>.id_form. Remedy: as it was then"
+        )
+
+
+def _form_hash(form: IdForm) -> bytes:
+    return hashlib.sha256(json.dumps(dataclasses.asdict(form), sort_keys=True).encode()).digest()
 
 
 def _hashes(policy: SitePolicy) -> dict[str, str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvflare_plugins.site.memory.store import Memory, policy_changes
+import pytest
+
+from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.site.memory.store import Memory, hold_id_form, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 
 
@@ -30,3 +33,39 @@ def test_the_memory_holds_no_policy(tmp_path: Path) -> None:
     one = policy(tmp_path, data_sets={"secret-name": {"path": "/secret/path.csv"}})
     policy_changes(one)
     assert b"/secret/path" not in Memory.open(one).path.read_bytes()
+
+
+FORM = {"prefix": "PAT-", "ignore_padding": True}
+
+
+def with_ids(folder: Path, **forms: object) -> SitePolicy:
+    entries = {name: {"path": f"{name}.csv", "id": "person", "id_form": form} for name, form in forms.items()}
+    return policy(folder, data_sets={"no ids": {"path": "y.csv"}, **entries})
+
+
+def remember_by_id(folder: Path) -> None:
+    with Memory.open(policy(folder)).transaction() as db:
+        db.execute("INSERT INTO arrays (id, kind, length) VALUES (7, 'hashes', 0)")
+        db.execute("INSERT INTO sent_rows (job_id, row_hashes) VALUES ('job', 7)")
+
+
+def test_the_form_of_ids_stays_as_it_was_at_first(tmp_path: Path) -> None:
+    hold_id_form(policy(tmp_path, data_sets={"no ids": {"path": "y.csv"}}))  # holds nothing
+    for _ in range(2):
+        hold_id_form(with_ids(tmp_path, a=FORM, b=FORM))
+    for changed in ({}, {**FORM, "ignore_case": True}):
+        with pytest.raises(PolicyRefusal, match="not what it was"):
+            hold_id_form(with_ids(tmp_path, a=changed))
+    hold_id_form(with_ids(tmp_path, c=FORM))
+
+
+def test_a_memory_of_before_there_were_forms_knows_ids_as_written(tmp_path: Path) -> None:
+    remember_by_id(tmp_path)
+    with pytest.raises(PolicyRefusal, match="not what it was"):
+        hold_id_form(with_ids(tmp_path, a=FORM))
+    hold_id_form(with_ids(tmp_path, a={}))
+
+
+def test_a_person_has_one_id_in_all_data_sets(tmp_path: Path) -> None:
+    with pytest.raises(PolicyRefusal, match="data sets a, b of site-1 do not have one id_form"):
+        hold_id_form(with_ids(tmp_path, a={}, b=FORM))
