@@ -584,6 +584,11 @@ class Federation:
         progress: bool,
         uses: Mapping[str, Use] | None = None,
     ) -> Run:
+        if self._spent and not isinstance(method, Private):
+            raise ConfigurationError(
+                "private trees were trained on these tables, whose budget a job without privacy would not be charged "
+                "to. Remedy: vb.private(...), or a new federation for other rows"
+            )
         made_name = str(made.name)
         number = len(list((self.folder / "runs").glob("*"))) + 1
         root = make_folder(self.folder / "runs" / f"{number:03}-{made_name}", is_new=True)

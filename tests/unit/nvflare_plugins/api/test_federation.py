@@ -326,6 +326,9 @@ def test_a_private_training_is_charged_before_it_runs_and_also_where_it_fails(tm
         fed.train(vb.private(budget=(0.5, 1e-6), bounds={"size": (120, 220)}, label_classes=["no", "yes"]))
     with pytest.raises(ConfigurationError, match="is spent"):
         fed.train(method)
+    without = federation(sites, tmp_path)  # the same folder: what was spent there is known
+    with pytest.raises(ConfigurationError, match="would not be charged to"):
+        without.train(vb.Horizontal())
 
 
 def test_a_plan_knows_the_shape(files: dict[str, Any], tmp_path: Path) -> None:
