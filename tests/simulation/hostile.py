@@ -58,7 +58,7 @@ class Lie:
 
         def added(total: WordSum, payload: bytes) -> None:
             nonlocal n_added
-            n_added += total._n_values < total._total.size  # with tags: one that the server is not trusted with
+            n_added += total._residues.size > 0  # with tags: one that the server is not trusted with
             is_chosen = n_added == self.which and self.how in WHILE_ADDING and not self.told
             self.told = self.told or is_chosen
             for _ in range(WHILE_ADDING[self.how] if is_chosen else 1):
