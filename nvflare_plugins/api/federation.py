@@ -261,6 +261,8 @@ class Federation:
     ) -> Run:
         """Train in FLARE's simulator: all sites are checked first, then each is a process under its own policy.
 
+        Of a vertical training the simulated sites consent to align rows again; in production each site has to.
+
         Args:
             method: ``Horizontal(...)``, the default, ``vertical(...)`` or ``private(...)``.
             rounds: boosting rounds.
@@ -275,7 +277,8 @@ class Federation:
         """
         method = method or Horizontal()
         made = self.recipe(method, rounds=rounds, profile=profile, name=name)
-        return self._run(made, method, progress=progress)
+        again = ("recompute_with_changes",) if isinstance(method, Vertical) else ()  # rows are aligned in each training
+        return self._run(made, method, *again, progress=progress)
 
     def tune(
         self,
