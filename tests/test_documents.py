@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 from urllib.parse import unquote
 
 import pytest
@@ -291,7 +292,11 @@ def test_a_guide_is_one_page_of_few_commands(path: Path, tmp_path: Path, monkeyp
 def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[JobRecipe] = []
     monkeypatch.setattr(JobRecipe, "execute", lambda recipe, env: run.append(recipe), raising=False)
-    monkeypatch.setattr(Federation, "train", lambda federation, *given, **named: run.append(federation.recipe(*given)))
+    monkeypatch.setattr(
+        Federation,
+        "train",
+        lambda federation, *given, **named: run.append(federation.recipe(*given)) or MagicMock(),
+    )
     monkeypatch.chdir(tmp_path)
     for path in (ROOT / "README.md", POLICY):
         for code in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):

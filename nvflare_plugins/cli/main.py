@@ -85,15 +85,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (VeilBoostError, PrivacyError) as error:
         return _said(options, str(error), 1)
     except BrokenPipeError:  # whoever reads has read enough
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_output()
         return 1
     except (OSError, MemoryError) as error:
         name = getattr(error, "filename", None)
         where = "" if name is None else f"{os.fsdecode(name) if isinstance(name, bytes) else name}: "
-        return _said(options, where + reason_of(error), 1)
+        code = _said(options, where + reason_of(error), 1)
+        try:
+            sys.stdout.flush()
+        except OSError:  # or Python tries again when it ends, and has an exit code of its own for that
+            _let_go_of_output()
+        return code
     except KeyboardInterrupt:
         return _said(options, "interrupted", _INTERRUPTED)
+
+
+def _let_go_of_output() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
