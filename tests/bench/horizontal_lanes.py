@@ -66,11 +66,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One round of one lane. Units: seconds; CPU, user and system, of all processes, and the server's part of it."""
+    """One round of one lane. Units: seconds; CPU, user and system: of all processes, the server's part, each site's."""
 
     wall_s: float
     cpu_s: float
     server_cpu_s: float
+    of_processes: tuple[float, ...] = ()
 
 
 class Lane:
@@ -120,7 +121,7 @@ class Lane:
             pipe.send("go")
         used = self.wait_ready()
         wall_s, server_cpu_s = time.perf_counter() - started, time.process_time() - server_before
-        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s))
+        self.turns.append(Turn(wall_s, sum(used) + server_cpu_s, server_cpu_s, tuple(used)))
 
     def finish(self) -> list[bytes]:
         """Let every process end; return the models, and keep how much memory all processes took, each at its peak."""

@@ -32,7 +32,7 @@ TABLE = "TABLE"
 """Stands for the path of a small table with a column ``label``."""
 DATA = "DATA"
 """Stands for a folder with small tables that are called as those of the project are."""
-LIMIT_S = 120
+LIMIT_S = 300
 """How long one program may take in its quick shape."""
 
 
@@ -130,12 +130,12 @@ PROGRAMS = (
     _program("bench_tags --rounds 2", "masks_over_untagged"),
     _program("bench_vertical --shape quick --only elgamal_14 --rounds 1 --bins 16", "elgamal_14/identical_to_central"),
     _program("bin_attack_rates DATA", "breast/exact breast/curve", TABLES=_one_small_tree),
-    _program("cluster_horizontal --rows 3000 --features 4 --rounds 2 --workers 0 1", "", "distributed"),
-    _program("cluster_tuning --rows 3000 --features 4 --rounds 2 --trials 2 --folds 2", "same_scores", "distributed"),
+    _program("cluster_horizontal --rows 20000 --features 4 --rounds 2 --workers 0 1", "", "distributed"),
+    _program("cluster_tuning --rows 20000 --features 4 --rounds 2 --trials 2 --folds 2", "same_scores", "distributed"),
     _program("dp_speed", "ratio protocol", N_ROWS=600, N_TEST_ROWS=200, _TIMES=1),
     _program("dpboost_ensembles --data abalone --folds 2 --ensembles 1", "abalone", EPSILONS=(10.0,), TREES=3),
     _program("federboost_credit2 DATA/credit2.parquet", "federation_auc", N_REPEATS=2, N_TREES=2),
-    _program("membership_inference TABLE --rows 40 --models 8", "", WIDTHS=(3, 3)),
+    _program("membership_inference TABLE --rows 40 --models 8", ""),
     _program("noised_attack_rates DATA --tables generated --repetitions 1 --epsilons 1", ""),
     _program("reconstruction TABLE --rows 60 --features 3 --trees 2", ""),
     _program("reproduce_maddock --tables 5 --sets credit2 --repeats 1 --jobs 1", "same_order"),
