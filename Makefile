@@ -131,7 +131,7 @@ bench-dp: $(TOOLS)
 
 # What runs the package: half a minute where the network is quick.
 $(STAMP): pyproject.toml .ci/install.py $(wildcard he_processors/_native/*.[ch] nvflare_plugins/growth/_native/*.[ch])
-	@echo "Setting up $(VENV): about a minute and 850 MB the first time."
+	@echo "Setting up $(VENV): about a minute and 900 MB the first time."
 	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else 'VeilBoost needs Python 3.11 to 3.14; set PYTHON=')"
 	$(PYTHON) -m venv $(VENV)
 	LOCK=$(LOCK) $(BIN)/python .ci/install.py
