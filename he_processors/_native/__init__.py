@@ -8,7 +8,7 @@ from typing import Any
 
 from he_processors.errors import BackendUnavailable
 
-INTERFACE = 5
+INTERFACE = 6
 """What is asked of an extension; raised together with that of interface.h whenever a C source changes."""
 
 

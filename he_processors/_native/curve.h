@@ -56,6 +56,9 @@ struct vc_kernels {
     const char *name;
     /* bytes[i * 64 ..] are x and y; out: affine rows. Refused: not canonical, not on the curve. */
     int (*from_affine)(const uint8_t *bytes, size_t n, uint64_t *out);
+    /* bytes[i * 32 ..] are y and, in the top bit, the lowest bit of x; out: affine rows. Refused: not canonical, no point
+     * of the curve has this y, or x is zero and the bit set. */
+    int (*from_compressed)(const uint8_t *bytes, size_t n, uint64_t *out);
     /* bytes[i * 32 ..]; out: affine rows. Refused: not the canonical encoding of an element. */
     int (*from_ristretto)(const uint8_t *bytes, size_t n, uint64_t *out);
     int (*from_uniform)(const uint8_t *bytes, size_t n, uint64_t *out);

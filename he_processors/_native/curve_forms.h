@@ -147,6 +147,35 @@ static fe root_of_ratio(fe u, fe v, mask *was_square)
     return magnitude(choose(both(not(flipped), not(flipped_i)), r, mul(r, i)));
 }
 
+/* Points by y and the lowest bit of x (RFC 8032, 5.1.3): x^2 = (y^2 - 1) / (d y^2 + 1). */
+static int from_compressed(const uint8_t *bytes, size_t n, uint64_t *out)
+{
+    const uint64_t top = (uint64_t)1 << 63;
+    const fe one = constant(ONE), d = constant(D);
+    unsigned refused = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        uint64_t copy[LANES][4];
+        const uint64_t *row[LANES];
+        unsigned odd = 0;
+        for (size_t l = 0; l < LANES; l++) {
+            memcpy(copy[l], i + l < n ? (const void *)(bytes + (i + l) * 32) : (const void *)ONE, 32);
+            odd |= (unsigned)(copy[l][3] >> 63) << l;
+            copy[l][3] &= ~top;
+            row[l] = copy[l];
+        }
+        vec w[4];
+        load_words(w, row, 4);
+        fe y = from_words(w), yy = square(y);
+        mask was_square;
+        fe x = root_of_ratio(minus(yy, one), add(mul(yy, d), one), &was_square);
+        mask good = both(both(is_canonical(w, y), was_square), not(both(is_zero(x), of_lanes(odd))));
+        refused |= lanes_of(not(good));
+        struct affine q = affine_of(choose(of_lanes(odd), negative(x), x), y);
+        store_affine(&q, out, i, n);
+    }
+    return refused ? 1 : 0;
+}
+
 static int from_ristretto(const uint8_t *bytes, size_t n, uint64_t *out)
 {
     const uint64_t spare[4] = {0, 0, 0, 0}; /* the neutral element */

@@ -135,6 +135,11 @@ static PyObject *py_from_affine(PyObject *self, PyObject *args)
     return read_bytes(args, offsetof(struct vc_kernels, from_affine), 64, VC_AFFINE_WORDS, "from_affine");
 }
 
+static PyObject *py_from_compressed(PyObject *self, PyObject *args)
+{
+    return read_bytes(args, offsetof(struct vc_kernels, from_compressed), 32, VC_AFFINE_WORDS, "from_compressed");
+}
+
 static PyObject *py_from_ristretto(PyObject *self, PyObject *args)
 {
     return read_bytes(args, offsetof(struct vc_kernels, from_ristretto), 32, VC_AFFINE_WORDS, "from_ristretto");
@@ -470,6 +475,7 @@ static PyObject *py_scale(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"instruction_sets", py_instruction_sets, METH_NOARGS, "names, best first"},
     {"from_affine", py_from_affine, METH_VARARGS, NULL},
+    {"from_compressed", py_from_compressed, METH_VARARGS, NULL},
     {"from_ristretto", py_from_ristretto, METH_VARARGS, NULL},
     {"from_uniform", py_from_uniform, METH_VARARGS, NULL},
     {"to_affine", py_to_affine, METH_VARARGS, NULL},

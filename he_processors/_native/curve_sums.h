@@ -368,6 +368,7 @@ static int mul_each(struct vc_rows points, const int8_t *digits, size_t n_digits
 const struct vc_kernels KERNELS = {
     .name = NAME,
     .from_affine = from_affine,
+    .from_compressed = from_compressed,
     .from_ristretto = from_ristretto,
     .from_uniform = from_uniform,
     .to_ristretto = to_ristretto,

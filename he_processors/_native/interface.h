@@ -5,7 +5,7 @@
 
 #include "extension.h"
 
-#define INTERFACE 5
+#define INTERFACE 6
 
 static PyObject *with_interface(PyObject *module)
 {

@@ -4,8 +4,9 @@ The curve is -x^2 + y^2 = 1 + d x^2 y^2 modulo 2^255 - 19. Its points form a gro
 that sends points of the curve can add one of order 1, 2, 4 or 8 to them (torsion), which a multiplication by 8 removes.
 Points enter and leave as bytes; in between they stay in the backend's own form behind the opaque ``Points``.
 
-Shapes of bytes: affine points are x and y, 32 bytes each, little-endian and canonical (below 2^255 - 19); elements of
-ristretto255 are 32 bytes; scalars are little-endian and below the prime order.
+Shapes of bytes: affine points are x and y, 32 bytes each, little-endian and canonical (below 2^255 - 19); compressed
+ones are y, with the lowest bit of x as the top bit; elements of ristretto255 are 32 bytes; scalars are little-endian
+and below the prime order.
 
 Security: no backend runs in constant time.
 Reference: RFC 8032, section 5.1; RFC 9496, section 4.
@@ -25,6 +26,7 @@ FIELD_PRIME = 2**255 - 19
 GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
 COFACTOR_BITS = 3  # the curve has 2^3 times as many points
 AFFINE_BYTES = 64
+COMPRESSED_BYTES = 32
 RISTRETTO_BYTES = 32
 SCALAR_BYTES = 32
 BASE_POINT = bytes.fromhex(  # x and y of the base point, of prime order
@@ -38,6 +40,14 @@ NOT_RISTRETTO = "bytes are no element of ristretto255"
 def rows_of(scalars: Sequence[int]) -> NDArray[np.uint8]:
     """Write integers as scalars. Shapes: result: uint8[n, 32], below the order."""
     return rows_from_ints((scalar % GROUP_ORDER for scalar in scalars), SCALAR_BYTES)
+
+
+def to_compressed(curve: Curve, points: Points) -> NDArray[np.uint8]:
+    """Encode points (RFC 8032, 5.1.2). Shapes: result: uint8[n, 32]."""
+    affine = curve.to_affine(points)
+    rows = affine[:, COMPRESSED_BYTES:].copy()
+    rows[:, -1] |= (affine[:, 0] & 1) << 7
+    return rows
 
 
 def base_point(curve: Curve) -> Points:
@@ -100,6 +110,13 @@ class Curve(Protocol):
 
     def to_affine(self, points: Points) -> NDArray[np.uint8]:
         """Give points out in their one affine form. Shapes: result: uint8[n, 64]."""
+
+    def from_compressed(self, rows: NDArray[np.uint8]) -> Points:
+        """Decode points (RFC 8032, 5.1.3): a square root each. Shapes: rows: uint8[n, 32]; result: Points[n].
+
+        Raises:
+            ProtocolError: a row is not the one encoding of a point of the curve. Small orders are not looked for.
+        """
 
     def from_ristretto(self, rows: NDArray[np.uint8]) -> Points:
         """Decode elements of ristretto255 (RFC 9496, 4.3.1). Shapes: rows: uint8[n, 32]; result: Points[n].

@@ -16,6 +16,7 @@ from he_processors.bignum.reference import check_index, check_rows, check_segmen
 from he_processors.bignum.rows import default_threads, ints_from_rows, row_blocks, run_blocks
 from he_processors.curve.interface import (
     AFFINE_BYTES,
+    COMPRESSED_BYTES,
     GROUP_ORDER,
     NOT_ON_CURVE,
     NOT_RISTRETTO,
@@ -171,6 +172,11 @@ class NativeCurve:
     def to_affine(self, points: NativePoints) -> NDArray[np.uint8]:
         """Give points out in their one affine form. Shapes: result: uint8[n, 64]."""
         return self._apply(_curve.to_affine, np.empty((len(points), AFFINE_BYTES), np.uint8), self._rows(points))
+
+    def from_compressed(self, rows: NDArray[np.uint8]) -> NativePoints:
+        """Decode points. Shapes: rows: uint8[n, 32]. Raises: ProtocolError unless canonical and on the curve."""
+        check_rows(rows, COMPRESSED_BYTES)
+        return self._read(_curve.from_compressed, rows, _AFFINE_WORDS, NOT_ON_CURVE)
 
     def from_ristretto(self, rows: NDArray[np.uint8]) -> NativePoints:
         """Decode elements of ristretto255. Shapes: rows: uint8[n, 32]. Raises: ProtocolError for any other bytes."""

@@ -18,6 +18,7 @@ from he_processors.bignum.reference import check_index, check_rows, check_segmen
 from he_processors.bignum.rows import ints_from_rows, less_than, rows_from_ints
 from he_processors.curve.interface import (
     AFFINE_BYTES,
+    COMPRESSED_BYTES,
     FIELD_PRIME,
     GROUP_ORDER,
     NOT_ON_CURVE,
@@ -86,6 +87,11 @@ class ReferenceCurve:
         """Give points out in their one affine form. Shapes: result: uint8[n, 64]."""
         affine = [_affine(point) for point in points]
         return np.hstack([rows_from_ints((x for x, _ in affine), 32), rows_from_ints((y for _, y in affine), 32)])
+
+    def from_compressed(self, rows: NDArray[np.uint8]) -> PointBatch:
+        """Decode points. Shapes: rows: uint8[n, 32]. Raises: ProtocolError unless canonical and on the curve."""
+        check_rows(rows, COMPRESSED_BYTES)
+        return [_with_x(*divmod(row, 1 << 255)) for row in ints_from_rows(rows)]
 
     def from_ristretto(self, rows: NDArray[np.uint8]) -> PointBatch:
         """Decode elements of ristretto255. Shapes: rows: uint8[n, 32]. Raises: ProtocolError for any other bytes."""
@@ -258,6 +264,15 @@ def _sqrt_ratio(u: int, v: int) -> tuple[bool, int]:
 
 _SQRT_AD_MINUS_ONE = -_sqrt_ratio(-_D - 1, 1)[1] % _P  # RFC 9496, 4.1, takes the negative root
 _INVSQRT_A_MINUS_D = _sqrt_ratio(1, -1 - _D)[1]
+
+
+def _with_x(odd: int, y: int) -> Point:
+    """Decode a point from y and the lowest bit of x (RFC 8032, 5.1.3)."""
+    was_square, x = _sqrt_ratio((y * y - 1) % _P, (_D * y * y + 1) % _P)
+    if y >= _P or not was_square or (odd and x == 0):
+        raise ProtocolError(NOT_ON_CURVE)
+    x = -x % _P if odd else x
+    return x, y, 1, x * y % _P
 
 
 def _decode(s: int) -> Point:

@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum.rows import random_rows_below
-from he_processors.curve.interface import AFFINE_BYTES, COFACTOR_BITS, GROUP_ORDER, Curve, Points, base_point, rows_of
+from he_processors.curve.interface import (
+    AFFINE_BYTES,
+    COFACTOR_BITS,
+    GROUP_ORDER,
+    Curve,
+    Points,
+    base_point,
+    rows_of,
+    to_compressed,
+)
 from he_processors.elgamal.encryption import ColumnBatches, DigitFormat, ElGamalPublicKey, PointColumns, by_blocks
 from he_processors.errors import ProtocolError
 from he_processors.histogram.planner import HistogramPlan
@@ -118,19 +127,20 @@ class Hider(StaysInProcess):
         return self._curve.add(self._curve.double(bins, COFACTOR_BITS), masks.columns[number])
 
 
-# Rows of points as bytes: a fixed header, then every column's points in affine form.
+# Rows of points as bytes: a fixed header, then every column's points, affine or compressed as the header says.
 #
 # The receiver states what it expects, key and content and count, and refuses anything else. Nothing in a message is
 # believed: not a length, not a point. Points of small order are points; those who add them up clear them
 # (``bin_sums``).
 #
-# Layout (little-endian): magic 4s, version u16, scheme u8, content u8, columns u8, fraction bits u8, two zero bytes,
-# max additions u64, count u64, key fingerprint 32s; then R of every row, then each C of every row, 64 bytes each.
+# Layout (little-endian): magic 4s, version u16, scheme u8, content u8, columns u8, fraction bits u8, bytes of a point
+# u8 (zero for 64), a zero byte, max additions u64, count u64, key fingerprint 32s; then R of every row, then each C of
+# every row.
 
 
 _MAGIC = b"VBEG"
 _VERSION = 1
-_HEADER = struct.Struct("<4sHBBBB2xQQ32s")
+_HEADER = struct.Struct("<4sHBBBBBxQQ32s")
 
 
 class Content(enum.Enum):
@@ -163,6 +173,7 @@ class PointHeader:
             self.content.value,
             self.n_columns,
             self.digits.fraction_bits,
+            self.digits.point_bytes % AFFINE_BYTES,
             self.digits.max_additions,
             self.count,
             bytes.fromhex(self.public_key.fingerprint),
@@ -171,7 +182,7 @@ class PointHeader:
     @property
     def message_bytes(self) -> int:
         """Return the length of the whole message."""
-        return _HEADER.size + self.count * self.n_columns * AFFINE_BYTES
+        return _HEADER.size + self.count * self.n_columns * self.digits.point_bytes
 
 
 def encode_points(header: PointHeader, curve: Curve, rows: PointColumns) -> bytes:
@@ -184,7 +195,7 @@ def encode_points(header: PointHeader, curve: Curve, rows: PointColumns) -> byte
     """
     if len(rows) != header.count or len(rows.columns) != header.n_columns:
         raise ValueError("the rows differ from the header")
-    return join_message(header, [curve.to_affine(column).tobytes() for column in rows.columns])
+    return join_message(header, [write_column(header.digits, curve, column).tobytes() for column in rows.columns])
 
 
 def decode_points(message: bytes | memoryview, expected: PointHeader, curve: Curve) -> PointColumns:
@@ -198,7 +209,7 @@ def decode_points(message: bytes | memoryview, expected: PointHeader, curve: Cur
 
 
 def open_message(message: bytes | memoryview, expected: PointHeader) -> NDArray[np.uint8]:
-    """Check all of a message but its points. Shapes: result: uint8[n_columns, count, 64].
+    """Check all of a message but its points. Shapes: result: uint8[n_columns, count, point_bytes].
 
     Raises:
         ProtocolError: the header differs from ``expected`` in any bit, or the length is not exact.
@@ -208,14 +219,20 @@ def open_message(message: bytes | memoryview, expected: PointHeader) -> NDArray[
     if bytes(message[: _HEADER.size]) != expected.to_bytes():
         raise ProtocolError("a message of points is for another key, format, content or count")
     body = np.frombuffer(message, dtype=np.uint8, offset=_HEADER.size)
-    return body.reshape(expected.n_columns, expected.count, AFFINE_BYTES)
+    return body.reshape(expected.n_columns, expected.count, expected.digits.point_bytes)
 
 
 def read_rows(body: NDArray[np.uint8], curve: Curve, rows: slice) -> PointColumns:
     """Read some rows of a message that was opened. Raises: ProtocolError, if a point of these rows is none."""
-    return PointColumns(tuple(curve.from_affine(column[rows]) for column in body))
+    read = curve.from_affine if body.shape[2] == AFFINE_BYTES else curve.from_compressed
+    return PointColumns(tuple(read(column[rows]) for column in body))
+
+
+def write_column(digits: DigitFormat, curve: Curve, column: Points) -> NDArray[np.uint8]:
+    """Give points out as messages of a format hold them. Shapes: result: uint8[n, point_bytes]."""
+    return curve.to_affine(column) if digits.point_bytes == AFFINE_BYTES else to_compressed(curve, column)
 
 
 def join_message(header: PointHeader, columns: Sequence[bytes | memoryview]) -> bytes:
-    """Make a message of columns in affine form, or of their pieces in order."""
+    """Make a message of columns as ``write_column`` gives them, or of their pieces in order."""
     return b"".join([header.to_bytes(), *columns])

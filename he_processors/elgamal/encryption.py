@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
 from he_processors.bignum.rows import random_rows_below, row_blocks, run_blocks
-from he_processors.curve.interface import AFFINE_BYTES, GROUP_ORDER, Curve, FixedBase, Points, base_point, rows_of
+from he_processors.curve.interface import (
+    AFFINE_BYTES,
+    COMPRESSED_BYTES,
+    GROUP_ORDER,
+    Curve,
+    FixedBase,
+    Points,
+    base_point,
+    rows_of,
+)
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words
 from he_processors.fixed_point import IntegerRange, PairFormat
@@ -130,13 +139,17 @@ def generate_elgamal_key(n_messages: int, curve: Curve, source: RandomSource = O
 #
 # With 40 fraction bits an encoded value is two digits of base 2^20, the lower one in [-2^19, 2^19) and the upper one in
 # [-2^20, 2^20]. Digits are added bin by bin, each by itself, and never carried: the sums are joined when they are
-# decoded. With 14 fraction bits one digit is enough, and a float32 gradient is rounded.
+# decoded. With 20 fraction bits one digit is enough, and a float32 gradient is rounded. Sums that are noised have 14:
+# their noise is as many steps as it has to be, and steps of a finer format would only make the search longer.
 
 
 EXACT_FRACTION_BITS = 40
 """Every float32 gradient of at least 2^-16 of its bound is encoded without rounding."""
-SHORT_FRACTION_BITS = 14
-FRACTION_BITS = (EXACT_FRACTION_BITS, SHORT_FRACTION_BITS)
+SHORT_FRACTION_BITS = 20
+NOISED_FRACTION_BITS = 14
+FRACTION_BITS = (EXACT_FRACTION_BITS, SHORT_FRACTION_BITS, NOISED_FRACTION_BITS)
+POINT_BYTES = (AFFINE_BYTES, COMPRESSED_BYTES)
+"""A point of a message: both coordinates, or y and the lowest bit of x."""
 DIGIT_BITS = WORD_BITS
 _HALF = 1 << (DIGIT_BITS - 1)
 _MAX_ROWS = 1 << 31  # rows are numbered by int32
@@ -148,25 +161,32 @@ class DigitFormat(PairFormat):
 
     Units:    encoded integers count 2^-fraction_bits.
     Capacity: any number of rows below 2^31.
+
+    Attributes:
+        point_bytes: of a point in messages, one of ``POINT_BYTES``.
     """
 
+    point_bytes: int = AFFINE_BYTES
+
     @classmethod
-    def of(cls, fraction_bits: int, n_rows: int, tails: tuple[int, int] = (0, 0)) -> DigitFormat:
+    def of(
+        cls, fraction_bits: int, n_rows: int, tails: tuple[int, int] = (0, 0), point_bytes: int = AFFINE_BYTES
+    ) -> DigitFormat:
         """Return the format of a table.
 
         Args:
             tails: see ``PairFormat``; noise on sums needs values of one digit.
 
         Raises:
-            ConfigurationError: other fraction bits, or too many rows.
+            ConfigurationError: other fraction bits or bytes of a point, or too many rows.
         """
-        if fraction_bits not in FRACTION_BITS:
-            raise ConfigurationError(f"elgamal encodes {EXACT_FRACTION_BITS} or {SHORT_FRACTION_BITS} fraction bits")
+        if fraction_bits not in FRACTION_BITS or point_bytes not in POINT_BYTES:
+            raise ConfigurationError(f"elgamal has fraction bits of {FRACTION_BITS} and points of {POINT_BYTES} bytes")
         if n_rows >= _MAX_ROWS:
             raise ConfigurationError(f"{n_rows} rows are more than a vertical job may have: fewer than {_MAX_ROWS}")
-        if any(tails) and fraction_bits != SHORT_FRACTION_BITS:
-            raise ConfigurationError(f"noised sums under elgamal have {SHORT_FRACTION_BITS} fraction bits: one digit")
-        return cls(fraction_bits, max(n_rows, 1), g_bound=1.0, h_low=0.0, h_high=1.0, tails=tails)
+        if any(tails) and fraction_bits != NOISED_FRACTION_BITS:
+            raise ConfigurationError(f"noised sums under elgamal have {NOISED_FRACTION_BITS} fraction bits: one digit")
+        return cls(fraction_bits, max(n_rows, 1), 1.0, 0.0, 1.0, tails, point_bytes)
 
     @property
     def n_digits(self) -> int:

@@ -684,8 +684,10 @@ class VerticalXGBRecipe(JobRecipe):
         profile: ``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent.
         key_bits: Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength
             always.
-        fraction_bits: Bits of gradients under ``elgamal``: 40 for the centralized model, or 14, which is cheaper and
-            another model.
+        fraction_bits: Bits of gradients under ``elgamal``: 40 for the centralized model, or 20, which is cheaper and
+            another model; 14 in preset ``noised``, and only there.
+        point_bytes: Bytes of a point under ``elgamal``: 64, or 32, which halves the traffic and costs a square root for
+            each point that is read. The model is the same. ``veilboost plan`` says for which lines it pays.
         preset: ``guarded``; ``exact``, which equals centralized training; or ``noised``, whose sums are differentially
             private given the split bits. Parties refuse ``exact`` and ``noised`` unless they consent.
         epsilon: Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's
@@ -742,6 +744,7 @@ class VerticalXGBRecipe(JobRecipe):
         profile: str = ...,
         key_bits: int = ...,
         fraction_bits: int = ...,
+        point_bytes: int = ...,
         preset: str = ...,
         epsilon: float | None = ...,
         delta: float | None = ...,

@@ -128,7 +128,9 @@ PROGRAMS = (
         FORMS=("passes",),
     ),
     _program("bench_tags --rounds 2", "masks_over_untagged"),
-    _program("bench_vertical --shape quick --only elgamal_14 --rounds 1 --bins 16", "elgamal_14/identical_to_central"),
+    _program(
+        "bench_vertical --shape quick --only elgamal_20_32 --rounds 1 --bins 16", "elgamal_20_32/identical_to_central"
+    ),
     _program("bin_attack_rates DATA", "breast/exact breast/curve", TABLES=_one_small_tree),
     _program("cluster_horizontal --rows 20000 --features 4 --rounds 2 --workers 0 1", "", "distributed"),
     _program("cluster_tuning --rows 20000 --features 4 --rounds 2 --trials 2 --folds 2", "same_scores", "distributed"),

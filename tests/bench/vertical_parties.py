@@ -33,7 +33,7 @@ from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import histogram_maker as makers
 from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, VerticalTraining
 from nvflare_plugins.kinds.vertical.guards import Guard
-from nvflare_plugins.kinds.vertical.histogram_maker import PointPairs, histogram_maker
+from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, PointPairs, histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import (
     ClearGradientOwner,
@@ -131,12 +131,12 @@ class StageClock:
         return call
 
 
-def run_vertical(workload: Workload, scheme: str, size: int, guarded: bool = False) -> VerticalRun:
+def run_vertical(workload: Workload, scheme: str, size: int | tuple[int, int], guarded: bool = False) -> VerticalRun:
     """Train with one process for each party.
 
     Args:
         scheme: "paillier", "elgamal" or "plain".
-        size: the key's length, or elgamal's fraction bits.
+        size: the key's length, or elgamal's fraction bits and bytes of a point.
         guarded: the passive parties count what they give, and keep what their rules do not let go.
     """
     pipes, processes = [], []
@@ -146,7 +146,7 @@ def run_vertical(workload: Workload, scheme: str, size: int, guarded: bool = Fal
             theirs,
             workload.part(number),
             workload.params.get("max_bin", 256),
-            scheme,
+            (scheme, size),
             workload.num_rounds,
             guarded,
         )
@@ -213,8 +213,15 @@ class _PipeLink:
 
 
 def _passive_process(
-    pipe: Connection, columns: NDArray[np.float32], max_bin: int, scheme: str, num_rounds: int, guarded: bool
+    pipe: Connection,
+    columns: NDArray[np.float32],
+    max_bin: int,
+    encryption: tuple[str, int | tuple[int, int]],
+    num_rounds: int,
+    guarded: bool,
 ) -> None:
+    scheme, size = encryption
+    form = PairsForm(point_bytes=size[1]) if scheme == "elgamal" else PairsForm()
     clock = StageClock()
     makers.sum_bins = clock.timed("histogram", makers.sum_bins)
     makers.pack_and_hide = clock.timed("pack", makers.pack_and_hide)
@@ -223,8 +230,10 @@ def _passive_process(
     makers.plan_level = clock.timed("histogram", makers.plan_level)
     PointPairs.finish = clock.timed("hide", PointPairs.finish)
 
-    maker = ClearHistogramMaker() if scheme == "plain" else histogram_maker(from_bytes(pipe.recv_bytes()), len(columns))
-    if scheme == "plain":
+    if scheme != "plain":
+        maker = histogram_maker(from_bytes(pipe.recv_bytes()), len(columns), form=form)
+    else:
+        maker = ClearHistogramMaker()
         maker.sum_bins = clock.timed("histogram", maker.sum_bins)
     names = [f"x{j}" for j in range(columns.shape[1])]
     guard = _guard(len(columns), scheme, clock) if guarded else None
@@ -334,11 +343,11 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     )
 
 
-def _owner(scheme: str, size: int, n_rows: int):
+def _owner(scheme: str, size: int | tuple[int, int], n_rows: int):
     if scheme == "plain":
         return ClearGradientOwner(pair_format(n_rows))
     if scheme == "elgamal":
-        return elgamal_owner(DigitFormat.of(size, n_rows))
+        return elgamal_owner(DigitFormat.of(size[0], n_rows, point_bytes=size[1]))
     return gradient_owner(generate_paillier_key(size), pair_format(n_rows))
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.curve import registry
-from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER, Curve, Points
+from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER, Curve, Points, to_compressed
 from he_processors.errors import ProtocolError
 from tests.support.curve_toys import (
     REFERENCE,
@@ -305,6 +305,7 @@ def test_shapes_that_do_not_fit_are_refused(curve: Curve) -> None:
         lambda: curve.fixed_base(curve.identity(1)).mul(np.zeros((2, 0), np.uint8)),
         lambda: curve.from_affine(np.zeros((2, 63), np.uint8)),
         lambda: curve.from_affine(np.zeros((2, 64), np.int64)),
+        lambda: curve.from_compressed(narrow),
         lambda: curve.from_ristretto(narrow),
         lambda: curve.from_uniform(np.zeros((2, 65), np.uint8)),
     ]
@@ -318,6 +319,7 @@ def test_empty_batches(curve: Curve) -> None:
     no_rows, no_scalars = np.zeros(0, np.int32), np.zeros((0, 32), np.uint8)
     results = [
         curve.from_affine(np.zeros((0, 64), np.uint8)),
+        curve.from_compressed(no_scalars),
         curve.from_ristretto(no_scalars),
         curve.from_uniform(np.zeros((0, 64), np.uint8)),
         curve.take(curve.identity(1), np.zeros(0, np.int64)),
@@ -329,7 +331,7 @@ def test_empty_batches(curve: Curve) -> None:
         curve.mul(none, no_scalars),
         *curve.mul_by_each(none, np.ones((2, 32), np.uint8)),
     ]
-    assert [len(result) for result in results] == [0] * 12
+    assert [len(result) for result in results] == [0] * 13
     assert curve.to_affine(none).shape == (0, 64) and curve.to_ristretto(none).shape == (0, 32)
     assert len(curve.equal(none, none)) == len(curve.y_words(none)[0]) == 0
     empty_segments = curve.segsum(none, no_rows, np.zeros(4, np.int64))
@@ -347,6 +349,7 @@ def test_field_elements_at_the_edges_of_every_radix(curve: Curve) -> None:
     assert same(curve, curve.from_uniform(uniform), REFERENCE.from_uniform(uniform))
     for row in values:
         assert _taken_ristretto(curve, row[None]) == _taken_ristretto(REFERENCE, row[None])
+        assert _taken_compressed(curve, row[None]) == _taken_compressed(REFERENCE, row[None])
 
 
 def hostile_affine() -> list[NDArray[np.uint8]]:
@@ -364,6 +367,11 @@ def test_hostile_points_are_refused_in_every_lane(curve: Curve, lane: int) -> No
         with pytest.raises(ProtocolError):
             curve.from_affine(np.concatenate([good[:lane], bad, good[lane + 1 :]]))
     curve.from_affine(good)
+    short = to_compressed(curve, curve.from_affine(good))
+    assert np.array_equal(curve.to_affine(curve.from_compressed(short)), good)
+    for y in (2, FIELD_PRIME, FIELD_PRIME + 1, 1 | 1 << 255, (FIELD_PRIME - 1) | 1 << 255, 2**256 - 1):
+        with pytest.raises(ProtocolError):
+            curve.from_compressed(np.concatenate([short[:lane], rows_from_ints([y], 32), short[lane + 1 :]]))
 
 
 def test_both_signs_of_x_are_points_and_stay_apart(curve: Curve) -> None:
@@ -386,10 +394,12 @@ def test_any_bytes_are_taken_or_refused_as_by_the_reference(junk: bytes, kind: i
         rows[0, junk[0] % 64] ^= flip
     expected = _taken(REFERENCE, rows)
     expected_ristretto = _taken_ristretto(REFERENCE, rows[:, :32])
+    expected_compressed = _taken_compressed(REFERENCE, rows[:, :32])
     for name in BACKENDS:
         curve = registry.load_backend(name)
         assert _taken(curve, rows) == expected
         assert _taken_ristretto(curve, rows[:, :32]) == expected_ristretto
+        assert _taken_compressed(curve, rows[:, :32]) == expected_compressed
         uniform = curve.to_affine(curve.from_uniform(rows))
         assert np.array_equal(uniform, REFERENCE.to_affine(REFERENCE.from_uniform(rows)))
 
@@ -399,6 +409,15 @@ def _taken(curve: Curve, rows: NDArray[np.uint8]) -> bytes | None:
         return curve.to_affine(curve.double(curve.from_affine(rows), 1)).tobytes()
     except ProtocolError:
         return None
+
+
+def _taken_compressed(curve: Curve, rows: NDArray[np.uint8]) -> bytes | None:
+    try:
+        points = curve.from_compressed(rows)
+    except ProtocolError:
+        return None
+    assert np.array_equal(to_compressed(curve, points), rows), "a point has one encoding"
+    return curve.to_affine(points).tobytes()
 
 
 def _taken_ristretto(curve: Curve, rows: NDArray[np.uint8]) -> bytes | None:

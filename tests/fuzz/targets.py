@@ -216,7 +216,7 @@ def _elements() -> Target:
     return Target(parse, points, most=128)
 
 
-def _affine() -> Target:
+def _points_of(size: int) -> Target:
     import numpy as np
 
     from he_processors.curve.registry import available_backends, load_backend
@@ -224,11 +224,11 @@ def _affine() -> Target:
     curves = [load_backend(name) for name in available_backends()]
 
     def parse(data: bytes) -> None:
-        rows = np.frombuffer(data[: len(data) // 64 * 64], np.uint8).reshape(-1, 64)[:4]
+        rows = np.frombuffer(data[: len(data) // size * size], np.uint8).reshape(-1, size)[:4]
         said = []
         for curve in curves:
             try:
-                points = curve.from_affine(rows)
+                points = (curve.from_affine if size == 64 else curve.from_compressed)(rows)
                 said.append(curve.to_affine(curve.add(points, points)).tobytes() + curve.to_affine(points).tobytes())
             except ProtocolError:
                 said.append(b"no")
@@ -236,7 +236,7 @@ def _affine() -> Target:
             raise AssertionError("the backends disagree")
 
     data = [blob(given["data"]) for given in of_format("elgamal key")]
-    points = [one[7 + 64 * i : 71 + 64 * i] for one in data for i in range(2) if len(one) >= 71 + 64 * i]
+    points = [one[71 + 64 * i - size : 71 + 64 * i] for one in data for i in range(2) if len(one) >= 71 + 64 * i]
     return Target(parse, [*points, *(b"".join(points[i : i + 3]) for i in range(6))], most=256)
 
 
@@ -360,7 +360,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "elgamal key": _vectors("elgamal key"),
     "points": _vectors("points"),
     "element": _elements,
-    "affine point": _affine,
+    "affine point": lambda: _points_of(64),
+    "compressed point": lambda: _points_of(32),
     "evidence": _vectors("evidence", "log", 1 << 14),
     "evidence head": _direct("head", parser("nvflare_plugins.evidence.format:SignedHead.from_bytes")),
     "dossier": _dossier,

@@ -266,6 +266,7 @@ _COUNTS = {
     },
     "_curve": {
         "from_affine": 3,
+        "from_compressed": 3,
         "from_ristretto": 3,
         "from_uniform": 3,
         "to_affine": 3,

@@ -82,14 +82,19 @@ def test_sampling_and_early_stopping(parties):
     assert same(merged(parties), reference)
 
 
-def test_fourteen_bits_train_and_say_that_the_model_is_another(parties):
-    succeed(run(parties, job(**ELGAMAL, fraction_bits=14, num_rounds=2)))
+def test_short_points_give_the_centralized_model(parties):
+    succeed(run(parties, job(**ELGAMAL, point_bytes=32, num_rounds=2)))
+    assert same(merged(parties), central(TRAIN, 2))
+
+
+def test_twenty_bits_train_and_say_that_the_model_is_another(parties):
+    succeed(run(parties, job(**ELGAMAL, fraction_bits=20, point_bytes=32, num_rounds=2)))
     assert not same(merged(parties), central(TRAIN, 2)), "the control: leaves of rounded gradients differ"
     assert "not the model of centralized training" in json.dumps(record(parties, "site-1"))
     assert "not the centralized model" in "\n".join(parties.said["site-1"])
 
 
-@pytest.mark.parametrize(("changes", "digits"), [({}, 2), ({"fraction_bits": 14}, 1)])
+@pytest.mark.parametrize(("changes", "digits"), [({}, 2), ({"fraction_bits": 20}, 1)])
 def test_guards_count_what_the_active_party_sees(tmp_path, changes, digits):
     charged = {}
     for name, profile in (("plain", {"profile": "plain"}), ("elgamal", {**ELGAMAL, **changes})):
@@ -147,7 +152,7 @@ def announced(monkeypatch, change) -> None:
         (lambda owner: {"public_key": owner.setup().public_key[:-1]}, "no elgamal key"),
         (lambda owner: {"public_key": owner.setup().public_key[:-64] + bytes(64)}, "no point of the curve"),
         (lambda owner: {"public_key": owner.setup().public_key[:-32] + b"\1" + bytes(31)}, "no point of the curve"),
-        (lambda owner: {"fraction_bits": 14}, "fraction bits"),
+        (lambda owner: {"fraction_bits": 20}, "fraction bits"),
         (lambda owner: {"scheme": 1}, "another scheme"),
         (lambda owner: {"max_additions": 299}, "number of rows"),
     ],

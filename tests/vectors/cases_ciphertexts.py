@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from he_processors.bignum.rows import byte_width
-from he_processors.curve.interface import BASE_POINT, FIELD_PRIME
+from he_processors.curve.interface import FIELD_PRIME, base_point
 from he_processors.curve.registry import open_curve
+from he_processors.elgamal.bin_sums import write_column
 from he_processors.elgamal.encryption import generate_elgamal_key
 from he_processors.key_bytes import public_key_to_bytes
 from he_processors.ring_ciphertexts import KeyFacts, RingScheme
@@ -137,8 +138,7 @@ def _additive() -> Iterator[Case]:
 
 def _elgamal() -> Iterator[Case]:
     curve = open_curve()
-    torsion = bytes(32) + (FIELD_PRIME - 1).to_bytes(32, "little")  # (0, -1), of order 2
-    for n_messages, fraction_bits in ((2, 14), (4, 40)):
+    for n_messages in (2, 4):
         key = generate_elgamal_key(n_messages, curve, SeededRandomness(n_messages)).public_key
         data = key.to_bytes()
         name = f"elgamal key of {n_messages}"
@@ -150,32 +150,58 @@ def _elgamal() -> Iterator[Case]:
             "three points": at(data, 6, b"\3"),
             "off the curve": flipped(data, 7),
             "neutral point": at(data, 7, bytes(32) + b"\1" + bytes(31)),
-            "small order": at(data, 7, torsion),
+            "small order": at(data, 7, _TORSION[64]),
         }
         yield from damages(name, "elgamal key", {}, changes)
-        for content in ("PAIRS", "BINS"):
-            given = {"key": data.hex(), "content": content, "fraction_bits": fraction_bits, "max_additions": 500}
-            given["count"] = 2
-            header = product_parties.point_header(given)
-            scalars = np.zeros((header.n_columns * 2, 32), np.uint8)
-            scalars[:, 0] = np.arange(1, len(scalars) + 1)
-            base = curve.from_affine(np.frombuffer(BASE_POINT, np.uint8)[None])
-            points = curve.to_affine(curve.fixed_base(base).mul(scalars)).tobytes()
-            good = header.to_bytes() + points
-            start = len(header.to_bytes())
-            name = f"points of {n_messages}, {content}"
-            yield name, "points", {**given, "data": good.hex()}
-            yield f"{name}: small order", "points", {**given, "data": at(good, start, torsion).hex()}
-            above = (FIELD_PRIME + 1).to_bytes(32, "little")
-            changes = {
-                **cut_and_longer(good),
-                "off the curve": flipped(good, start),
-                "above the prime": at(good, start, bytes(32) + above),
-                "another key": flipped(good, start - 1),
-                "another count": flipped(good, 20),
-                "content": flipped(good, 7),
+        for fraction_bits, point_bytes in _POINTS[n_messages]:
+            yield from _points(data, fraction_bits, point_bytes)
+
+
+_POINTS = {2: ((14, 64), (20, 64), (20, 32)), 4: ((40, 64), (40, 32))}
+"""Points of a key -> fraction bits and bytes of a point."""
+_TORSION = {64: bytes(32) + (FIELD_PRIME - 1).to_bytes(32, "little"), 32: (FIELD_PRIME - 1).to_bytes(32, "little")}
+"""The point (0, -1), of order 2."""
+_ABOVE = (FIELD_PRIME + 1).to_bytes(32, "little")
+
+
+def _points(key: bytes, fraction_bits: int, point_bytes: int) -> Iterator[Case]:
+    curve = open_curve()
+    n_messages = (len(key) - 7) // 64
+    further = (
+        f", {fraction_bits} bits, {point_bytes} bytes"
+        if (point_bytes, fraction_bits) not in ((64, 14), (64, 40))
+        else ""
+    )
+    for content in ("PAIRS", "BINS"):
+        given: dict[str, Any] = {"key": key.hex(), "content": content, "fraction_bits": fraction_bits}
+        given |= {"point_bytes": point_bytes, "max_additions": 500, "count": 2}
+        header = product_parties.point_header(given)
+        scalars = np.zeros((header.n_columns * 2, 32), np.uint8)
+        scalars[:, 0] = np.arange(1, len(scalars) + 1)
+        good = (
+            header.to_bytes()
+            + write_column(header.digits, curve, curve.fixed_base(base_point(curve)).mul(scalars)).tobytes()
+        )
+        start = len(header.to_bytes())
+        name = f"points of {n_messages}, {content}{further}"
+        yield name, "points", {**given, "data": good.hex()}
+        yield f"{name}: small order", "points", {**given, "data": at(good, start, _TORSION[point_bytes]).hex()}
+        changes = {
+            **cut_and_longer(good),
+            "off the curve": flipped(good, start),
+            "above the prime": at(good, start, bytes(32) + _ABOVE),
+            "another key": flipped(good, start - 1),
+            "another count": flipped(good, 20),
+            "content": flipped(good, 7),
+            "bytes of a point": flipped(good, 10),
+        }
+        if point_bytes == 32:
+            changes |= {
+                "off the curve": at(good, start, b"\2" + bytes(31)),
+                "above the prime": at(good, start, _ABOVE),
+                "no x to be odd": at(good, start, b"\1" + bytes(30) + b"\x80"),
             }
-            yield from damages(name, "points", given, changes)
+        yield from damages(name, "points", given, changes)
 
 
 def cases() -> Iterator[Case]:

@@ -73,7 +73,7 @@ def _elgamal_key(given: Given) -> Gives:
 def point_header(given: Given) -> PointHeader:
     """Return the header that the receiver of a vector's points expects."""
     key = ElGamalPublicKey.from_bytes(blob(given["key"]), open_curve())
-    digits = DigitFormat.of(given["fraction_bits"], given["max_additions"])
+    digits = DigitFormat.of(given["fraction_bits"], given["max_additions"], point_bytes=given["point_bytes"])
     return PointHeader(key, PointContent[given["content"]], digits, given["count"])
 
 

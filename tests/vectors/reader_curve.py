@@ -54,6 +54,13 @@ def affine(data: bytes) -> Point:
     return x, y, 1, x * y % Q
 
 
+def compressed(data: bytes) -> Point:
+    odd, y = divmod(int.from_bytes(data, "little"), 2**255)
+    is_square, x = _sqrt_ratio(y * y - 1, D * y * y + 1)
+    require(y < Q and is_square and (x > 0 or not odd))
+    return affine(((Q - x) % Q if odd else x).to_bytes(32, "little") + y.to_bytes(32, "little"))
+
+
 BASE = affine(bytes.fromhex("1ad5258f602d56c9b2a7259560c72c695cdcd6fd31e2a4c0fe536ecdd3366921" + "58" + "66" * 31))
 
 

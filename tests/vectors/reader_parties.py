@@ -183,15 +183,20 @@ def points(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
     c.head(b"VBEG", code="H")
     content = {"PAIRS": 1, "BINS": 2}[given["content"]]
-    due = (3, content, 1 + n, {2: 14, 4: 40}[n], 0, given["max_additions"], given["count"])
-    require(tuple(c.number(code) for code in "BBBBHQQ") == due)
+    size, bits = given["point_bytes"], given["fraction_bits"]
+    require(bits in {2: (14, 20), 4: (40,)}[n])
+    due = (3, content, 1 + n, bits, {64: 0, 32: 32}[size], 0, given["max_additions"], given["count"])
+    require(tuple(c.number(code) for code in "BBBBBBQQ") == due)
     require(c.take(32).hex() == key["fingerprint"])
-    columns = [[c.take(64) for _ in range(given["count"])] for _ in range(1 + n)]
+    columns = [[c.take(size) for _ in range(given["count"])] for _ in range(1 + n)]
     c.end()
-    for column in columns:
-        for point in column:
-            reader_curve.affine(point)
-    return {"columns": [[point.hex() for point in column] for column in columns]}
+    read = {64: reader_curve.affine, 32: reader_curve.compressed}[size]
+    found = [[read(point) for point in column] for column in columns]
+    return {
+        "columns": [
+            [f"{x.to_bytes(32, 'little').hex()}{y.to_bytes(32, 'little').hex()}" for x, y, *_ in one] for one in found
+        ]
+    }
 
 
 def block(given: Given) -> Any:

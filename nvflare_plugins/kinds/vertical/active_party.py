@@ -584,7 +584,11 @@ class ActiveSite:
         if not job.is_encrypted:
             return "gradients go to the passive parties in the clear, as the job and all policies say"
         if job.key_length is None:
-            loss = "" if job.is_exact else "; gradients are rounded to 14 bits: not the centralized model"
+            loss = (
+                ""
+                if job.is_exact
+                else f"; gradients are rounded to {job.fraction_bits} bits: not the centralized model"
+            )
             return f"made an {job.profile} key of 128-bit strength for this job{loss}"
         return f"made a {job.profile} key of {job.key_length} bits for this job"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout
@@ -88,7 +87,7 @@ class MessageSizes:
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, n_rows).n_messages
-            return cls(tuple(set_rows), n_points * AFFINE_BYTES, 1, trees_per_round, limits)
+            return cls(tuple(set_rows), n_points * job.point_bytes, 1, trees_per_round, limits)
         packing = PackingLayout.fit(pairs, job.key_bits - 2)
         return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -402,7 +402,7 @@ class PointPairs(StaysInProcess, ProtectedPairs):
         self._pool.use(n_slots)
         masks = self._hider.draw(n_slots)
         hidden = [self._hider.hide(number, bins, masks) for number, bins in enumerate(sums)]
-        return [self._curve.to_affine(column).tobytes() for column in hidden]
+        return [bin_sums.write_column(self._digits, self._curve, column).tobytes() for column in hidden]
 
     def prepare(self, *, is_last: bool) -> bool:
         return self._pool.prepare(is_last=is_last)
@@ -417,16 +417,36 @@ class PointPairs(StaysInProcess, ProtectedPairs):
         return self._curve.from_affine(np.frombuffer(data, dtype=np.uint8).reshape(-1, AFFINE_BYTES))
 
 
+class PairsForm(NamedTuple):
+    """What the job says of pairs, beside the announcement.
+
+    Attributes:
+        tails: of the noise on sums (``PairFormat``); (0, 0) for exact sums.
+        point_bytes: of a point in messages, under elgamal.
+    """
+
+    tails: tuple[int, int] = (0, 0)
+    point_bytes: int = AFFINE_BYTES
+
+    @classmethod
+    def of(cls, pairs: PairFormat) -> PairsForm:
+        """Return the form of a format that was opened."""
+        return cls(pairs.tails, getattr(pairs, "point_bytes", AFFINE_BYTES))
+
+
+EXACT_PAIRS = PairsForm()
+
+
 def read_elgamal_setup(
-    setup: TrainingSetup, backend: str = AUTO, tails: tuple[int, int] = (0, 0)
+    setup: TrainingSetup, backend: str = AUTO, form: PairsForm = EXACT_PAIRS
 ) -> tuple[encryption.ElGamalPublicKey, encryption.DigitFormat, Curve]:
     """Read an announcement. Raises: ProtocolError: it holds another number format, or no usable key."""
     if setup.fraction_bits not in encryption.FRACTION_BITS or (
-        any(tails) and setup.fraction_bits != encryption.SHORT_FRACTION_BITS
+        any(form.tails) and setup.fraction_bits != encryption.NOISED_FRACTION_BITS
     ):
         raise ProtocolError("the active party announced a number format that elgamal does not have")
     curve = require_curve(backend)
-    digits = encryption.DigitFormat.of(setup.fraction_bits, setup.max_additions, tails)
+    digits = encryption.DigitFormat.of(setup.fraction_bits, setup.max_additions, *form)
     public_key = encryption.ElGamalPublicKey.from_bytes(setup.public_key, curve)
     if public_key.n_messages != digits.n_messages:
         raise ProtocolError("the public key has another number of points than the format has digits")
@@ -537,7 +557,7 @@ def histogram_maker(
     backend: str = registry.AUTO,
     allow_toy_keys: bool = False,
     timer: Timer = untimed,
-    tails: tuple[int, int] = (0, 0),
+    form: PairsForm = EXACT_PAIRS,
 ) -> HistogramMaker:
     """Open a passive party's half from the active party's announcement.
 
@@ -546,7 +566,7 @@ def histogram_maker(
         allow_clear: accept gradients in the clear; only where the job names `plain` and the party's policy allows it.
         allow_toy_keys: accept keys that protect nothing; True in tests only.
         timer: measures the stages of the half; at workers "histogram" is all of a level's sums.
-        tails: of the noise on sums (``PairFormat``), as the job says; (0, 0) for exact sums.
+        form: of pairs, as the job says.
 
     Raises:
         ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
@@ -556,7 +576,7 @@ def histogram_maker(
         raise ProtocolError("the active party announced another number of rows")
     if setup.scheme == CLEAR_CODE and (not allow_clear or setup.public_key):
         raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
-    terms = (backend, allow_toy_keys, tails)
+    terms = (backend, allow_toy_keys, (form.tails, form.point_bytes))
     if workers is None:
         return HistogramMaker(announced_pairs(setup, *terms), timer)
     return ShardedHistogramMaker(setup, workers, terms, timer)
@@ -566,12 +586,12 @@ def announced_pairs(
     setup: TrainingSetup,
     backend: str = registry.AUTO,
     allow_toy_keys: bool = False,  # noqa: FBT001, FBT002 - workers get these terms as a tuple
-    tails: tuple[int, int] = (0, 0),
+    form: tuple[tuple[int, int], int] = EXACT_PAIRS,
 ) -> ProtectedPairs:
     """Return what computes with pairs of the announced form; see ``histogram_maker``. Raises: ProtocolError."""
     if setup.scheme == Scheme.ELGAMAL.value:
-        return PointPairs(*read_elgamal_setup(setup, backend, tails))
-    announced = announced_format(setup, tails)
+        return PointPairs(*read_elgamal_setup(setup, backend, PairsForm(*form)))
+    announced = announced_format(setup, form[0])
     if setup.scheme == CLEAR_CODE:
         return ClearPairs(announced, announced.n_words)
     return CiphertextPairs(
@@ -617,7 +637,7 @@ class SumShard(WorkerPart):
     def __init__(
         self,
         setup: tuple[int, int, int, bytes],
-        terms: tuple[str, bool, tuple[int, int]],
+        terms: tuple[str, bool, tuple[tuple[int, int], int]],
         codes: BinCodes,
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; terms: the further ones of ``announced_pairs``.
@@ -703,7 +723,7 @@ class ShardedHistogramMaker(HistogramMaker):
     """Has workers add the pairs of their rows into bins. One training at a time."""
 
     def __init__(
-        self, setup: TrainingSetup, workers: Workers, terms: tuple[str, bool, tuple[int, int]], timer: Timer
+        self, setup: TrainingSetup, workers: Workers, terms: tuple[str, bool, tuple[tuple[int, int], int]], timer: Timer
     ) -> None:
         """Args: terms: the further arguments of ``announced_pairs``; timer: "histogram" is all of a level's sums."""
         super().__init__(announced_pairs(setup, *terms), timer)

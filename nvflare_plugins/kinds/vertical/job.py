@@ -11,7 +11,15 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator
 
 from he_processors.additive_schemes import security_bits
-from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, FRACTION_BITS, SHORT_FRACTION_BITS, DigitFormat
+from he_processors.curve.interface import AFFINE_BYTES
+from he_processors.elgamal.encryption import (
+    EXACT_FRACTION_BITS,
+    FRACTION_BITS,
+    NOISED_FRACTION_BITS,
+    POINT_BYTES,
+    SHORT_FRACTION_BITS,
+    DigitFormat,
+)
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
 from nvflare_plugins.base.checks import expect, not_misspelt
@@ -116,7 +124,13 @@ class VerticalJob(JobDocument):
     key_bits: Annotated[Whole, Ge(2048)] = 3072
     """Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength always."""
     fraction_bits: Annotated[int, OneOf(*FRACTION_BITS)] = EXACT_FRACTION_BITS
-    """Bits of gradients under ``elgamal``: 40 for the centralized model, or 14, which is cheaper and another model."""
+    """Bits of gradients under ``elgamal``: 40 for the centralized model, or 20, which is cheaper and another model;
+    14 in preset ``noised``, and only there.
+    """
+    point_bytes: Annotated[int, OneOf(*POINT_BYTES)] = AFFINE_BYTES
+    """Bytes of a point under ``elgamal``: 64, or 32, which halves the traffic and costs a square root for each point
+    that is read. The model is the same. ``veilboost plan`` says for which lines it pays.
+    """
     preset: Annotated[str, OneOf(Preset)] = Preset.GUARDED.value
     """``guarded``; ``exact``, which equals centralized training; or ``noised``, whose sums are differentially private
     given the split bits. Parties refuse ``exact`` and ``noised`` unless they consent.
@@ -201,7 +215,14 @@ class VerticalJob(JobDocument):
             )
         if self.fraction_bits != EXACT_FRACTION_BITS:
             expect("fraction_bits is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
-            expect("weight needs fraction_bits 40: with 14, light rows would not count", self.weight is None)
+            expect("weight needs fraction_bits 40: with fewer, light rows would not count", self.weight is None)
+            expect(
+                f"fraction_bits {NOISED_FRACTION_BITS} is for preset noised: write {SHORT_FRACTION_BITS}, whose "
+                "messages have the same bytes",
+                self.is_noised or self.fraction_bits != NOISED_FRACTION_BITS,
+            )
+        if self.point_bytes != AFFINE_BYTES:
+            expect("point_bytes is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
         if self.is_noised:
             self._check_noised()
         else:
@@ -228,9 +249,9 @@ class VerticalJob(JobDocument):
         )
         if self.profile == VerticalProfile.ELGAMAL.value:
             expect(
-                f"preset noised under elgamal needs fraction_bits {SHORT_FRACTION_BITS}: each digit would need noise "
+                f"preset noised under elgamal needs fraction_bits {NOISED_FRACTION_BITS}: each digit would need noise "
                 "of its own",
-                self.fraction_bits == SHORT_FRACTION_BITS,
+                self.fraction_bits == NOISED_FRACTION_BITS,
             )
         expect(
             "initial_model is refused in preset noised: train anew, or choose preset guarded",

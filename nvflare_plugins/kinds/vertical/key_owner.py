@@ -67,6 +67,7 @@ from nvflare_plugins.kinds.vertical.histogram_maker import (
     CLEAR_CODE,
     GRADIENT_BLOCK_ROWS,
     PAIR,
+    PairsForm,
     Timer,
     announced_format,
     read_elgamal_setup,
@@ -293,9 +294,9 @@ class ElGamalGradientOwner(GradientOwner):
         return encode_points(self._header(bin_sums.Content.PAIRS, g.size), self._curve, rows)
 
     def columns(self, g: NDArray[np.int64], h: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        """Encrypt as ``encrypt``; return the columns of a message without its header. Shapes: uint8[n, 64] each."""
+        """Encrypt as ``encrypt``; return a message's columns without its header. Shapes: uint8[n, point_bytes] each."""
         rows = self._encryptor.encrypt(self._digits.digits_of(g, h))
-        return [self._curve.to_affine(column) for column in rows.columns]
+        return [bin_sums.write_column(self._digits, self._curve, column) for column in rows.columns]
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt sums and check every node."""
@@ -309,7 +310,7 @@ class ElGamalGradientOwner(GradientOwner):
         return opened
 
     def open_rows(self, body: NDArray[np.uint8], layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
-        """Decrypt and check sums in this process. Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]."""
+        """Decrypt and check sums in this process. Shapes: body: uint8[n_columns, n_rows, point_bytes]."""
         if self._decryptor is None:
             raise TypeError("this half opens no sums")
         columns = read_rows(body, self._curve, slice(None))
@@ -338,7 +339,7 @@ class ElGamalGradientOwner(GradientOwner):
         return secret_key_to_bytes(self._private_key)
 
     def pairs_message(self, n_rows: int, pieces: Sequence[bytes | memoryview]) -> bytes:
-        """Put the header before pieces of columns of pairs that were encrypted elsewhere, in affine form, in order."""
+        """Put the header before pieces of columns of pairs that were encrypted elsewhere, in order."""
         return join_message(self._header(bin_sums.Content.PAIRS, n_rows), pieces)
 
     def _header(self, content: bin_sums.Content, count: int) -> PointHeader:
@@ -436,18 +437,22 @@ class EncryptShard(WorkerPart):
         setup: tuple[int, int, int, bytes],
         backend: str,
         secret: bytes,
-        tails: tuple[int, int],
+        form: tuple[tuple[int, int], int],
         opens: bool,  # noqa: FBT001 - workers are called by position
     ) -> None:
-        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; tails: of the format."""
+        """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; form: of ``PairsForm``."""
         announced = TrainingSetup(*setup)
-        points = read_elgamal_setup(announced, backend, tails) if announced.scheme == Scheme.ELGAMAL.value else None
+        points = (
+            read_elgamal_setup(announced, backend, PairsForm(*form))
+            if announced.scheme == Scheme.ELGAMAL.value
+            else None
+        )
         key = secret_key_from_bytes(secret, None if points is None else points[0])
         self._owner: ElGamalGradientOwner | EncryptedGradientOwner
         if points is not None and isinstance(key, encryption.ElGamalPrivateKey):
             self._owner = ElGamalGradientOwner(key, *points[1:], opens=opens)
         elif points is None and isinstance(key, PaillierPrivateKey):
-            self._owner = gradient_owner(key, announced_format(announced, tails), backend)
+            self._owner = gradient_owner(key, announced_format(announced, form[0]), backend)
         else:
             raise ProtocolError("the secret key is not one of the announced scheme")
 
@@ -477,7 +482,7 @@ class EncryptShard(WorkerPart):
             n_bins: of each of these features.
             totals: the fields of ``NodeTotal``, of each node.
 
-        Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]; results: of g and of h, int64[n_nodes, 2, n_slots].
+        Shapes: body: uint8[n_columns, n_rows, point_bytes]; results: of g and of h, int64[n_nodes, 2, n_slots].
 
         Raises:
             ProtocolError: with one fixed message.
@@ -540,7 +545,7 @@ class SpreadPoints:
         self._here, self._workers = here, workers
 
     def __call__(self, body: NDArray[np.uint8], layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
-        """Open and check. Shapes: body: uint8[n_columns, n_nodes * n_slots, 64]; result: one for each of ``totals``."""
+        """Open and check. Shapes: body: uint8[n_columns, n_rows, point_bytes]; result: one for each of ``totals``."""
         n_nodes, n_parts = len(totals), min(len(self._workers), body.shape[1] // LEAST_SLOTS)
         if n_parts < 2:
             return self._here(body, layout, totals)
@@ -637,7 +642,7 @@ class ShardedOwner(WrappedOwner):
         setup = owner.setup()
         fields = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key)
         opens = spread_opening(owner, workers)
-        begin(workers, PART, [(fields, backend, secret, owner.pair_format.tails, opens)] * len(workers))
+        begin(workers, PART, [(fields, backend, secret, tuple(PairsForm.of(owner.pair_format)), opens)] * len(workers))
         self._g = self._h = np.empty(0, dtype=np.int64)
         self._given = self._n_asked = 0  # rows and parts of the tree
         self._bounds = [0]
@@ -710,7 +715,9 @@ def open_owner(
     owner: ElGamalGradientOwner | EncryptedGradientOwner
     if job.profile == VerticalProfile.ELGAMAL.value:
         owner = points = elgamal_owner(
-            encryption.DigitFormat.of(job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails),
+            encryption.DigitFormat.of(
+                job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails, job.point_bytes
+            ),
             backend,
             timer,
         )

@@ -18,7 +18,7 @@ from dp_components.events import ComposedEvent, DiscreteGaussianEvent, Neighbour
 from dp_components.split_candidates.candidates import Columns
 from dp_components.split_candidates.dp_quantiles import descent_event, quantile_cuts
 from dp_components.vertical_bins import bin_scales, draw_bin_noise, tree_event, tree_sensitivity
-from he_processors.elgamal.encryption import SHORT_FRACTION_BITS
+from he_processors.elgamal.encryption import NOISED_FRACTION_BITS
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinCodes, BinLayout
@@ -206,7 +206,7 @@ def plan_of(job: VerticalJob, parameters: TrainingParameters) -> NoisePlan | Non
         depth,
         job.noised_features,
         job.noised_bins,
-        SHORT_FRACTION_BITS if is_elgamal else FRACTION_BITS,
+        NOISED_FRACTION_BITS if is_elgamal else FRACTION_BITS,
         job.noised_repeats * per_round,
     )
 

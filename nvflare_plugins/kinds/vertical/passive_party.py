@@ -26,6 +26,7 @@ from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, 
 from nvflare_plugins.kinds.vertical.histogram_maker import (
     CLEAR_CODE,
     HistogramMaker,
+    PairsForm,
     histogram_maker,
     unpack_public_key,
 )
@@ -529,9 +530,9 @@ class PassiveSite:
             raise ProtocolError("the active party announced another number of fraction bits than the job's")
         n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
-        tails = (0, 0) if start.noised is None else start.noised.tails
+        form = PairsForm((0, 0) if start.noised is None else start.noised.tails, job.point_bytes)
         maker = histogram_maker(
-            setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, tails=tails
+            setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, form=form
         )
         payment = start.payment
         self._party = PassiveParty(

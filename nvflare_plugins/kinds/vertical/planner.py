@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dp_components.accounting import PrivacyCost, compose
-from he_processors.curve.interface import AFFINE_BYTES
+from he_processors.curve.interface import AFFINE_BYTES, COMPRESSED_BYTES, base_point, to_compressed
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout, PairFormat
@@ -32,7 +32,7 @@ from nvflare_plugins.attempt.plan_advice import (
 )
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines
 from nvflare_plugins.data.declaration import MOST_WORKERS
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker, require_curve
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import GradientOwner, elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import most_slots
@@ -188,7 +188,7 @@ def _estimate(
 
 def _partial_bytes(workload: VerticalWorkload, rates: CipherRates, party: int) -> int:
     """Return the bytes of one worker's sums of a tree, before they are packed."""
-    return workload.built_nodes * workload.slots_of(party) * rates.ciphertext_bytes
+    return workload.built_nodes * workload.slots_of(party) * rates.partial_bytes
 
 
 def render_workers(found: list[WorkersEstimate]) -> str:
@@ -237,7 +237,8 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
     if job is not None:
         params = {ALIASES.get(name, name): value for name, value in job.params.items()}
         shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
-        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits, "fraction_bits": job.fraction_bits}
+        shape |= {"trees": job.num_rounds, "key_bits": job.key_bits}
+        shape |= {"fraction_bits": job.fraction_bits, "point_bytes": job.point_bytes}
         shape["profile"] = job.profile if job.profile in PLANNED else None
         shape["categories"] = lists_of_parties(job, len(foreign))
         shape = {name: value for name, value in shape.items() if value is not None}
@@ -248,7 +249,7 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
     rates, bytes_per_s = measure_ciphers(workload), request.network.site_bytes_per_s
     memory = process_memory_bytes()
     result = estimate_vertical(workload, rates, bytes_per_s, memory)
-    figures, text = vertical_figures(workload, rates, result), render_vertical(workload, result, bytes_per_s)
+    figures, text = vertical_figures(workload, rates, result), render_vertical(workload, rates, result, bytes_per_s)
     noised = noise_plan(job)
     if job is not None and noised is not None:
         advice = noise_advice(request, job, noised, foreign, rows)
@@ -294,6 +295,7 @@ class VerticalWorkload:
     key_bits: int = 3072
     profile: str = VerticalProfile.PAILLIER.value
     fraction_bits: int = EXACT_FRACTION_BITS
+    point_bytes: int = AFFINE_BYTES
     categories: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -327,7 +329,7 @@ class VerticalWorkload:
     def scheme(self) -> str:
         """What encrypts gradients, for people."""
         if self.profile == VerticalProfile.ELGAMAL.value:
-            return f"ElGamal on a curve, {self.fraction_bits} fraction bits"
+            return f"ElGamal on a curve, {self.fraction_bits} fraction bits, points of {self.point_bytes} bytes"
         return f"Paillier-{self.key_bits}"
 
     @property
@@ -352,7 +354,9 @@ class CipherRates:
     open_s: float  # bin at the active party
     pairs_per_ciphertext: int
     ciphertext_bytes: int
+    partial_bytes: int  # of a sum between workers
     held_bytes: int | None = None  # of a ciphertext in memory; None for that of big numbers
+    compressed_pays_below: float | None = None  # bits per second of a line, under elgamal with points of 64 bytes
 
     @property
     def in_memory(self) -> int:
@@ -456,17 +460,21 @@ def _passive(
 def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
     """Encrypt, add, hide and open a small table with a fresh key, as both parties of a job do: some seconds."""
     rng, n_rows = np.random.default_rng(0), max(workload.rows, _SAMPLE_ROWS)
-    facts: dict[str, int]
+    facts: dict[str, Any]
     form: DigitFormat | PairFormat
     owner: GradientOwner
     if workload.profile == VerticalProfile.ELGAMAL.value:
-        form = DigitFormat.of(workload.fraction_bits, n_rows)
-        owner, size = elgamal_owner(form), (1 + form.n_messages) * AFFINE_BYTES
-        facts = {"pairs_per_ciphertext": 1, "ciphertext_bytes": size, "held_bytes": 2 * size}
+        form = DigitFormat.of(workload.fraction_bits, n_rows, point_bytes=workload.point_bytes)
+        owner, n_points = elgamal_owner(form), 1 + form.n_messages
+        facts = {"pairs_per_ciphertext": 1, "ciphertext_bytes": n_points * form.point_bytes}
+        facts |= {"partial_bytes": n_points * AFFINE_BYTES, "held_bytes": 2 * n_points * AFFINE_BYTES}
+        if form.point_bytes == AFFINE_BYTES:
+            facts["compressed_pays_below"] = _compressed_pays_below()
     else:
         form, key = pair_format(n_rows), generate_paillier_key(workload.key_bits)
         owner, packing = gradient_owner(key, form), PackingLayout.fit(form, key.public_key.plaintext_bits)
-        facts = {"pairs_per_ciphertext": packing.pairs_per_plaintext, "ciphertext_bytes": 2 * workload.key_bits // 8}
+        size = 2 * workload.key_bits // 8
+        facts = {"pairs_per_ciphertext": packing.pairs_per_plaintext, "ciphertext_bytes": size, "partial_bytes": size}
     g, h = form.encode_pairs(rng.uniform(-0.5, 0.5, _SAMPLE_ROWS), rng.uniform(0, 0.25, _SAMPLE_ROWS))
     layout = BinLayout((_SAMPLE_BINS,) * _SAMPLE_FEATURES)
     codes = rng.integers(0, _SAMPLE_BINS, (_SAMPLE_FEATURES, _SAMPLE_ROWS)).astype(np.uint8)
@@ -480,7 +488,7 @@ def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
         spent[stage] += (time.process_time() - started) / _REPEATS
 
     setup = owner.setup()
-    maker = histogram_maker(setup, setup.max_additions, timer=timer)
+    maker = histogram_maker(setup, setup.max_additions, timer=timer, form=PairsForm.of(form))
 
     def receive() -> None:
         maker.begin_tree(_SAMPLE_ROWS)
@@ -500,10 +508,22 @@ def measure_ciphers(workload: VerticalWorkload) -> CipherRates:
     )
 
 
+def _compressed_pays_below() -> float:
+    """Return the bits per second at which half a point's bytes take as long as the root that replaces them."""
+    curve = require_curve()
+    points = curve.take(base_point(curve), np.zeros(_SAMPLE_ROWS, dtype=np.int64))
+    affine, compressed = curve.to_affine(points), to_compressed(curve, points)
+    _, plain_s = timed(lambda: curve.from_affine(affine), _REPEATS)
+    _, rooted_s = timed(lambda: curve.from_compressed(compressed), _REPEATS)
+    return 8 * (AFFINE_BYTES - COMPRESSED_BYTES) * _SAMPLE_ROWS / max(rooted_s - plain_s, 1e-9)
+
+
 # -- for people -------------------------------------------------------------------------------------------------------
 
 
-def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, bytes_per_s: float) -> str:
+def render_vertical(
+    workload: VerticalWorkload, rates: CipherRates, estimate: VerticalEstimate, bytes_per_s: float
+) -> str:
     """Return the plan as text."""
     foreign = " + ".join(map(str, workload.foreign))
     to_passive = sum(p.bytes_in for p in estimate.passives)
@@ -532,6 +552,13 @@ def render_vertical(workload: VerticalWorkload, estimate: VerticalEstimate, byte
         f"all parties: {human_seconds(estimate.core_s)} of one core a tree, "
         f"{human_seconds(estimate.core_s * workload.trees)} in all; with one core for each party at most "
         f"{human_seconds(estimate.wall_s)} a tree, of which {human_seconds(estimate.network_s)} network",
+    ]
+    if rates.compressed_pays_below is not None:
+        lines.append(
+            "point_bytes 32 would halve the traffic; it is faster on lines below "
+            f"{rates.compressed_pays_below / 1e6:,.0f} Mbit/s for each core of the party that reads"
+        )
+    lines += [
         "",
         "Assumed:",
         *(f"  - {text}" for text in vertical_assumptions(workload, bytes_per_s)),

@@ -10,7 +10,7 @@ from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolE
 from he_processors.fixed_point import PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, BinSums, NodeTotal, check_node
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, elgamal_owner, gradient_owner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
@@ -25,12 +25,12 @@ def halves(scheme: str):
     """Return the owner, and the party's half."""
     if scheme == "elgamal":
         owner = elgamal_owner(DigitFormat.of(14, N_ROWS, TAILS))
-        return owner, histogram_maker(owner.setup(), N_ROWS, tails=TAILS)
+        return owner, histogram_maker(owner.setup(), N_ROWS, form=PairsForm(TAILS))
     pairs = PairFormat(20, N_ROWS, 1.0, 0.0, 1.0, TAILS)
     if scheme == "plain":
         return ClearGradientOwner(pairs), ClearHistogramMaker()
     owner = gradient_owner(toy_paillier(512), pairs)
-    return owner, histogram_maker(owner.setup(), N_ROWS, tails=TAILS, allow_toy_keys=True)
+    return owner, histogram_maker(owner.setup(), N_ROWS, form=PairsForm(TAILS), allow_toy_keys=True)
 
 
 def naive(codes, g, h, rows):

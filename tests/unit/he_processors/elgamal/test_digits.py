@@ -60,7 +60,7 @@ def test_one_digit_at_14_bits() -> None:
     assert (digits.n_messages, digits.join([g, h])[0].shape) == (2, (1, 2))
 
 
-@pytest.mark.parametrize(("fraction_bits", "n_rows"), [(39, 10), (20, 10), (52, 10), (40, 2**31)])
+@pytest.mark.parametrize(("fraction_bits", "n_rows"), [(39, 10), (21, 10), (52, 10), (40, 2**31)])
 def test_other_formats_are_refused(fraction_bits: int, n_rows: int) -> None:
     with pytest.raises(ConfigurationError):
         DigitFormat.of(fraction_bits, n_rows)

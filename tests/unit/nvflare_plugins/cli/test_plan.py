@@ -392,7 +392,14 @@ def test_text_and_json_say_the_same():
 
 REPOSITORY = Path(__file__).parents[4]
 RATES = CipherRates(
-    encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
+    encrypt_s=1e-3,
+    receive_s=1e-6,
+    add_s=1e-4,
+    pack_s=1e-2,
+    open_s=1e-1,
+    pairs_per_ciphertext=10,
+    ciphertext_bytes=512,
+    partial_bytes=512,
 )
 
 

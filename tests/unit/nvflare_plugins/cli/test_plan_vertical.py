@@ -29,7 +29,14 @@ from nvflare_plugins.kinds.vertical.planner import (
 )
 
 RATES = CipherRates(
-    encrypt_s=1e-3, receive_s=1e-6, add_s=1e-4, pack_s=1e-2, open_s=1e-1, pairs_per_ciphertext=10, ciphertext_bytes=512
+    encrypt_s=1e-3,
+    receive_s=1e-6,
+    add_s=1e-4,
+    pack_s=1e-2,
+    open_s=1e-1,
+    pairs_per_ciphertext=10,
+    ciphertext_bytes=512,
+    partial_bytes=512,
 )
 PARAMS = {"objective": "binary:logistic", "max_depth": 3}
 BASE = VerticalWorkload(1000, 3, (2, 4), bins=9, depth=3, trees=5, key_bits=2048)
@@ -88,7 +95,7 @@ def test_a_passive_partys_memory_is_that_of_its_bins_in_the_making_or_of_trainin
     narrow = estimate_vertical(replace(BASE, rows=rows, foreign=(2,)), RATES, 1e6, 7).passives[0]
     assert narrow.memory - narrow.passes_memory == rows * 2 * 4 and narrow.passes_memory > rows * RATES.in_memory
     assert wide.memory > larger.passes_memory > wide.passes_memory > narrow.passes_memory
-    said = render_vertical(BASE, estimate_vertical(BASE, RATES, 1e6, 7), 1e6)
+    said = render_vertical(BASE, RATES, estimate_vertical(BASE, RATES, 1e6, 7), 1e6)
     assert "data_sets.<name>.memory" in said and said.count("passive party 2  ") == 2
 
 
@@ -102,7 +109,7 @@ def test_the_label_owners_memory_is_that_of_its_table_and_its_bins(foreign, held
     n_values = 100_000 * 128
     assert (two.active_memory - one.active_memory) / n_values == pytest.approx(held + 64 / 128, abs=0.15)
     assert (two.active_passes_memory - one.active_passes_memory) / n_values == pytest.approx(in_passes + 0.5, abs=0.15)
-    assert f"active party     {human_bytes(one.active_passes_memory)}" in render_vertical(BASE, one, 1e6)
+    assert f"active party     {human_bytes(one.active_passes_memory)}" in render_vertical(BASE, RATES, one, 1e6)
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 0}, {"foreign": ()}, {"foreign": (0,)}, {"key_bits": 1024}, {"depth": 0}])
@@ -125,7 +132,7 @@ def test_elgamal_is_planned_like_paillier(monkeypatch, capsys):
 
 
 def test_text_names_every_party():
-    text = render_vertical(BASE, estimate_vertical(BASE, RATES, 1e6, 0), 1e6)
+    text = render_vertical(BASE, RATES, estimate_vertical(BASE, RATES, 1e6, 0), 1e6)
     assert "active party" in text and "passive party 2" in text and "3 own and 2 + 4 foreign features" in text
     assert "the preset `exact`" in text and "guarded parties" in text and "noised ones" in text
 

@@ -73,7 +73,8 @@ def test_bounds_are_those_of_the_job_and_not_of_all_jobs():
     assert points.longest_answer([32] * 2000, 10) < 63 * 520 * 320 + (2 << 20)  # however wide the party's table is
     plain = MessageSizes.of(job(profile="plain"), (100_000,), 1, TreeLimits(6, 0))
     assert plain.longest_answer([32] * 2000, 10) > 63 * 2000 * 33 * 16
-    short = MessageSizes.of(job(profile="elgamal", fraction_bits=14), (100_000,), 1, TreeLimits(6, 0))
-    assert short.ciphertext_bytes == 192
+    short = MessageSizes.of(job(profile="elgamal", fraction_bits=20), (100_000,), 1, TreeLimits(6, 0))
+    shortest = MessageSizes.of(job(profile="elgamal", fraction_bits=20, point_bytes=32), (9,), 1, TreeLimits(6, 0))
+    assert (short.ciphertext_bytes, shortest.ciphertext_bytes) == (192, 96)
     endless = MessageSizes.of(job(), (10**7,), 1, TreeLimits(0, 0))
     assert endless._level_nodes() == MAX_BATCH and endless.longest_question(5, 0) == context.CEILING_BYTES

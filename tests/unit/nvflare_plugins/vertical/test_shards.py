@@ -17,7 +17,7 @@ from he_processors.histogram.sums import BinNoise, NodeTotal
 from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
+from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.workers.workers import Workers
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
@@ -138,7 +138,9 @@ def test_noise_is_added_once_where_sums_are_joined(scheme, n_workers, workers) -
     owner, setup, secret = owner_of(scheme, n_rows, tails)
     if secret:
         owner = key_owner.ShardedOwner(owner, workers(2), "auto", secret)
-    maker = histogram_maker(setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, tails=tails)
+    maker = histogram_maker(
+        setup, n_rows, workers(n_workers), allow_clear=True, allow_toy_keys=True, form=PairsForm(tails)
+    )
     g, h = rng.integers(-(1 << 14), 1 << 14, n_rows), rng.integers(0, 1 << 14, n_rows)
     noise = BinNoise(*(rng.integers(-tail, tail, 2 * layout.n_slots) for tail in tails))
     maker.hold(codes)
