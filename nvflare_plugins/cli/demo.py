@@ -352,7 +352,7 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> dict[str, Any]:
         command = f"{sys.executable} -m nvflare_plugins"
     print(f"\nCheck the evidence yourself: {command} verify {evidence}")
     rows = folder / "data" / f"site-1-{EVAL_SET}.parquet"
-    scored = f"{model} {rows} --ignore {shlex.quote(job.label)} --out {folder / 'scores.csv'}"
+    scored = f"{model} {rows} --ignore {shlex.quote(str(job.label))} --out {folder / 'scores.csv'}"
     print(f"Score rows with the model: {command} predict {scored} --explain")
     return {**written, "metric": data.task.metric, "scores": ours, "central_scores": central}
 

@@ -303,15 +303,24 @@ class _Unnamed(Exception):
 
 def _names(table: Table) -> list[str]:
     weight = [] if table.weight is None or table.weight_name is None else [table.weight_name]
-    return sorted({*table.feature_names, *([table.label_name] if table.label_name else []), *weight})
+    return sorted({*table.feature_names, *_labels(table), *weight})
 
 
 def _others(table: Table) -> dict[str, NDArray[np.float32]]:
     """Return the columns that are always held: label and weight."""
-    others = {table.label_name: table.label} if table.label_name else {}
+    others = _labels(table)
     if table.weight is not None and table.weight_name is not None:
         others[table.weight_name] = table.weight
     return others
+
+
+def _labels(table: Table) -> dict[str, NDArray[np.float32]]:
+    """Return the label's columns: one, or of times both bounds."""
+    if not table.label_name:
+        return {}
+    if table.label.ndim == 1:
+        return {table.label_name: table.label}
+    return {f"{table.label_name} ({bound})": table.label[:, n] for n, bound in enumerate(("lower", "upper"))}
 
 
 def _columns(table: Table) -> Iterator[tuple[str, NDArray[np.float32]]]:

@@ -21,6 +21,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.labels import Label, columns_of, has_event, is_labelled, survival_bounds, words_of_label
 from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.tabular_files import TabularFile
 
@@ -151,15 +152,32 @@ class ColumnLoader:
             self.notes.append(f"Column {name!r}: {n_unknown} values outside the public list count as missing.")
         return np.where(codes < 0, np.nan, codes).astype(np.float32)
 
-    def label(self, name: str, column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> NDArray[np.float32]:
-        """Shapes: result: float32[n_rows], without missing values unless they are left out, or repaired."""
-        if classes is None:
-            values = self.floats(name, column)
+    def label(
+        self, label: Label, columns: Mapping[str, pa.ChunkedArray], classes: tuple[str, ...] | None
+    ) -> NDArray[np.float32]:
+        """Return labels, without missing ones unless these are left out, or repaired.
+
+        Shapes: result: float32[n_rows], or float32[n_rows, 2] of a survival label (``survival_bounds``).
+        """
+        if not isinstance(label, str):
+            values = self._times(label, columns)
+        elif classes is None:
+            values = self.floats(label, columns[label])
         else:
-            values = self.codes(name, column, classes, unknown_is_missing=self.repair)
+            values = self.codes(label, columns[label], classes, unknown_is_missing=self.repair)
         if not self.drops_unlabelled:
-            self._refuse_missing("label", name, values)
+            self._refuse_missing("label", words_of_label(label), values)
         return values
+
+    def _times(self, label: Mapping[str, str], columns: Mapping[str, pa.ChunkedArray]) -> NDArray[np.float32]:
+        read = {name: self.file.numbers(name, columns[name]) for name in columns_of(label)}
+        bounds, faults = survival_bounds(label, read)
+        for text, is_bad in faults:
+            if not self.repair:
+                log_count(text, int(np.count_nonzero(is_bad)), is_bad.size)
+                raise DataRefusal(f"{text}: correct these rows.")
+            bounds[is_bad] = np.nan
+        return bounds
 
     def weight(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float32]:
         """Return the weights; whether all are zero is for the job to judge, over all sites.
@@ -177,7 +195,7 @@ class ColumnLoader:
         return values
 
     def _refuse_missing(self, role: str, name: str, values: NDArray[np.float32]) -> None:
-        n_missing = int(np.count_nonzero(np.isnan(values)))
+        n_missing = int(np.count_nonzero(~is_labelled(values)))
         if n_missing and not self.repair:
             log_count(f"missing values in {role} column {name!r}", n_missing, values.size)
             key = f"data_sets.{self.spec.name}.drop_unlabelled"
@@ -361,8 +379,9 @@ class Table:
     """The rows of one site, ready for XGBoost.
 
     Shapes:  features: float32[n_rows, n_features], C-contiguous, NaN is missing, categorical columns hold the
-             position in their public list; label: float32[n_rows], or float32[0] with an empty ``label_name`` at a
-             party of a vertical job that has none; weight: float32[n_rows] or None.
+             position in their public list; label: float32[n_rows], float32[n_rows, 2] of a survival label
+             (``survival_bounds``), or float32[0] with an empty ``label_name`` at a party of a vertical job that has
+             none; weight: float32[n_rows] or None.
 
     Attributes:
         feature_types: "float" or "c" (categorical) per column, as XGBoost names them. Whether numbers happen to be
@@ -480,7 +499,7 @@ class Table:
 def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind of job bears
     spec: DataSet,
     *,
-    label: str | None,
+    label: Label | None,
     weight: str | None = None,
     group: str | None = None,
     features: Sequence[str] | None = None,
@@ -499,7 +518,8 @@ def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind 
 
     Args:
         spec: from the site's policy.
-        label: name of the label column; None for a party of a vertical job without it.
+        label: name of the label column, or of each part of a survival label; None for a party of a vertical job
+            without it.
         weight: name of the column of row weights.
         group: name of the column that says which rows belong together; it is no feature.
         features: columns to train on, in this order; None takes all others in the order of the file, but for the
@@ -526,9 +546,9 @@ def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind 
             trained on.
     """
     lists = {name: _public_list(name, values) for name, values in (categories or {}).items()}
-    classes = None if label_classes is None or label is None else _public_list(label, label_classes)
+    classes = None if label_classes is None or label is None else _public_list(words_of_label(label), label_classes)
     file = TabularFile(spec, repair=repair)
-    special = [name for name in (label, weight) if name is not None]
+    special = [*columns_of(label), *([] if weight is None else [weight])]
     groups = [] if group is None else [group]
     names = _feature_names(file, [*special, *groups], features, spec)
     if not names and not may_lack_features:
@@ -536,8 +556,9 @@ def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind 
     for name in lists:
         if name not in names:
             raise ConfigurationError(f"a category list is given for {name!r}, which is not among the features.")
-    _refuse_lists_of_dates([*lists, *([label] if label is not None and classes is not None else [])], spec)
-    text = [name for name in (*names, *special) if name in lists or (name == label and classes is not None)]
+    of_classes = () if classes is None else columns_of(label)
+    _refuse_lists_of_dates([*lists, *of_classes], spec)
+    text = [name for name in (*names, *special) if name in lists or name in of_classes]
     numeric = [name for name in (*names, *special) if name not in text]
     ids = _id_column(file, spec, special, may_lack=may_lack_ids) if with_ids else []
     in_passes = spec.in_passes and bool(names)
@@ -565,8 +586,8 @@ def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind 
         features=matrix,
         feature_names=tuple(names),
         feature_types=tuple("c" if name in lists else "float" for name in names),
-        label=loader.label(label, columns[label], classes) if label is not None else np.empty(0, np.float32),
-        label_name=label or "",
+        label=loader.label(label, columns, classes) if label is not None else np.empty(0, np.float32),
+        label_name="" if label is None else words_of_label(label),
         weight=loader.weight(weight, columns[weight]) if weight else None,
         weight_name=weight,
         n_missing=n_missing,
@@ -577,7 +598,7 @@ def load_table(  # noqa: PLR0913 - by name only: which columns, and what a kind 
         groups=columns[groups[0]] if groups else None,
         passes=passes,
     )
-    return table.kept(~np.isnan(table.label), "without a label") if drops_unlabelled and table.label_name else table
+    return table.kept(is_labelled(table.label), "without a label") if drops_unlabelled and table.label_name else table
 
 
 def _missing_in(values: NDArray[np.float32]) -> int:
@@ -588,13 +609,19 @@ def log_what_labels_lack(table: Table, data_set: str, *, is_classification: bool
     """Tell this site's own log, and nobody else, that its rows alone teach nothing; the job goes on."""
     if not table.n_rows:
         _log.warning("data set %r has no row that this job can use: this site takes part without rows", data_set)
+    elif table.label.ndim == 2:
+        log_count(f"rows of data set {data_set!r} without an event at a known time", *_censored(table.label))
     elif is_classification and table.label.min() == table.label.max():
         _log.warning("the labels of all rows of data set %r that this job can use are of one class", data_set)
 
 
+def _censored(bounds: NDArray[np.float32]) -> tuple[int, int]:
+    return int(np.count_nonzero(~has_event(bounds))), len(bounds)
+
+
 def column_names(
     spec: DataSet,
-    label: str | None,
+    label: Label | None,
     weight: str | None = None,
     features: Sequence[str] | None = None,
     group: str | None = None,
@@ -604,7 +631,7 @@ def column_names(
     Raises:
         ConfigurationError: as ``load_table``, for columns that the data set lacks.
     """
-    special = [name for name in (label, weight, group) if name is not None]
+    special = [*columns_of(label), *(name for name in (weight, group) if name is not None)]
     return tuple(_feature_names(TabularFile(spec), special, features, spec))
 
 

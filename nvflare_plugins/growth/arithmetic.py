@@ -317,6 +317,7 @@ _ANY = frozenset(
         *("interaction_constraints", "monotone_constraints", "max_bin", "max_cat_threshold", "max_cat_to_onehot"),
         *("learning_rate", "max_delta_step", "max_depth", "max_leaves", "min_child_weight", "min_split_loss"),
         *("num_parallel_tree", "reg_alpha", "reg_lambda", "tweedie_variance_power"),
+        *("aft_loss_distribution", "aft_loss_distribution_scale"),
     }
 )
 """Parameters that it takes with whatever value was checked before."""

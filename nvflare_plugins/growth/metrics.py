@@ -24,9 +24,11 @@ _ROUNDING = _F(1e-6)  # XGBoost's kRtEps
 _SMALLEST = _F(1e-16)
 _BLOCK = 2048  # rows that XGBoost adds before it adds them to the rest
 _PER_CLASS = ("mlogloss", "merror")
+_OF_TIMES = ("aft-nloglik", "interval-regression-accuracy")  # whose losses are doubles
+_IN_ONE_BLOCK = (*_PER_CLASS, *_OF_TIMES)
 
 Parts = NDArray[np.float64]
-Loss = Callable[["Metric", Floats, Floats], Floats]
+Loss = Callable[["Metric", Floats, Floats], Floats | Parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,21 @@ class Metric:
         Parts of curves do not add up over the rows of one site: these must be there at once. A site without rows adds
         zeros; one with a single class adds neither area nor weight, so that the others' curves stand.
 
-        Shapes: margins: float32[n_rows, n_outputs]; labels, weights: float32[n_rows]; result: float64[n_parts].
+        Shapes: margins: float32[n_rows, n_outputs]; labels, weights: float32[n_rows], labels float32[n_rows, 2] of
+            survival; result: float64[n_parts].
         """
-        if not labels.size:
+        n_rows = len(labels)
+        if not n_rows:
             return np.zeros(self.n_parts)
-        seen = self.objective.evaluated(margins.reshape(labels.size, self.objective.n_outputs))
+        seen = self.objective.evaluated(margins.reshape(n_rows, self.objective.n_outputs))
         if self._kind in CURVE_METRICS:
             with np.errstate(all="ignore"):
                 scores = seen if self.objective.n_outputs > 1 else seen[:, 0]
                 return without_empty_curves(curve_parts(self._kind, scores, labels, weights))
-        weight = np.ones(labels.size, np.float32) if weights is None else weights
-        block = labels.size if self._kind in _PER_CLASS else _BLOCK
+        weight = np.ones(n_rows, np.float32) if weights is None else weights
+        block = n_rows if self._kind in _IN_ONE_BLOCK else _BLOCK
+        if self._kind in _OF_TIMES:
+            weight = weight.astype(np.float64)
         with np.errstate(all="ignore"):
             losses = _LOSSES[self._kind](self, labels, seen if self._kind in _PER_CLASS else seen[:, 0]) * weight
         return np.array([_added(losses, block), _added(weight, block)])
@@ -96,8 +102,8 @@ class Metric:
             return float(np.sqrt(quotient) if self._kind in ("rmse", "rmsle") else quotient)
 
 
-def _added(values: Floats, block: int) -> float:
-    """Add rows one after the other in blocks, and the blocks' sums. Shapes: float32[n_rows]."""
+def _added(values: Floats | Parts, block: int) -> float:
+    """Add rows one after the other in blocks, and the blocks' sums. Shapes: values: [n_rows]."""
     n_whole = values.size // block * block
     sums = np.cumsum(values[:n_whole].reshape(-1, block), axis=1, dtype=np.float64)[:, -1]
     rest = np.cumsum(values[n_whole:], dtype=np.float64)[-1:]
@@ -184,6 +190,15 @@ def _merror(metric: Metric, y: Floats, p: Floats) -> Floats:
     return np.asarray(np.argmax(p, axis=1) != y, np.float32)
 
 
+def _aft_likelihood(metric: Metric, bounds: Floats, margins: Floats) -> Parts:
+    return metric.objective.aft.losses(margins, bounds)
+
+
+def _interval_accuracy(metric: Metric, bounds: Floats, margins: Floats) -> Parts:
+    times = np.exp(margins.astype(np.float64))
+    return ((times >= bounds[:, 0]) & (times <= bounds[:, 1])).astype(np.float64)
+
+
 _LOSSES: dict[str, Loss] = {
     "rmse": _rmse,
     "rmsle": _rmsle,
@@ -199,6 +214,8 @@ _LOSSES: dict[str, Loss] = {
     "tweedie-nloglik": _tweedie,
     "mlogloss": _mlogloss,
     "merror": _merror,
+    "aft-nloglik": _aft_likelihood,
+    "interval-regression-accuracy": _interval_accuracy,
 }
 
 

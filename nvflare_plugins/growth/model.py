@@ -81,9 +81,12 @@ def objective_section(objective: Objective) -> dict[str, Any]:
         section = {"pseudo_huber_param": {"huber_slope": _decimal(objective.huber_slope)}}
     elif name == "reg:quantileerror":
         section = {"quantile_loss_param": {"quantile_alpha": f"[{_scientific(objective.quantile_alpha)}]"}}
+    elif name == "survival:aft":
+        aft = {"aft_loss_distribution": objective.aft.distribution}
+        section = {"aft_loss_param": aft | {"aft_loss_distribution_scale": _decimal(np.float32(objective.aft.scale))}}
     elif name.startswith("multi:"):
         section = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
-    return {"name": name} | section
+    return dict(sorted({"name": name, **section}.items()))
 
 
 def continued_model(
@@ -213,7 +216,7 @@ def check_predictor(arithmetic: str) -> None:
     Raises:
         ConfigurationError: the wheel cannot load the model, or adds up other margins.
     """
-    objective = Objective("multi:softprob", arithmetic, 2, *map(np.float32, (1, 1, 0.5, 1.5, 0.7)))
+    objective = Objective("multi:softprob", arithmetic, 2, *(np.float32(1),) * 5)
     scores = np.array([0.3, -1.7], np.float32)
     document = new_model(objective, scores, is_given=True, feature_names=["a", "b"], feature_types=["float", "c"])
     for number in range(3):

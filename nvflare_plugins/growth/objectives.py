@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.growth import float32
+from nvflare_plugins.growth.aft import AftLoss
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
@@ -19,7 +20,7 @@ from nvflare_plugins.xgb.cuts import quantile
 from nvflare_plugins.xgb.objectives import ObjectiveFacts
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
-# The gradients of every row under the 14 objectives, to XGBoost's last bit, and what margins become.
+# The gradients of every row under all objectives, to XGBoost's last bit, and what margins become.
 #
 # A formula is XGBoost's in float32, operation by operation. Releases differ in absolute and quantile error alone: from
 # 3.4 these are smooth, with a scale that is one more pooled sum a round (``Objective.is_smooth``).
@@ -43,6 +44,7 @@ _LOGISTIC = ("binary:logistic", "reg:logistic", "binary:logitraw")
 _SOFTMAX = ("multi:softprob", "multi:softmax")
 _ADAPTIVE = ("reg:absoluteerror", "reg:quantileerror")
 _LOG_LINK = ("count:poisson", "reg:gamma", "reg:tweedie")
+_LOG_OF_BASE = (*_LOG_LINK, "survival:aft")  # whose metrics look at margins
 _ROWS_PER_THREAD = 1 << 14
 _SMOOTHING = _F(0.04)
 _LEAST_CURVATURE = _F(3.0e-4)
@@ -67,6 +69,7 @@ class Objective:
     quantile_alpha: np.float32
     tweedie_variance_power: np.float32
     max_delta_step: np.float32
+    aft: AftLoss = field(default_factory=AftLoss)
 
     @classmethod
     def of_job(cls, parameters: TrainingParameters, arithmetic: str) -> Objective:
@@ -98,6 +101,7 @@ class Objective:
             real("quantile_alpha", "0.5"),
             real("tweedie_variance_power", "1.5"),
             real("max_delta_step", "0.7"),
+            AftLoss(effective.get("aft_loss_distribution", "normal"), float(real("aft_loss_distribution_scale", "1"))),
         )
 
     @property
@@ -136,14 +140,15 @@ class Objective:
             scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``.
 
         Shapes: margins: float32[n_rows, n_outputs] or, for one output, float32[n_rows]; labels, weights:
-            float32[n_rows]; result: float32[n_outputs, n_rows, 2], so that a tree's rows lie together.
+            float32[n_rows], labels float32[n_rows, 2] of survival; result: float32[n_outputs, n_rows, 2], so that a
+            tree's rows lie together.
 
         Raises:
             ConfigurationError: a gradient or a hessian is not finite.
         """
         margins, labels = (np.ascontiguousarray(values, dtype=np.float32) for values in (margins, labels))
         weights = None if weights is None else np.ascontiguousarray(weights, dtype=np.float32)
-        out = np.empty((self.n_outputs, labels.size, 2), np.float32)
+        out = np.empty((self.n_outputs, len(labels), 2), np.float32)
         given = np.empty(0, np.float32) if weights is None else weights
         if float32.native is not None and self.name in _LOGISTIC:
             flat, factor = margins.reshape(-1), self.scale_pos_weight
@@ -213,7 +218,7 @@ class Objective:
                 inside = np.minimum(np.maximum(base_score, _F(1e-6)), _F(1) - _F(1e-6))
                 margins = -float32.log(np.divide(_F(1), inside, dtype=np.float32) - _F(1))
             else:
-                margins = float32.log(base_score) if self.name in _LOG_LINK else base_score
+                margins = float32.log(base_score) if self.name in _LOG_OF_BASE else base_score
         if not np.isfinite(margins).all():
             raise ConfigurationError(
                 f"{self.name}: the first prediction is no finite number, because the labels of all sites are of one "
@@ -294,6 +299,11 @@ def _gamma(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: 
     return (_F(1) - ratio) * w, ratio * w
 
 
+def _aft(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
+    g, h = job.aft.pairs(x, y)
+    return g * w, h * w
+
+
 def _tweedie(job: Objective, x: Floats, y: Floats, w: Floats | np.float32, scale: np.float32) -> tuple[Floats, Floats]:
     one, two = _F(1) - job.tweedie_variance_power, _F(2) - job.tweedie_variance_power
     first, second = float32.exp(one * x), float32.exp(two * x)
@@ -332,6 +342,7 @@ _FORMULAS: dict[str, Formula] = {
     "count:poisson": _poisson,
     "reg:gamma": _gamma,
     "reg:tweedie": _tweedie,
+    "survival:aft": _aft,
 }
 
 
@@ -378,6 +389,7 @@ class FirstEstimate:
         """What each number of the next exchange is: quantities of the sums; empty after the last exchange."""
         labels, weights, pairs = str(Family.LABELS), str(Family.WEIGHTS), (str(Family.GRADIENTS), str(Family.HESSIANS))
         exchanges: tuple[tuple[str, ...], ...] = {
+            BaseScoreSource.CONSTANT: (),
             BaseScoreSource.STUMP: (pairs,),
             BaseScoreSource.CLASSES: ((weights,) * self.objective.n_outputs,),
             BaseScoreSource.QUANTILE: ((labels,),),
@@ -442,6 +454,8 @@ class FirstEstimate:
         """
         if self.due:
             raise ProtocolError("the first estimate has not all sums yet")
+        if self.source is BaseScoreSource.CONSTANT:
+            return np.full(1, 0.5, np.float32)
         last = self._pooled[-1]
         if self.source is BaseScoreSource.CLASSES:
             return self._class_margins(last)

@@ -352,7 +352,8 @@ Floats = NDArray[np.float32]
 class RowSet:
     """Rows in bins with their labels.
 
-    Shapes: label, weight: float32[n_rows]; margins: float32[n_rows, n_outputs], which training changes.
+    Shapes: label, weight: float32[n_rows], label float32[n_rows, 2] of survival; margins: float32[n_rows, n_outputs],
+        which training changes.
     """
 
     table: BinnedTable
@@ -363,7 +364,7 @@ class RowSet:
     @property
     def n_rows(self) -> int:
         """Return the number of rows."""
-        return int(self.label.size)
+        return len(self.label)
 
 
 class HeldRows:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import exponent_of
+from nvflare_plugins.data.labels import Label
 from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, TreeParameters, arithmetic_of, why_not_own
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
@@ -512,7 +513,8 @@ def _train_shard(
 
 def plan_of(task: dict[str, Any], table: Table) -> GrowthPlan:
     """Return what is public about a training of which a shard was told. Args: table: the shard's training rows."""
-    parameters = check_parameters(task["params"], table.feature_names)
+    of_times: Label | None = {} if table.label.ndim == 2 else None  # the job's own was checked before
+    parameters = check_parameters(task["params"], table.feature_names, label=of_times)
     named = {name: task[name] for name in ("arithmetic", "n_rows", "finest", "rows_per_leaf", "sets")}
     return Grown(parameters, cuts=Cuts(tuple(task["cuts"])), table=table, **named).plan(Scales(*task["scales"]))
 

@@ -29,6 +29,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
+from nvflare_plugins.data.labels import LabelColumns
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
@@ -72,8 +73,10 @@ class HorizontalJob(JobDocument):
 
     data_set: Name
     """Name of the training set in every site's policy."""
-    label: Name
-    """Label column."""
+    label: LabelColumns
+    """Label column; for survival:aft the columns of times, as {'time': ..., 'event': ...} (1 seen, 0 not), {'signed':
+    ...} (below 0 where none was seen) or {'lower': ..., 'upper': ...}, of which a missing one has no limit.
+    """
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters (jobs/MODEL.md lists the supported ones); recipes refuse others at once."""
     num_rounds: Rounds = 10
@@ -179,6 +182,11 @@ class HorizontalJob(JobDocument):
             expect("pooled_metrics needs an eval_data_set, whose rows it is about", self.eval_data_set is not None)
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
+        expect(
+            "label_classes is for a label of one column: leave it out, or say what an event is in the policies "
+            "(data_sets.<name>.columns)",
+            self.label_classes is None or isinstance(self.label, str),
+        )
         self._check_params()
 
     def _check_words(self) -> None:
@@ -211,6 +219,6 @@ class HorizontalJob(JobDocument):
 def check_horizontal_early(job: HorizontalJob, sites: object, n_sites: int) -> None:
     """Refuse parameters that every site would refuse. Raises: ConfigurationError."""
     if job.features is None:
-        check_parameters(without_columns(job.params), ["any"])
+        check_parameters(without_columns(job.params), ["any"], label=job.label)
     else:
-        check_parameters(job.params, job.features)
+        check_parameters(job.params, job.features, label=job.label)

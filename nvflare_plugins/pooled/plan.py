@@ -444,7 +444,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *,
     """Take from a job what the plan needs; rows, features and sites are not in it."""
     columns = {"monotone_constraints", "interaction_constraints"}  # they name columns, and cost nothing
     names = job.features or [f"f{i}" for i in range(features)]
-    checked = check_parameters({k: v for k, v in job.params.items() if k not in columns}, names)
+    checked = check_parameters({k: v for k, v in job.params.items() if k not in columns}, names, label=job.label)
     check_words(job, checked, rows)
     effective = checked.effective
     n_sets = int(job.eval_data_set is not None) + int(job.evaluate_training)

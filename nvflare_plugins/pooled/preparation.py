@@ -154,7 +154,7 @@ def allow(
 
 def check_public(job: HorizontalJob, policy: SitePolicy, features: Sequence[str]) -> TrainingParameters:
     """Check the parameters, and what the policy says about them. Raises: PolicyRefusal, ConfigurationError."""
-    parameters = check_parameters(job.params, features)
+    parameters = check_parameters(job.params, features, label=job.label)
     check_sampling(parameters)
     check_words(job, parameters)
     if parameters.objective.adaptive_leaf:
@@ -178,7 +178,7 @@ def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table
     _check_magnitudes(table)
     if eval_table is not None and eval_table.passes is not None:  # which is scored by bins
         _check_magnitudes(eval_table)
-    is_classification = parameters.objective.task is not Task.REGRESSION
+    is_classification = parameters.objective.task in (Task.BINARY, Task.MULTICLASS)
     for checked, name in ((table, job.data_set), (eval_table, str(job.eval_data_set))):
         if checked is None:
             continue

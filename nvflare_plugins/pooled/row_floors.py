@@ -313,7 +313,7 @@ def decider(found: NDArray[np.int64], here: NDArray[np.int64], own_floor: int, n
 
 def row_weights(table: Table, positive: float = 1.0) -> NDArray[np.float64]:
     """Return what each row counts. Shapes: float64[n_rows]. Args: positive: the factor of rows with label 1."""
-    weights = np.ones(table.label.size) if table.weight is None else table.weight.astype(np.float64)
+    weights = np.ones(len(table.label)) if table.weight is None else table.weight.astype(np.float64)
     return weights if positive == 1 else np.where(table.label == 1, weights * positive, weights)
 
 

@@ -20,6 +20,7 @@ from nvflare_plugins.growth.site_sums import WIDE_BITS
 from nvflare_plugins.pooled.row_floors import row_weights
 from nvflare_plugins.wire.envelope import CURVE_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
+from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 _HEADROOM = 8.0  # predictions overshoot labels, and another site's mean may be larger than this site's labels
@@ -29,6 +30,7 @@ COARSEST = 2.0**-24
 ROW_LABELS, ROW_WEIGHTS = "row labels", "row weights"
 _ROW_HEADROOM = 16.0
 _MODERATE_WEIGHT = 16.0
+_OF_TIMES = ("aft-nloglik", "interval-regression-accuracy")
 _LINEAR = ("reg:squarederror", "count:poisson")  # gradients are differences of predictions and labels
 
 
@@ -41,7 +43,7 @@ def value_bounds(parameters: TrainingParameters, tables: Sequence[Table]) -> dic
     training, facts = tables[0], parameters.objective
     total = _total_weight(training)
     gradient, hessian = _gradient_sums(parameters, training, total)
-    largest = _largest(training.label)
+    largest = _largest(_finite(training.label))
     # A mean is no larger than a label; medians, quantiles and class counts are weighed before they are sent.
     sends_mean = facts.base_score_source is BaseScoreSource.MEAN and not facts.adaptive_leaf
     bounds: dict[str, float] = {
@@ -66,7 +68,9 @@ def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]
     facts, label = parameters.objective, np.abs(table.label.astype(np.float64))
     weight, start = row_weights(table), _largest_base_score(parameters)
     largest = _largest_of(weight)
-    if facts.name in (*_LINEAR, "reg:pseudohubererror") or facts.adaptive_leaf:
+    if facts.task is Task.SURVIVAL:
+        label, size = np.zeros(len(label)), largest
+    elif facts.name in (*_LINEAR, "reg:pseudohubererror") or facts.adaptive_leaf:
         size = _largest_of(weight * (label + start))
     elif facts.name == "reg:squaredlogerror":
         logs = np.abs(np.log1p(np.maximum(table.label.astype(np.float64), -1.0 + 1e-7)))
@@ -143,7 +147,7 @@ def check_weights(sums: ProtectedSums, parameters: TrainingParameters, *, weight
 
 def _gradient_sums(parameters: TrainingParameters, table: Table, total: float) -> tuple[float, float]:
     """Bound the sums of |gradient| and of the hessian over this site's rows."""
-    facts, label = parameters.objective, table.label.astype(np.float64)
+    facts, label = parameters.objective, _finite(table.label)
     start = _largest_base_score(parameters)
     sum_of_labels = float(np.dot(row_weights(table), np.abs(label)))
     if facts.name in _LINEAR:
@@ -166,10 +170,12 @@ def _gradient_sums(parameters: TrainingParameters, table: Table, total: float) -
 
 def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> float:  # noqa: C901 - one bound a metric
     """Bound a metric's numerator over this site's rows."""
-    label, total = table.label.astype(np.float64), _total_weight(table)
+    label, total = _finite(table.label), _total_weight(table)
     start = _largest_base_score(parameters)
     largest = max(_largest(label), start)
     name, _, argument = metric.partition("@")
+    if name in _OF_TIMES:
+        return total * (_LARGEST_LOG_LOSS + _largest(np.log(label[label > 0])) + _log_scale(parameters))
     if name in CURVE_METRICS:
         return 4.0 * max(1.0, total, total**2)
     if name in ("logloss", "error", "mlogloss", "merror"):
@@ -206,11 +212,20 @@ def _largest_of(values: NDArray[np.float64]) -> float:
 
 
 def _total_weight(table: Table) -> float:
-    return float(table.label.size if table.weight is None else np.sum(table.weight, dtype=np.float64))
+    return float(len(table.label) if table.weight is None else np.sum(table.weight, dtype=np.float64))
 
 
 def _largest(label: NDArray[Any]) -> float:
     return float(np.abs(label).max(initial=0.0))
+
+
+def _finite(label: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return labels; of times the lower bounds, which always are numbers. Shapes: result: float64[n_rows]."""
+    return (label[:, 0] if label.ndim == 2 else label).astype(np.float64)
+
+
+def _log_scale(parameters: TrainingParameters) -> float:
+    return abs(math.log(parameters.number("aft_loss_distribution_scale", 1.0)))
 
 
 def _largest_log1p(label: NDArray[np.float64], start: float) -> float:

@@ -227,7 +227,9 @@ class HorizontalXGBRecipe(JobRecipe):
 
     Args:
         data_set: Name of the training set in every site's policy.
-        label: Label column.
+        label: Label column; for survival:aft the columns of times, as {'time': ..., 'event': ...} (1 seen, 0 not),
+            {'signed': ...} (below 0 where none was seen) or {'lower': ..., 'upper': ...}, of which a missing one has no
+            limit.
         params: XGBoost parameters (jobs/MODEL.md lists the supported ones); recipes refuse others at once.
         num_rounds: Boosting rounds.
         profile: ``masks``, ``bfv``, ``ckks``, or ``plain``, which sites refuse unless they consent; or ``plugin.NAME``,
@@ -280,7 +282,7 @@ class HorizontalXGBRecipe(JobRecipe):
         name: str,
         *,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         params: Mapping[str, Any] = ...,
         num_rounds: int = ...,
         profile: str = ...,

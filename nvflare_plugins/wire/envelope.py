@@ -114,6 +114,7 @@ class BaseScoreSource(Enum):
     CLASSES = "classes"  # softmax, softprob
     QUANTILE = "quantile"  # quantile error
     STUMP = "stump"  # every other objective
+    CONSTANT = "constant"  # survival: XGBoost estimates none and takes 0.5
 
 
 # Commitments to wire bytes: the hash by which evidence names a payload.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import expect, shown
 from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.labels import SHOWN_FORMS, Label, is_labelled
 from nvflare_plugins.data.table import log_count
 from nvflare_plugins.wire.envelope import BaseScoreSource
 
@@ -33,6 +34,7 @@ class LabelRule(Enum):
     POSITIVE = "greater than 0"
     NON_NEGATIVE = "0 or greater"
     ABOVE_MINUS_ONE = "greater than -1"
+    TIMES = "times with events, or bounds of times"
 
 
 class Task(Enum):
@@ -41,6 +43,7 @@ class Task(Enum):
     BINARY = "binary"
     MULTICLASS = "multiclass"
     REGRESSION = "regression"
+    SURVIVAL = "survival"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class ObjectiveFacts:
         adaptive_leaf: leaves are replaced by a mean of local residual quantiles after each tree.
         base_score_range: between these a given ``base_score`` must lie.
         n_outputs: outputs per row: ``num_class`` for multiclass objectives, else 1.
+        usual_hessian: what a row's hessian rarely exceeds, where the bound is far above it: ``min_child_weight``
+            follows from it, and leaves' rows are counted besides.
     """
 
     name: str
@@ -77,6 +82,24 @@ class ObjectiveFacts:
     adaptive_leaf: bool = False
     base_score_range: tuple[float, float] = (-np.inf, np.inf)
     n_outputs: int = 1
+    usual_hessian: float | None = None
+
+    def check_form(self, label: Label | None) -> None:
+        """Refuse a label that is not of the objective's form. Args: label: None where a kind of job takes names alone.
+
+        Raises:
+            ConfigurationError: times are missing, or given to an objective that takes one label.
+        """
+        if self.task is Task.SURVIVAL and (label is None or isinstance(label, str)):
+            raise ConfigurationError(
+                f"objective {self.name} needs times in place of a label: label={SHOWN_FORMS}. Kinds of job in which "
+                "label is always one column take another objective"
+            )
+        if self.task is not Task.SURVIVAL and not (label is None or isinstance(label, str)):
+            raise ConfigurationError(
+                f"objective {self.name} takes one column as label, and label names times: choose survival:aft, or "
+                "give label a column's name"
+            )
 
     def check_labels(self, label: NDArray[np.float32]) -> None:
         """Refuse labels that XGBoost would refuse at this site only, in the middle of the job.
@@ -89,14 +112,19 @@ class ObjectiveFacts:
         """
         n_bad = int(np.count_nonzero(~self.accepts(label)))
         if n_bad:
-            log_count("labels that the objective does not take", n_bad, label.size)
+            log_count("labels that the objective does not take", n_bad, len(label))
             raise DataRefusal(
                 f"{self.name}: labels must be {self.label_rule.value}; some are not. "
                 "Correct the label column, give label_classes, or choose another objective."
             )
 
     def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Return which labels the objective takes. Shapes: label: float32[n_rows]; result: bool[n_rows]."""
+        """Return which labels the objective takes.
+
+        Shapes: label: float32[n_rows], or float32[n_rows, 2] of times; result: bool[n_rows].
+        """
+        if label.ndim == 2 or self.label_rule is LabelRule.TIMES:  # whose values were checked as they were read
+            return is_labelled(label) & (self.label_rule is LabelRule.TIMES and label.ndim == 2)
         match self.label_rule:
             case LabelRule.UNIT:
                 fits = (label >= 0) & (label <= 1)
@@ -158,6 +186,19 @@ _OBJECTIVES = {
         ObjectiveFacts(
             "reg:tweedie", *_OPEN, _MEAN, LabelRule.NON_NEGATIVE, _TWEEDIE, _POWER, base_score_range=_POSITIVE
         ),
+        # src/common/survival_util.h clips both. Hessians are 1 / scale^2 and less; 15 is reached by rounding alone.
+        ObjectiveFacts(
+            "survival:aft",
+            Task.SURVIVAL,
+            15.0,
+            15.0,
+            BaseScoreSource.CONSTANT,
+            LabelRule.TIMES,
+            "aft-nloglik",
+            ("aft_loss_distribution", "aft_loss_distribution_scale"),
+            base_score_range=_POSITIVE,
+            usual_hessian=1.0,
+        ),
     )
 }
 """Each objective with parameters at their defaults."""
@@ -167,14 +208,17 @@ OBJECTIVES: tuple[str, ...] = tuple(_OBJECTIVES)
 
 OBJECTIVE_PARAMETERS: dict[str, tuple[str, ...]] = {
     parameter: tuple(name for name, known in _OBJECTIVES.items() if parameter in known.own_parameters)
-    for parameter in ("scale_pos_weight", "num_class", "huber_slope", "quantile_alpha", "tweedie_variance_power")
+    for parameter in (
+        *("scale_pos_weight", "num_class", "huber_slope", "quantile_alpha", "tweedie_variance_power"),
+        *("aft_loss_distribution", "aft_loss_distribution_scale"),
+    )
 }
 """Parameters that only some objectives read -> those objectives. XGBoost would ignore or misuse them elsewhere."""
 
 _REFUSED_OBJECTIVES: dict[str, str] = {
     "rank:": "ranking groups rows by query, and its messages are not in the catalogue; use a binary or regression "
     "objective",
-    "survival:": "survival objectives are not in the catalogue; use another objective",
+    "survival:cox": "its gradients are not those of single rows; use survival:aft",
     "reg:linear": "it is XGBoost's old name; write reg:squarederror",
 }
 
@@ -203,6 +247,7 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
         gradient_bound=gradient_bound,
         hessian_bound=hessian_bound,
         base_score_source=_base_score_source(known, params),
+        usual_hessian=_usual_hessian(known, params),
         default_metric=known.default_metric.format(power=params.get("tweedie_variance_power", 1.5)),
         n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
     )
@@ -217,6 +262,13 @@ def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
         return max(alpha, 1.0 - alpha), 1.0
     # Rows with label 1 have their weight multiplied; the others keep it.
     return max(1.0, scale_pos_weight), max(1.0, scale_pos_weight)
+
+
+def _usual_hessian(known: ObjectiveFacts, params: dict[str, object]) -> float | None:
+    if known.usual_hessian is None or known.hessian_bound is None:
+        return None
+    scale = float(params.get("aft_loss_distribution_scale", 1.0))  # type: ignore[arg-type]
+    return min(known.usual_hessian / max(scale, 1e-9) ** 2, known.hessian_bound)
 
 
 def _base_score_source(known: ObjectiveFacts, params: dict[str, object]) -> BaseScoreSource:
@@ -287,6 +339,7 @@ _METRICS: dict[Task, tuple[str, ...]] = {
         "gamma-deviance",
         "tweedie-nloglik",
     ),
+    Task.SURVIVAL: ("aft-nloglik", "interval-regression-accuracy"),
 }
 _METRIC_ARGUMENTS: dict[str, tuple[float, float, bool]] = {
     # name -> (low, high, argument required); both limits as XGBoost accepts them: error in (0, 1), rho in [1, 2).

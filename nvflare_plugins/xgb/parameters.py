@@ -17,6 +17,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import check_plain, expect, shown
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.data.labels import Label
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
 
@@ -216,6 +217,8 @@ _ALLOWED: dict[str, _Check] = {
     "huber_slope": _real(0.0, open_low=True),
     "quantile_alpha": _quantile_alpha,
     "tweedie_variance_power": _real(1.0, 2.0, open_high=True),
+    "aft_loss_distribution": _choice("normal", "logistic", "extreme"),
+    "aft_loss_distribution_scale": _real(0.0, open_low=True),
     "seed": _integer(0, _INT31),
     "seed_per_iteration": _flag,
     "nthread": _integer(0, 4096),
@@ -246,7 +249,6 @@ _REFUSED: dict[str, str] = {
     "early_stopping_rounds": "early stopping is a field of the job",
     "lambdarank_pair_method": "ranking is not supported",
     "ndcg_exp_gain": "ranking is not supported",
-    "aft_loss_distribution": "survival objectives are not supported",
     "feature_selector": "gblinear is not supported",
     "num_feature": "it follows from the agreed schema",
     "num_target": "it follows from the objective",
@@ -315,7 +317,11 @@ def local_threads(requested: int, cores: int | None = None) -> int:
 
 
 def check_parameters(
-    params: Mapping[str, object], feature_names: Sequence[str], metrics: Sequence[str] | None = None
+    params: Mapping[str, object],
+    feature_names: Sequence[str],
+    metrics: Sequence[str] | None = None,
+    *,
+    label: Label | None = None,
 ) -> TrainingParameters:
     """Check a job's XGBoost parameters and return them normalised.
 
@@ -326,6 +332,7 @@ def check_parameters(
         feature_names: the agreed columns, in order; constraints may name them.
         metrics: the metrics, if the job holds them apart; None takes ``eval_metric``, else the objective's default;
             an empty list evaluates nothing.
+        label: the job's, where its kind takes survival objectives.
 
     Raises:
         ConfigurationError: a parameter is unknown, refused, out of range, or does not fit the objective; the
@@ -348,6 +355,7 @@ def check_parameters(
     _check_combinations(checked, constraints)
     checked |= {name: _CONSTRAINTS[name](value, feature_names) for name, value in constraints.items()}
     facts = objective_facts(checked)
+    facts.check_form(label)
     chosen = _check_metrics(eval_metric, metrics, facts)
     effective = effective_parameters({**checked, "eval_metric": list(chosen)}, len(feature_names))
     return TrainingParameters(checked, chosen, facts, effective, threads, verbosity)
@@ -460,7 +468,7 @@ def _leaves(config: object) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-_OBJECTIVE_SECTIONS = ("reg", "poisson", "tweedie", "quantile", "pseudo", "softmax")
+_OBJECTIVE_SECTIONS = ("reg", "poisson", "tweedie", "quantile", "pseudo", "softmax", "aft")
 
 
 def _same_value(given: object, effective: str) -> bool:
@@ -489,9 +497,15 @@ _log = logging.getLogger(__name__)
 
 
 def obeys_child_weight(parameters: TrainingParameters) -> bool:
-    """Tell whether min_child_weight can keep nodes large: hessians are bounded, and XGBoost looks at it."""
+    """Tell whether min_child_weight keeps nodes large: hessians have a close bound, and XGBoost looks at it."""
+    return _floor_hessian(parameters) is not None and parameters.objective.usual_hessian is None
+
+
+def _floor_hessian(parameters: TrainingParameters) -> float | None:
+    """Return the hessian of a row from which a floor by min_child_weight follows; None where it has none."""
     is_vector = parameters.agreed.get("multi_strategy") == "multi_output_tree"
-    return parameters.objective.hessian_bound is not None and not is_vector
+    facts = parameters.objective
+    return None if is_vector else facts.usual_hessian or facts.hessian_bound
 
 
 def child_weight(parameters: TrainingParameters) -> float:
@@ -503,7 +517,8 @@ def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: floa
     """Return the parameters with a min_child_weight under which no node holds fewer rows.
 
     A row's hessian is at most the objective's bound times its weight, so a node whose hessians add up to k times the
-    largest such product holds at least k rows.
+    largest such product holds at least k rows. Where the bound is far above usual hessians (``usual_hessian``) these
+    stand in its place, and leaves are counted (pooled/row_floors.py).
 
     Args:
         rows_per_node: k; 0 for no floor.
@@ -512,11 +527,12 @@ def with_floor(parameters: TrainingParameters, rows_per_node: int, largest: floa
     Raises:
         PolicyRefusal: the job gives a smaller number itself.
     """
-    if rows_per_node == 0 or not obeys_child_weight(parameters):
+    hessian = _floor_hessian(parameters)
+    if rows_per_node == 0 or hessian is None:
         return parameters
-    needed = rows_per_node * float(parameters.objective.hessian_bound or 0.0) * largest
+    needed = rows_per_node * hessian * largest
     is_given = "min_child_weight" in parameters.agreed
-    if is_given and child_weight(parameters) < needed:
+    if is_given and obeys_child_weight(parameters) and child_weight(parameters) < needed:
         raise PolicyRefusal(
             f"min_child_weight={child_weight(parameters):g} does not keep nodes from holding fewer than "
             f"{rows_per_node} rows. Policy key: min_rows_per_node. Remedy: give at least {needed:.9g}, leave it out, "

@@ -17,7 +17,7 @@ from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import base_score_of, continued_model, new_model, predict_margins
 from nvflare_plugins.growth.objectives import FirstEstimate, Objective
 from nvflare_plugins.xgb.model_json import model_bytes
-from nvflare_plugins.xgb.parameters import check_parameters
+from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from tests.support import xgboost_rows as oracle
 
 FOLDER = Path(__file__).parents[1] / "golden" / "growth"
@@ -41,8 +41,13 @@ def _facts(version: str) -> dict[str, Any]:
 
 
 def _objective(name: str, version: str) -> Objective:
+    return Objective.of_job(_checked(name), version[:3])
+
+
+def _checked(name: str) -> TrainingParameters:
     params, _ = oracle.CASES[name]
-    return Objective.of_job(check_parameters(params, ["a"], []), version[:3])
+    label = {"signed": "t"} if params["objective"].startswith("survival:") else None
+    return check_parameters(params, ["a"], [], label=label)
 
 
 def _fact(version: str, name: str, weighted: bool) -> dict[str, Any]:
@@ -58,7 +63,7 @@ def _own_pairs(objective: Objective, name: str, weighted: bool) -> np.ndarray:
     """Each row by itself: a scale is then of one residual, as in a tree of one row."""
     margins, labels, weights = oracle.rows(name, oracle.N_ROWS, weighted)
     found = []
-    for i in range(labels.size):
+    for i in range(len(labels)):
         row = slice(i, i + 1)
         weight = None if weights is None else weights[row]
         total = 1.0 if weight is None else float(weight[0])
@@ -100,7 +105,7 @@ def test_smooth_losses_share_the_scale_of_all_rows(version: str, name: str, weig
 def test_base_scores_and_frames_of_models_are_those_of_training(version: str, name: str, weighted: bool) -> None:
     objective, expected = _objective(name, version), _fact(version, name, weighted)["frame"]
     _, labels, weights = oracle.rows(name, oracle.N_MANY, weighted)
-    facts = check_parameters(oracle.CASES[name][0], ["a"], []).objective
+    facts = _checked(name).objective
     estimate = FirstEstimate(objective, facts.base_score_source, 1)
     while estimate.due:
         estimate.take(estimate.local(labels, weights).astype(np.float64))

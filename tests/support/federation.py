@@ -17,6 +17,7 @@ import xgboost as xgb
 
 from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, RoundFacts, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.data.labels import columns_of
 from nvflare_plugins.kinds.horizontal.site import run_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
@@ -417,9 +418,23 @@ def succeed(outcomes: Mapping[str, JobResult | Exception]) -> dict[str, JobResul
     return dict(outcomes)
 
 
+def label_facts(frame: pd.DataFrame, label: str | Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Return a label as XGBoost's matrices take it."""
+    if isinstance(label, str):
+        return {"label": frame[label].to_numpy(np.float32)}
+    found = {part: frame[column].to_numpy(np.float32) for part, column in label.items()}
+    if "time" in found:
+        lower, upper = found["time"], np.where(found["event"] == 1, found["time"], np.inf)
+    elif "signed" in found:
+        lower, upper = np.abs(found["signed"]), np.where(found["signed"] > 0, found["signed"], np.inf)
+    else:
+        lower, upper = np.nan_to_num(found["lower"]), np.where(np.isnan(found["upper"]), np.inf, found["upper"])
+    return {"label_lower_bound": lower, "label_upper_bound": upper}
+
+
 def central_model(
     frame: pd.DataFrame,
-    label: str,
+    label: str | Mapping[str, str],
     params: dict,
     cuts: Cuts,
     num_rounds: int,
@@ -435,7 +450,7 @@ def central_model(
         options: of ``xgb.train``; ``eval_frame`` is turned into its ``evals``.
     """
     n_categories = n_categories or {}
-    features = frame.drop(columns=[label] + ([weight] if weight else []))
+    features = frame.drop(columns=[*columns_of(label)] + ([weight] if weight else []))
     names = list(features.columns)
     common = {
         "feature_names": names,
@@ -446,7 +461,7 @@ def central_model(
     reference = xgb.QuantileDMatrix(reference_table(cuts, n_categories), max_bin=max_bin, **common)
     matrix = xgb.QuantileDMatrix(
         features.to_numpy(np.float32),
-        label=frame[label].to_numpy(np.float32),
+        **label_facts(frame, label),
         weight=frame[weight].to_numpy(np.float32) if weight else None,
         ref=reference,
         max_bin=max_bin,
@@ -454,9 +469,7 @@ def central_model(
     )
     eval_frame = options.pop("eval_frame", None)
     if eval_frame is not None:
-        held_out = xgb.DMatrix(
-            eval_frame[names].to_numpy(np.float32), label=eval_frame[label].to_numpy(np.float32), **common
-        )
+        held_out = xgb.DMatrix(eval_frame[names].to_numpy(np.float32), **label_facts(eval_frame, label), **common)
         options["evals"] = [(held_out, "eval")]
     settings = {"tree_method": "hist", "nthread": 1, **params}
     return xgb.train(settings, matrix, num_rounds, xgb_model=bytearray(initial) if initial else None, **options)

@@ -42,12 +42,22 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "poisson": ({"objective": "count:poisson"}, _NUMBERS),
     "poisson, smaller steps": ({"objective": "count:poisson", "max_delta_step": 0.4}, _NUMBERS),
     "gamma": ({"objective": "reg:gamma"}, _NUMBERS),
+    **{
+        f"times, {noise}, scale {scale}": (
+            {"objective": "survival:aft", "aft_loss_distribution": noise, "aft_loss_distribution_scale": scale},
+            ("aft-nloglik", "interval-regression-accuracy"),
+        )
+        for noise, scale in (("normal", 1.0), ("logistic", 0.5), ("extreme", 1.375))
+    },
     "tweedie": ({"objective": "reg:tweedie", "tweedie_variance_power": 1.3}, _NUMBERS),
 }
 
 
 def rows(name: str, n: int, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return margins float32[n, n_outputs], labels and weights float32[n], the same with every numpy."""
+    """Return margins float32[n, n_outputs], labels and weights float32[n], the same with every numpy.
+
+    Labels of times are float32[n, 2]: events, and rows that are censored in each of three ways.
+    """
     params, _ = CASES[name]
     rng = np.random.default_rng([n, weighted, *params["objective"].encode()])
 
@@ -65,6 +75,11 @@ def rows(name: str, n: int, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.
         labels = np.where(uniform() < 0.5, uniform(), uniform() < 0.5).astype(np.float32)
     elif params["objective"] == "count:poisson":
         labels = np.floor(3 * labels)
+    elif params["objective"] == "survival:aft":
+        margins *= np.float32(8)  # the limits far away, and what is clipped, are among them
+        kind = np.arange(n) % 4
+        lower = np.where(kind == 2, np.float32(0), labels)
+        labels = np.stack([lower, np.select([kind == 0, kind == 1], [labels, np.float32(np.inf)], 2 * labels)], axis=1)
     return margins, labels, (3 * uniform() + 0.1).astype(np.float32) if weighted else None
 
 
@@ -79,7 +94,9 @@ def _matrix(
 ) -> xgb.DMatrix:
     if margins is not None and margins.shape[1] == 1:
         margins = margins[:, 0]
-    return xgb.DMatrix(columns, label=labels, weight=weights, base_margin=margins)
+    bounds = ("label_lower_bound", "label_upper_bound")
+    fields = {"label": labels} if labels.ndim == 1 else dict(zip(bounds, labels.T, strict=True))
+    return xgb.DMatrix(columns, **fields, weight=weights, base_margin=margins)
 
 
 def _base_score(params: dict[str, Any]) -> Any:
@@ -110,7 +127,7 @@ def pairs(name: str, weighted: bool) -> np.ndarray:
 def _each(
     margins: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    each = range(labels.size)
+    each = range(len(labels))
     return (
         [margins[i : i + 1] for i in each],
         [labels[i : i + 1] for i in each],

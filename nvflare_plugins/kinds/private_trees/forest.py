@@ -294,7 +294,7 @@ class ForestGrower:
         is_informed = method.interactions is Interactions.INFORMED
         self._gains = FeatureGains(len(self._candidates.of_feature)) if is_informed else None
         target = self._plan.target
-        shape = (rows.label.size,) if target.n_outputs == 1 else (rows.label.size, target.n_outputs)
+        shape = (len(rows.label),) if target.n_outputs == 1 else (len(rows.label), target.n_outputs)
         margin = np.full(shape, target.start, dtype=np.float32)
         first = 0
         for number, size in enumerate(batch_sizes(method.n_trees, method.batch_size)):

@@ -58,7 +58,7 @@ def train_in_shards(
         VeilBoostError: what ended the training; what happened at a worker comes with its number.
     """
     public = (job.to_dict(), channel.rank, channel.world, plan.training.feature_names)
-    runs = runs_of(rows.label.size, len(workers))
+    runs = runs_of(len(rows.label), len(workers))
     arguments = [(number, *public, _plain(rows, run)) for number, run in enumerate(runs)]
     note_rows(workers, runs)
 
@@ -143,7 +143,7 @@ class PrivateShard(Conversation):
             with reading_as_told():
                 own = _rows_of(rows, plan.training.bounds)
                 if rows["reads"]:
-                    ask(READ, _digest(rows, telling(ask, own.label.size)))
+                    ask(READ, _digest(rows, telling(ask, len(own.label))))
                 model = train(plan.training, place, sums, own, lambda n: ask(ROUND, n))
             return said_of_model(number, model)
 

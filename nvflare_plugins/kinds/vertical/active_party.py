@@ -296,7 +296,7 @@ class _Margins:
     def __init__(self, rows: LabelledSet, number: int, base: Floats) -> None:
         """Args: number: of the set at all parties. Shapes: base: float32[n_outputs]."""
         self._rows, self._number, self._n_trees = rows, number, 0
-        self.values: Floats = np.tile(base, (rows.label.size, 1))
+        self.values: Floats = np.tile(base, (len(rows.label), 1))
 
     def add(self, output: int, values: Floats) -> None:
         """Add a tree, by the value of each row's leaf. Shapes: values: float32[n_rows]."""
@@ -438,7 +438,7 @@ class VerticalTraining:
         """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
         rows, margins, objective, scale = self._sets[0], self._margins[0].values, self._objective, np.float32(0)
         if objective.is_smooth:
-            total = float(rows.label.size) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
+            total = float(len(rows.label)) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
             parts = objective.scale_rows(margins, rows.label, rows.weight)
             scale = objective.scale(float(parts.sum(dtype=np.float64)), total)
         return objective.gradients(margins, rows.label, rows.weight, scale)
@@ -468,11 +468,11 @@ class VerticalTraining:
         """Return leaves as quantiles of their rows' residuals. Shapes: float32[n_leaves]."""
         rows, margins = self._sets[0], self._margins[0].values[:, 0]
         weight = rows.weight
-        chosen = np.ones(rows.label.size, dtype=bool) if weight is None else weight > 0
+        chosen = np.ones(len(rows.label), dtype=bool) if weight is None else weight > 0
         if drawn is not None:
             chosen &= drawn
             # XGBoost takes weighted quantiles of rows that are drawn.
-            weight = np.ones(rows.label.size, dtype=np.float32) if weight is None else weight
+            weight = np.ones(len(rows.label), dtype=np.float32) if weight is None else weight
         leaf = np.searchsorted(tree.leaves, self._own.rows.node_of_rows()[chosen]).astype(np.int32)
         of_each = None if weight is None else weight[chosen]
         alpha, n_leaves = float(self._objective.leaf_quantile), tree.leaves.size

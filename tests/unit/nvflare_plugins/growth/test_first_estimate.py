@@ -23,7 +23,8 @@ _STEPS = 2.0**30
 
 
 def _objective(name: str, arithmetic: str = "3.4", **more: object) -> tuple[Objective, BaseScoreSource]:
-    parameters = check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [])
+    label = {"signed": "t"} if name.startswith("survival:") else None
+    parameters = check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [], label=label)
     return Objective.of_job(parameters, arithmetic), parameters.objective.base_score_source
 
 

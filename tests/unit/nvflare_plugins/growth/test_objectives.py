@@ -17,7 +17,8 @@ OF_ITS_OWN = {
 
 
 def _job(name: str, **more: object) -> TrainingParameters:
-    return check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [])
+    label = {"signed": "t"} if name.startswith("survival:") else None
+    return check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [], label=label)
 
 
 def _rows(objective: Objective, n: int = 5_000, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -27,6 +28,8 @@ def _rows(objective: Objective, n: int = 5_000, spread: float = 1.0) -> tuple[np
         labels = rng.integers(0, objective.n_outputs, n).astype(np.float32)
     elif objective.name.startswith("binary"):
         labels = (labels < 0.3).astype(np.float32)
+    elif objective.name.startswith("survival:"):
+        labels = np.stack([labels, np.where(labels < 0.3, np.inf, labels)], axis=1).astype(np.float32)
     margins = (spread * rng.normal(size=(n, objective.n_outputs))).astype(np.float32)
     return margins, labels, rng.gamma(2.0, size=n).astype(np.float32)
 
@@ -54,12 +57,12 @@ def test_rows_stay_within_the_public_bounds(name: str, arithmetic: str) -> None:
     margins, labels, weights = _rows(objective)
     labels = labels + np.float32(0.01) if objective.n_outputs == 1 and name.startswith(("reg", "count")) else labels
     scale = (
-        objective.scale(float(objective.scale_rows(margins, labels, None).sum()), labels.size)
+        objective.scale(float(objective.scale_rows(margins, labels, None).sum()), len(labels))
         if (objective.is_smooth)
         else np.float32(0)
     )
     pairs = objective.gradients(margins, labels, weights, scale)
-    assert pairs.shape == (objective.n_outputs, labels.size, 2) and pairs.dtype == np.float32
+    assert pairs.shape == (objective.n_outputs, len(labels), 2) and pairs.dtype == np.float32
     for bound, found in zip(objective.row_bounds(parameters.objective), np.abs(pairs).max(axis=(0, 1)), strict=True):
         assert bound is None or found <= bound * weights.max() * (1 + 1e-6)
     assert np.array_equal(largest_pairs(pairs), np.abs(pairs).max(axis=1))

@@ -16,7 +16,7 @@ from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.objectives import OBJECTIVES, gradients
 from nvflare_plugins.xgb.parameters import check_parameters
 
-CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror")
+CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror", "survival:aft")
 OWN = {
     "multi:softprob": {"num_class": 3},
     "multi:softmax": {"num_class": 3},
