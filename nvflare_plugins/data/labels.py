@@ -58,6 +58,15 @@ LabelColumns = Annotated[
 """The type of a job's field ``label`` where its kind takes survival objectives."""
 
 
+def check_classes(label: Label, classes: object) -> None:
+    """Refuse a list of classes for what is no class. Raises: ConfigurationError."""
+    if classes is not None and not isinstance(label, str):
+        raise ConfigurationError(
+            "label_classes is for a label of one column: leave it out, and say in the policies what an event is, if it "
+            "is not 0 and 1. Policy key: data_sets.<name>.columns"
+        )
+
+
 def columns_of(label: Label | None) -> tuple[str, ...]:
     """Return the columns that a label is in, none of which is a feature."""
     if label is None:

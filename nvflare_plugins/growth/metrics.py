@@ -24,7 +24,7 @@ _ROUNDING = _F(1e-6)  # XGBoost's kRtEps
 _SMALLEST = _F(1e-16)
 _BLOCK = 2048  # rows that XGBoost adds before it adds them to the rest
 _PER_CLASS = ("mlogloss", "merror")
-_OF_TIMES = ("aft-nloglik", "interval-regression-accuracy")  # whose losses are doubles
+_OF_TIMES = ("aft-nloglik",)  # whose losses are doubles
 _IN_ONE_BLOCK = (*_PER_CLASS, *_OF_TIMES)
 
 Parts = NDArray[np.float64]
@@ -194,11 +194,6 @@ def _aft_likelihood(metric: Metric, bounds: Floats, margins: Floats) -> Parts:
     return metric.objective.aft.losses(margins, bounds)
 
 
-def _interval_accuracy(metric: Metric, bounds: Floats, margins: Floats) -> Parts:
-    times = np.exp(margins.astype(np.float64))
-    return ((times >= bounds[:, 0]) & (times <= bounds[:, 1])).astype(np.float64)
-
-
 _LOSSES: dict[str, Loss] = {
     "rmse": _rmse,
     "rmsle": _rmsle,
@@ -215,7 +210,6 @@ _LOSSES: dict[str, Loss] = {
     "mlogloss": _mlogloss,
     "merror": _merror,
     "aft-nloglik": _aft_likelihood,
-    "interval-regression-accuracy": _interval_accuracy,
 }
 
 

@@ -29,7 +29,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
-from nvflare_plugins.data.labels import LabelColumns
+from nvflare_plugins.data.labels import LabelColumns, check_classes
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
@@ -182,11 +182,7 @@ class HorizontalJob(JobDocument):
             expect("pooled_metrics needs an eval_data_set, whose rows it is about", self.eval_data_set is not None)
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
-        expect(
-            "label_classes is for a label of one column: leave it out, or say what an event is in the policies "
-            "(data_sets.<name>.columns)",
-            self.label_classes is None or isinstance(self.label, str),
-        )
+        check_classes(self.label, self.label_classes)
         self._check_params()
 
     def _check_words(self) -> None:

@@ -30,7 +30,6 @@ COARSEST = 2.0**-24
 ROW_LABELS, ROW_WEIGHTS = "row labels", "row weights"
 _ROW_HEADROOM = 16.0
 _MODERATE_WEIGHT = 16.0
-_OF_TIMES = ("aft-nloglik", "interval-regression-accuracy")
 _LINEAR = ("reg:squarederror", "count:poisson")  # gradients are differences of predictions and labels
 
 
@@ -174,7 +173,7 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     start = _largest_base_score(parameters)
     largest = max(_largest(label), start)
     name, _, argument = metric.partition("@")
-    if name in _OF_TIMES:
+    if name == "aft-nloglik":
         return total * (_LARGEST_LOG_LOSS + _largest(np.log(label[label > 0])) + _log_scale(parameters))
     if name in CURVE_METRICS:
         return 4.0 * max(1.0, total, total**2)

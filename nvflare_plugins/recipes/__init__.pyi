@@ -466,7 +466,7 @@ class TuningRecipe(JobRecipe):
 
     Args:
         data_set: Name of the data set in every site's policy.
-        label: Label column.
+        label: Label column, or columns of times, as in horizontal jobs.
         params: XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric
             that decides (the last `eval_metric`), `max_bin`, constraints.
         trials: List of parameter sets to try, each as objects of XGBoost parameters; this or `search`.
@@ -496,7 +496,7 @@ class TuningRecipe(JobRecipe):
         name: str,
         *,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         params: Mapping[str, Any] = ...,
         trials: Sequence[Mapping[str, Any]] | None = ...,
         search: Mapping[str, Any] | None = ...,
@@ -602,7 +602,7 @@ class VerticalTuningRecipe(JobRecipe):
     Args:
         active: Site that has the label; all other sites of the job are passive parties.
         data_set: Name of the data set in every site's policy.
-        label: Label column at the active party.
+        label: Label column at the active party, or its columns of times, as in horizontal jobs.
         params: XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric
             that decides (the last `eval_metric`), `max_bin`, constraints.
         trials: List of parameter sets to try, each an object of XGBoost parameters; this or `search`.
@@ -636,7 +636,7 @@ class VerticalTuningRecipe(JobRecipe):
         *,
         active: str,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         params: Mapping[str, Any] = ...,
         trials: Sequence[Mapping[str, Any]] | None = ...,
         search: Mapping[str, Any] | None = ...,
@@ -678,7 +678,7 @@ class VerticalXGBRecipe(JobRecipe):
     Args:
         active: Site that has the label; all other sites of the job are passive parties.
         data_set: Name of the training set in every site's policy.
-        label: Label column at the active party.
+        label: Label column at the active party, or its columns of times, as in horizontal jobs.
         params: XGBoost parameters (jobs/MODEL.md lists the supported ones). Columns of passive parties have the names
             ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
             one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
@@ -740,7 +740,7 @@ class VerticalXGBRecipe(JobRecipe):
         *,
         active: str,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         params: Mapping[str, Any] = ...,
         num_rounds: int = ...,
         profile: str = ...,

@@ -339,7 +339,7 @@ _METRICS: dict[Task, tuple[str, ...]] = {
         "gamma-deviance",
         "tweedie-nloglik",
     ),
-    Task.SURVIVAL: ("aft-nloglik", "interval-regression-accuracy"),
+    Task.SURVIVAL: ("aft-nloglik",),
 }
 _METRIC_ARGUMENTS: dict[str, tuple[float, float, bool]] = {
     # name -> (low, high, argument required); both limits as XGBoost accepts them: error in (0, 1), rho in [1, 2).

@@ -19,6 +19,7 @@ from nvflare_plugins.growth.objectives import FirstEstimate, Objective
 from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from tests.support import xgboost_rows as oracle
+from tests.support.survival import label_of
 
 FOLDER = Path(__file__).parents[1] / "golden" / "growth"
 RELEASES = sorted({"3.3.0", "3.4.1", xgb.__version__})
@@ -46,8 +47,7 @@ def _objective(name: str, version: str) -> Objective:
 
 def _checked(name: str) -> TrainingParameters:
     params, _ = oracle.CASES[name]
-    label = {"signed": "t"} if params["objective"].startswith("survival:") else None
-    return check_parameters(params, ["a"], [], label=label)
+    return check_parameters(params, ["a"], [], label=label_of(params))
 
 
 def _fact(version: str, name: str, weighted: bool) -> dict[str, Any]:

@@ -51,6 +51,10 @@ def labels(features: np.ndarray, kind: str, seed: int = 0) -> np.ndarray:
         return np.digitize(score, np.quantile(score, [0.3, 0.7])).astype(np.float32)
     if kind == "counts":
         return np.round(np.minimum(np.exp(score * 0.5), 30)).astype(np.float32)
+    if kind == "times":
+        time = np.exp(score).astype(np.float32)
+        upper = np.select([rng.random(len(x)) < share for share in (0.3, 0.5)], [np.inf, 2 * time], time)
+        return np.stack([np.where(rng.random(len(x)) < 0.1, 0, time), upper], axis=1).astype(np.float32)
     return (score * (1e6 if kind == "millions" else 1.0)).astype(np.float32)
 
 
@@ -116,6 +120,10 @@ VARIANTS = {
     "quantile_error": ({"objective": "reg:quantileerror", "quantile_alpha": 0.3}, "real"),
     "pseudo_huber": ({"objective": "reg:pseudohubererror"}, "real"),
     "poisson": ({"objective": "count:poisson"}, "counts"),
+    **{
+        f"aft_{noise}": ({"objective": "survival:aft", "aft_loss_distribution": noise, **more}, "times")
+        for noise, more in (("normal", {}), ("logistic", {"aft_loss_distribution_scale": 0.6}), ("extreme", {}))
+    },
     "hinge": ({"objective": "binary:hinge"}, "binary"),
     "subsample": ({**LOGISTIC, "subsample": 0.6, "seed": 3}, "binary"),
     "subsample_forest": ({**LOGISTIC, "subsample": 0.5, "num_parallel_tree": 2, "seed": 11}, "binary"),
@@ -134,7 +142,9 @@ VARIANTS = {
 }
 
 
-ELGAMAL_VARIANTS = ("plain", "softprob", "squared_error_millions", "subsample", "everything", "lossguide")
+ELGAMAL_VARIANTS = (
+    *("plain", "aft_extreme", "softprob", "squared_error_millions", "subsample", "everything", "lossguide"),
+)
 
 # Between two others, or put together from them: with the slow tests.
 BETWEEN_OTHERS = {

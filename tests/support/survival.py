@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -16,6 +18,11 @@ FORMS = {
 def as_fields(label: np.ndarray) -> dict[str, np.ndarray]:
     """Return labels as XGBoost's matrices take them: one each, or two bounds of times."""
     return {"label": label} if label.ndim == 1 else dict(zip(_BOUNDS, label.T, strict=True))
+
+
+def label_of(params: dict[str, Any]) -> str | dict[str, str]:
+    """Return a label of the form that an objective takes."""
+    return FORMS["signed"] if str(params.get("objective")).startswith("survival:") else "label"
 
 
 AFT = {"objective": "survival:aft"}

@@ -28,6 +28,7 @@ from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
+from tests.support.survival import as_fields, label_of
 
 
 @dataclass
@@ -134,7 +135,7 @@ def federate(
     owner, make_maker = scheme(joined.features.shape[0])
     max_bin = params.get("max_bin", 256)
     names = [f"f{i}" for i in range(joined.features.shape[1])]
-    checked = check_vertical_parameters({"nthread": 1, **params}, names)
+    checked = check_vertical_parameters({"nthread": 1, **params}, names, label=label_of(params))
     passives = [
         PassiveParty(
             [joined.part(i, table).T for table in joined.tables],
@@ -171,8 +172,10 @@ def federate(
 
 def central(joined: Joined, params: dict, num_rounds: int, initial: bytes | None = None, **options) -> xgb.Booster:
     """Train stock XGBoost on the joined table."""
-    matrix = joined.matrix(joined.features, label=joined.label, weight=joined.weight)
-    evals = [(joined.matrix(joined.valid[0], label=joined.valid[1]), "valid")] if joined.valid is not None else []
+    matrix = joined.matrix(joined.features, **as_fields(joined.label), weight=joined.weight)
+    evals = (
+        [(joined.matrix(joined.valid[0], **as_fields(joined.valid[1])), "valid")] if joined.valid is not None else []
+    )
     settings = {"tree_method": "hist", "nthread": 1, **params}
     model = None if initial is None else bytearray(initial)
     return xgb.train(settings, matrix, num_rounds, evals=evals, xgb_model=model, verbose_eval=False, **options)

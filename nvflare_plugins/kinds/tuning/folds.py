@@ -245,7 +245,7 @@ class FoldRows:
         def chosen(rows: NDArray[np.bool_]) -> RowSet:
             bins = BinnedTable(self._bins.codes[rows], self._bins.missing, self._bins.is_dense)
             label = self.labels.label[rows]
-            margins = np.broadcast_to(start, (label.size, plan.objective.n_outputs)).astype(np.float32)
+            margins = np.broadcast_to(start, (len(label), plan.objective.n_outputs)).astype(np.float32)
             return RowSet(bins, label, None, margins)
 
         held_out = self._folds == fold

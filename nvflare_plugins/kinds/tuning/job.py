@@ -33,6 +33,7 @@ from nvflare_plugins.base.declared import (
 )
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.labels import LabelColumns, columns_of
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.policy import SitePolicy
@@ -258,7 +259,7 @@ class Tuned(JobDocument):
     best_recipe: ClassVar[str]
     tracking: ClassVar[bool] = False
     data_set: Name
-    label: Name
+    label: LabelColumns
     params: Parameters
     trials: Trials | None
     search: Search | None
@@ -321,8 +322,8 @@ class TuningJob(Tuned):
 
     data_set: Name
     """Name of the data set in every site's policy."""
-    label: Name
-    """Label column."""
+    label: LabelColumns
+    """Label column, or columns of times, as in horizontal jobs."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric that
     decides (the last `eval_metric`), `max_bin`, constraints.
@@ -367,13 +368,13 @@ class TuningJob(Tuned):
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
-        expect("group must not be the label", self.group != self.label)
+        expect("group must not be the label", self.group not in columns_of(self.label))
         for trial in self.all_trials():
             self.training_of(trial)
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
         """See ``Tuned``."""
-        found = {
+        found: dict[str, Any] = {
             "data_set": self.data_set,
             "label": self.label,
             "params": params,

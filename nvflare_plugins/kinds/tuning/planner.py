@@ -68,7 +68,7 @@ def _workload(request: PlanRequest, job: TuningJob, number: int) -> Workload:
     workload = workload_of_job(training, rows, n_features, request.sites, missing=request.missing)
     names = training.features or [f"f{i}" for i in range(n_features)]
     columns = {"monotone_constraints", "interaction_constraints"}
-    checked = check_parameters({k: v for k, v in training.params.items() if k not in columns}, names)
+    checked = check_parameters({k: v for k, v in training.params.items() if k not in columns}, names, label=job.label)
     return dataclasses.replace(workload, metrics=len(checked.metrics), metrics_wait=True)
 
 

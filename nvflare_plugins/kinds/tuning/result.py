@@ -15,6 +15,7 @@ from typing import Any
 
 from nvflare_plugins.base.files import inert_csv, write_atomically
 from nvflare_plugins.base.formatting import number
+from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.tuning.job import Trial, Tuned
 from nvflare_plugins.pages.run_record import ReportSection
 from nvflare_plugins.pages.tuning_page import PAGE, TunedTrial, TuningFacts, build_page
@@ -201,7 +202,7 @@ def facts_of(
     return TuningFacts(
         job_id,
         job.data_set,
-        job.label,
+        words_of_label(job.label),
         result.metric,
         is_larger_better(result.metric),
         n_sites,

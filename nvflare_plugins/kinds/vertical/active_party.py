@@ -369,7 +369,7 @@ class VerticalTraining:
         base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
         self._margins = [_Margins(one, number, base) for number, one in enumerate(sets)]
         self._metrics = [Metric(name, objective) for name in params.metrics]
-        self._purity = None if params.objective.task is Task.REGRESSION else LeafPurity(train.label)
+        self._purity = LeafPurity(train.label) if params.objective.task in (Task.BINARY, Task.MULTICLASS) else None
         self._closed: set[str] = set()  # parties that give no sums any more
         self._result = VerticalResult(b"")
 
@@ -623,7 +623,7 @@ class ActiveSite:
         if len(set(names)) != len(names):
             raise ConfigurationError("a column here has the name under which the model lists another party's")
         check_names_survive(names, categories)
-        params = with_own_seed(check_vertical_parameters(start.job.params, names))
+        params = with_own_seed(check_vertical_parameters(start.job.params, names, label=start.job.label))
         if start.initial is not None:
             part = start.initial.part
             if [(p.site, p.aliases) for p in part.parties] != [(p.name, p.schema.aliases) for p in parties]:

@@ -38,6 +38,7 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.data.declaration import Delta, Epsilon
+from nvflare_plugins.data.labels import Label, LabelColumns, check_classes
 from nvflare_plugins.site.profiles import REMOVED_PROFILES
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
@@ -110,8 +111,8 @@ class VerticalJob(JobDocument):
     """Site that has the label; all other sites of the job are passive parties."""
     data_set: Name
     """Name of the training set in every site's policy."""
-    label: Name
-    """Label column at the active party."""
+    label: LabelColumns
+    """Label column at the active party, or its columns of times, as in horizontal jobs."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters (jobs/MODEL.md lists the supported ones). Columns of passive parties have the names
     ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret one,
@@ -205,6 +206,7 @@ class VerticalJob(JobDocument):
     """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
 
     def __post_init__(self) -> None:
+        check_classes(self.label, self.label_classes)
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.is_noised and self.profile == VerticalProfile.ELGAMAL.value:
@@ -330,7 +332,11 @@ _REFUSED: dict[str, str] = {
 
 
 def check_vertical_parameters(
-    params: Mapping[str, object], names: Sequence[str], metrics: Sequence[str] | None = None
+    params: Mapping[str, object],
+    names: Sequence[str],
+    metrics: Sequence[str] | None = None,
+    *,
+    label: Label | None = None,
 ) -> TrainingParameters:
     """Check the XGBoost parameters of a vertical job; nothing has been sent yet.
 
@@ -338,6 +344,7 @@ def check_vertical_parameters(
         params: as for ``xgb.train``.
         names: the columns of all parties, the active party's first.
         metrics: the metrics, if the job holds them apart.
+        label: the job's, where its kind takes survival objectives.
 
     Raises:
         ConfigurationError: a parameter that vertical training does not support, named with the reason; or one that
@@ -351,7 +358,7 @@ def check_vertical_parameters(
         if value in refused or (canonical == "device" and str(value).startswith(("cuda", "gpu"))):
             raise ConfigurationError(f"{name}={value!r} is refused in vertical jobs: {reason}.")
     allowed = {name: value for name, value in params.items() if name not in _REFUSED}
-    return check_parameters(allowed, names, metrics)
+    return check_parameters(allowed, names, metrics, label=label)
 
 
 def check_active_party(active: str, sites: Sequence[str] | None) -> None:
@@ -366,7 +373,7 @@ def check_vertical_early(job: VerticalJob, sites: Sequence[str] | None, n_sites:
     Raises:
         ConfigurationError: parameters, or names of sites.
     """
-    check_vertical_parameters(without_columns(job.params), ["any"])
+    check_vertical_parameters(without_columns(job.params), ["any"], label=job.label)
     check_active_party(job.active, sites)
     for name in ("features", "categories"):
         for site in getattr(job, name):

@@ -20,6 +20,7 @@ from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids
+from nvflare_plugins.data.labels import columns_of
 from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.kinds.alignment.result import Alignment
@@ -130,8 +131,8 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
         )
         if table.weight is not None and not table.weight.any():
             raise DataRefusal(f"weight column {job.weight!r} holds zeros only.")
-        if not is_active and job.label in table.feature_names:
-            raise ConfigurationError(f"{context.site} has a column of the label's name, {job.label!r}: leave it out")
+        for name in () if is_active else set(columns_of(job.label)) & set(table.feature_names):
+            raise ConfigurationError(f"{context.site} has a column of the label's name, {name!r}: leave it out")
         features = list(table.feature_names)  # the evaluation set has the training set's columns
         ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing, data_set.id_form))
         sets.append(PartySet(name, data_set, dataclasses.replace(table, ids=None), ids))

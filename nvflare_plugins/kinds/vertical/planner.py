@@ -55,7 +55,7 @@ def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
     if job is None or not job.is_noised:
         return None
     free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
-    return plan_of(job, check_vertical_parameters(free, ["any"]))
+    return plan_of(job, check_vertical_parameters(free, ["any"], label=job.label))
 
 
 def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterator[str]:

@@ -289,7 +289,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     policy, is_active = context.policy, context.site == job.active
     _check_policy(job, context, is_active=is_active)
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
-    parameters = check_vertical_parameters(unconstrained, ["any"])
+    parameters = check_vertical_parameters(unconstrained, ["any"], label=job.label)
     noised = plan_of(job, parameters)
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")

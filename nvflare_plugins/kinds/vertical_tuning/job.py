@@ -24,6 +24,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
+from nvflare_plugins.data.labels import LabelColumns, columns_of
 from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, MOST_TRIALS, Search, Trial, Trials, Tuned
 from nvflare_plugins.kinds.vertical.job import (
     AlignmentId,
@@ -83,8 +84,8 @@ class VerticalTuningJob(Tuned):
     """Site that has the label; all other sites of the job are passive parties."""
     data_set: Name
     """Name of the data set in every site's policy."""
-    label: Name
-    """Label column at the active party."""
+    label: LabelColumns
+    """Label column at the active party, or its columns of times, as in horizontal jobs."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters of every trial (jobs/MODEL.md lists the supported ones): the objective, the metric that
     decides (the last `eval_metric`), `max_bin`, constraints.
@@ -130,7 +131,7 @@ class VerticalTuningJob(Tuned):
     """Longest silence of a site, and longest time for one answer; 0 means 10 minutes and one hour."""
 
     def __post_init__(self) -> None:
-        expect("group must not be the label", self.group != self.label)
+        expect("group must not be the label", self.group not in columns_of(self.label))
         for trial in self.all_trials():
             self.training_of(trial)
 
@@ -168,5 +169,5 @@ class VerticalTuningJob(Tuned):
 def check_vertical_tuning_early(job: VerticalTuningJob, sites: Sequence[str] | None, n_sites: int) -> None:
     """Refuse parameters of any trial that no party would accept. Raises: ConfigurationError."""
     for trial in job.all_trials():
-        check_vertical_parameters(without_columns({**job.params, **trial}), ["any"])
+        check_vertical_parameters(without_columns({**job.params, **trial}), ["any"], label=job.label)
     check_active_party(job.active, sites)

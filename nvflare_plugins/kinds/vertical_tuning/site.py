@@ -88,7 +88,7 @@ def prepare(job: VerticalTuningJob, context: SiteContext) -> TuningPrepared:
         given = {**job.params, **trial}
         free = {name: value for name, value in given.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
         with in_trial(number, len(trials)):
-            parameters.append(check_vertical_parameters(free, ["any"]))
+            parameters.append(check_vertical_parameters(free, ["any"], label=job.label))
             if not parameters[-1].metrics:
                 raise ConfigurationError("eval_metric: a tuning needs a metric to compare trials by")
     base = vertical_site.prepare(job.training_of(trials[0], is_scored=False), context, job.group)

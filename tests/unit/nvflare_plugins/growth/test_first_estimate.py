@@ -12,6 +12,7 @@ from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.cuts import quantile
 from nvflare_plugins.xgb.objectives import OBJECTIVES
 from nvflare_plugins.xgb.parameters import check_parameters
+from tests.support.survival import label_of
 
 OF_ITS_OWN = {
     "multi:softprob": {"num_class": 3},
@@ -23,7 +24,7 @@ _STEPS = 2.0**30
 
 
 def _objective(name: str, arithmetic: str = "3.4", **more: object) -> tuple[Objective, BaseScoreSource]:
-    label = {"signed": "t"} if name.startswith("survival:") else None
+    label = label_of({"objective": name})
     parameters = check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [], label=label)
     return Objective.of_job(parameters, arithmetic), parameters.objective.base_score_source
 

@@ -8,6 +8,7 @@ from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.objectives import ARITHMETICS, NOT_FINITE, Objective, largest_pairs
 from nvflare_plugins.xgb.objectives import OBJECTIVES
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
+from tests.support.survival import label_of
 
 OF_ITS_OWN = {
     "multi:softprob": {"num_class": 4},
@@ -17,7 +18,7 @@ OF_ITS_OWN = {
 
 
 def _job(name: str, **more: object) -> TrainingParameters:
-    label = {"signed": "t"} if name.startswith("survival:") else None
+    label = label_of({"objective": name})
     return check_parameters({"objective": name, **OF_ITS_OWN.get(name, {}), **more}, ["a"], [], label=label)
 
 

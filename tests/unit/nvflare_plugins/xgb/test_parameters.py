@@ -27,8 +27,8 @@ EXTRA = {
 
 
 def checked_of(objective: str, **more: object) -> TrainingParameters:
-    label = survival.FORMS["signed"] if objective.startswith("survival:") else "label"
-    return check_parameters({"objective": objective, **EXTRA.get(objective, {}), **more}, NAMES, label=label)
+    params = {"objective": objective, **EXTRA.get(objective, {}), **more}
+    return check_parameters(params, NAMES, label=survival.label_of(params))
 
 
 def facts_of(objective: str, **more: object) -> objectives.ObjectiveFacts:
