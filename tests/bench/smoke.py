@@ -127,6 +127,7 @@ PROGRAMS = (
         FEATURES=4,
         FORMS=("passes",),
     ),
+    _program("bench_sealed --candidates 5 --rows 400 --depth 3", "wall_s differing"),
     _program("bench_tags --rounds 2", "masks_over_untagged"),
     _program(
         "bench_vertical --shape quick --only elgamal_20_32 --rounds 1 --bins 16", "elgamal_20_32/identical_to_central"
