@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,15 +28,18 @@ from nvflare_plugins.dossier.parts import (
     policy_part,
     threats_part,
 )
+from nvflare_plugins.dossier.release import DECISION
+from nvflare_plugins.dossier.structure import judge_run
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import time_text
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.verification import Verification, find_evidence, verify
+from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.report import build_report, build_summary, own_evidence
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
 from nvflare_plugins.site.certificates import Identity, load_identity
-from nvflare_plugins.site.policy import SitePolicy, own_workspace
-from nvflare_plugins.site.policy_values import POLICY_FILE, is_private
+from nvflare_plugins.site.policy import SitePolicy, own_workspace, workspace_of
+from nvflare_plugins.site.policy_values import ReleaseRules, is_private
 
 
 def run(options: Options) -> int:
@@ -61,8 +65,7 @@ def _found(options: Options) -> tuple[Path, Path | None]:
     given, workspace, site = Path(options.job), options.workspace, options.site
     if (given / FILE_NAME).is_file():
         if workspace is None:
-            inner = given.resolve().parent.parent
-            return given, inner if (inner / POLICY_FILE).is_file() else None
+            return given, workspace_of(given)
         return given, own_workspace(workspace, RunRecord.read(given).site)
     if workspace is None or site is None:
         raise ConfigurationError(
@@ -86,6 +89,8 @@ def _dossier(options: Options, folder: Path, workspace: Path | None, record: Run
     verdict = "" if verification is None else verdict_text(verification)
     parts = [
         _attack_part(report, record),
+        _structure_part(folder, policy, record),
+        _decision_part(folder, policy),
         _page(
             "data_protection.html", "The page for data protection", build_summary(record, folder, said(verification))
         ),
@@ -185,6 +190,33 @@ def _attack_part(report: AttackReport, record: RunRecord) -> Part:
     files = {"attacks.html": html.encode(), "attacks.json": as_json(report.to_dict())}
     remark = f"no attack was run: {report.reason}" if report.reason else ""
     return Part("Attacks on the model", files, remark=remark)
+
+
+def _structure_part(folder: Path, policy: SitePolicy | None, record: RunRecord) -> Part:
+    """Judge the run's model by the site's rules of release, or say why not."""
+    title = "What the model's structure tells"
+    if policy is None or record.model is None:
+        return Part(title, missing="the job has left no model here, or the site's workspace was not named")
+    rules = policy.release_rules or ReleaseRules()
+    try:
+        findings = judge_run(folder / record.model, record, policy, rules)
+    except (VeilBoostError, OSError) as error:
+        return Part(title, missing=str(error) if isinstance(error, VeilBoostError) else type(error).__name__)
+    facts = {"findings": findings, "job_id": record.job_id, "site": record.site}
+    html = page("structure.html", own_rules=policy.release_rules is not None, **facts)
+    stated = {"rules": asdict(rules), "findings": [asdict(one) for one in findings]}
+    broken = [one.title for one in findings if not one.holds]
+    remark = f"broken rules: {'; '.join(broken)}" if broken else "every rule is kept"
+    return Part(title, {"structure.html": html.encode(), "structure.json": as_json(stated)}, remark=remark)
+
+
+def _decision_part(folder: Path, policy: SitePolicy | None) -> Part:
+    """Return the decision of ``veilboost release``, if there is one."""
+    path, title = folder / DECISION, "The decision whether the model may leave"
+    if path.is_file():
+        return Part(title, {DECISION: path.read_bytes()})
+    is_due = policy is not None and policy.release_rules is not None
+    return Part(title, missing="nobody has asked for one (`veilboost release`)", is_due=is_due)
 
 
 def _attacks(

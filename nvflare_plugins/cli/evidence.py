@@ -33,7 +33,7 @@ def _moment(text: str) -> datetime:
         required=True,
         metavar="PATH...",
         type=PATH,
-        help="folder or files of exported evidence, or one dossier",
+        help="folder or files of exported evidence, or one dossier, or one decision and files that it binds",
     ),
     option(
         "--root-ca",
@@ -71,7 +71,8 @@ def verify(options: Options) -> int:
     """``veilboost verify``: check the evidence of a job.
 
     It looks at chains, signatures, agreement of sites and server, and the protection of every private message. A
-    dossier (.zip) is checked with the evidence in it.
+    dossier (.zip) is checked with the evidence in it, a decision (release.json) with the files named beside it, such as
+    the model; a refusal does not hold.
 
     """
     from nvflare_plugins.cli.verify import run

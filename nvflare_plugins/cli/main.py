@@ -47,6 +47,7 @@ COMMANDS: dict[str, click.Command] = {
         evidence.report,
         models.compare,
         models.predict,
+        models.release,
         models.export,
         models.score,
         sites.snapshot,

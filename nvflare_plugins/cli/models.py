@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from he_processors.errors import ConfigurationError
@@ -105,6 +107,7 @@ def export(options: Options) -> int:
     copy for others has NaN there and says so; structure, thresholds and leaves, which predictions need, stay and go on
     telling something about the data. ONNX and treelite hold no hessian.
     """
+    from nvflare_plugins.dossier.release import check_copied
     from nvflare_plugins.scoring.export import strip_sum_hessian, to_onnx, to_treelite
     from nvflare_plugins.scoring.model import FinishedModel
 
@@ -112,6 +115,7 @@ def export(options: Options) -> int:
     check_output("the copy", output, ".json", ONNX, TREELITE)
     if output.exists() and options.model.exists() and output.samefile(options.model):
         raise ConfigurationError(f"{output} is the model itself, which would lose its covers: name another file")
+    check_copied(options.model)
     if suffix in (ONNX, TREELITE):
         content = (to_onnx if suffix == ONNX else to_treelite)(FinishedModel.read(options.model))
         what = "row counts are not in it"
@@ -129,6 +133,33 @@ def export(options: Options) -> int:
     options.tell(copy=output)
     print(f"wrote {output}: {what}; thresholds and leaves still tell about the data")
     return 0
+
+
+@command(
+    "judge by the site's rules whether a model may leave, and write the signed decision",
+    argument("model", metavar="[MODEL]", type=PATH, required=False, help="a run's folder, or the model.json in it"),
+    option("--rules", metavar="FILE", type=PATH, help="rules as JSON (default: release_rules of the site's policy)"),
+    option("--by", metavar="NAME", help="who decides; stands in the decision"),
+    option("--data", metavar="FILE", type=PATH, help="the training rows (default: the data set as it is now)"),
+    option("--workspace", metavar="DIR", type=PATH, help="the site's workspace (default: where MODEL lies)"),
+    option("--write-rules", metavar="FILE.json", type=PATH, help="write the default rules, and nothing else"),
+    *FILE_OPTIONS,
+    exits={0: "released, or written", 3: "refused: a rule is broken; the decision says so"},
+)
+def release(options: Options) -> int:
+    """``veilboost release MODEL --by NAME``: may this model leave the site? Sends nothing.
+
+    It judges the model of a run on the rows that it was trained on here: how many share an answer, few rows behind a
+    leaf, answers without doubt, too many numbers for the rows, settings that are easy to attack. A private model is
+    judged by the epsilon that its job has spent. Each broken rule is named with measure, limit and remedy.
+
+    The decision, release.json in the run's folder, binds model, rules, measures and evidence, is signed with the key of
+    the site's FLARE certificate, and `veilboost verify` checks it. Where the policy has release_rules, `export` and
+    `models` want an approval under them. It binds this site's copy alone: other sites hold the same model.
+    """
+    from nvflare_plugins.cli.release import run
+
+    return run(options)
 
 
 @command(
@@ -181,7 +212,13 @@ def models(options: Options) -> int:
     """
     from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
 
-    versions = ModelVersions(own_policy(options).runs)
+    def may_be_used(path: Path) -> None:
+        from nvflare_plugins.dossier.release import check_released  # XGBoost, which listing models does not need
+
+        check_released(policy, path)
+
+    policy = own_policy(options)
+    versions = ModelVersions(policy.runs, may_be_used)
     action, given = options.action, options.arguments
     if action == "list" and not given:
         unread: list[str] = []

@@ -1,4 +1,4 @@
-"""``veilboost verify``: what evidence and dossiers show, as a table or as JSON."""
+"""``veilboost verify``: what evidence, dossiers and decisions show, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from he_processors.errors import AuthenticationError, ConfigurationError, Protoc
 from nvflare_plugins.base.formatting import counted, human_bytes, printable, table_lines
 from nvflare_plugins.cli.options import ROOT_CERTIFICATE, Options
 from nvflare_plugins.dossier.archive import MAX_BYTES, Dossier, open_dossier
+from nvflare_plugins.dossier.decision import Decision, broken, check_bound, is_decision, open_decision
 from nvflare_plugins.evidence.audit import (
     RELEASE_FACTS,
     Audit,
@@ -157,6 +158,51 @@ def dossier_to_json(outcome: Outcome) -> dict[str, object]:
         "members": list(dossier.members),
         "unchecked": list(outcome.unchecked),
     }
+
+
+# ``veilboost verify`` on a decision of ``veilboost release``, and on files that it binds.
+
+
+def _run_on_decision(arguments: Options, root: x509.Certificate | None, servers: Collection[str]) -> int:
+    paths = [path for path in arguments.paths if is_decision(path)]
+    if len(paths) > 1:
+        raise ConfigurationError("name one decision, and beside it files that it binds")
+    decision, is_signed = open_decision(paths[0].read_bytes(), FlareAuthority(root, servers))
+    if root is not None and not is_signed:
+        raise ProtocolError(f"{paths[0].name} is not signed by {decision.site}, and with a root certificate it must be")
+    if arguments.job not in (None, decision.job_id):
+        raise ProtocolError(f"{paths[0].name} is of job {decision.job_id}, not of {arguments.job}")
+    bound = {path.name: check_bound(decision, path) for path in arguments.paths if path != paths[0]}
+    open_points = tuple(unchecked(root, servers))
+    verdict = Verdict.UNSIGNED if not is_signed else Verdict.SIGNED if open_points else Verdict.VERIFIED
+    verdict = verdict if decision.released else Verdict.FAILED
+    if arguments.json:
+        stated = {name: value for name, value in dataclasses.asdict(decision).items() if name != "certificate"}
+        told = {"verdict": verdict.name, "exit_code": verdict.value, "unchecked": open_points, "files": bound}
+        print(json.dumps({"decision": told | stated}, indent=2))
+    else:
+        lines = (*_decision_lines(decision, bound), _decision_verdict(decision, verdict, open_points))
+        print("\n".join(printable(line, MAX_SENTENCE) for line in lines))
+    return verdict.value
+
+
+def _decision_lines(decision: Decision, bound: Mapping[str, str]) -> Iterator[str]:
+    yield f"Decision on the model of job {decision.job_id} at {decision.site}, profile {decision.profile}"
+    yield f"  made      {decision.time} as the site says, by {decision.by}"
+    for name, what in bound.items():
+        yield f"  binds     {name}: {what}"
+    for one in decision.judged:
+        yield f"  {'kept' if one.holds else 'BROKEN':<9} {one.rule}: {one.limit}"
+    yield "  It binds this site's copy of the model; the other sites of the job hold the same one."
+
+
+def _decision_verdict(decision: Decision, verdict: Verdict, open_points: Sequence[str]) -> str:
+    what = f"the release of job {decision.job_id}'s model by {decision.site}"
+    if verdict is Verdict.FAILED:
+        return f"NOT RELEASED: {decision.site} refused it: {broken(decision.judged)}"
+    if verdict is Verdict.UNSIGNED:
+        return f"UNSIGNED: anyone could have written {what}"
+    return f"SIGNED, NOT VERIFIED: {what}: {'; '.join(open_points)}" if open_points else f"VERIFIED: {what}"
 
 
 # ``veilboost verify``: what evidence shows, as a table that a person can read or as JSON, and the command itself.
@@ -387,6 +433,8 @@ def run(arguments: Options) -> int:
         verdict = Verdict.NO_ROOT
         root, servers = trusted(arguments.root_ca, arguments.paths)
         verdict = Verdict.FAILED
+        if any(map(is_decision, arguments.paths)):
+            return _run_on_decision(arguments, root, {*servers, *arguments.server})
         if any(map(is_dossier, arguments.paths)):
             return _run_on_dossier(arguments, root, {*servers, *arguments.server})
         result = verify(arguments.paths, root, {*servers, *arguments.server}, arguments.job, arguments.at)

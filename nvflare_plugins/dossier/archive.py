@@ -211,11 +211,15 @@ def seal(dossier: Dossier, identity: Identity) -> bytes:
             ],
         }
     )
-    signature: dict[str, Any] = {"certificate": None, "signature": None}
-    if identity.is_signed:
-        signed = identity.sign(_statement(manifest)).hex()
-        signature = {"certificate": identity.chain_pem.decode("ascii"), "signature": signed}
+    signature = signed(identity, _statement(manifest))
     return pack({MANIFEST: manifest, SIGNATURE: canonical(signature), **dossier.members})
+
+
+def signed(identity: Identity, statement: bytes) -> dict[str, str | None]:
+    """Return a site's certificate chain and its signature over a statement; nulls where it has no certificate."""
+    if not identity.is_signed:
+        return {"certificate": None, "signature": None}
+    return {"certificate": identity.chain_pem.decode("ascii"), "signature": identity.sign(statement).hex()}
 
 
 def open_dossier(archive: bytes, authority: FlareAuthority) -> Dossier:
@@ -236,7 +240,10 @@ def open_dossier(archive: bytes, authority: FlareAuthority) -> Dossier:
     job_id, attempt, site, profile = names
     _check_members(stated["members"], members)
     created = read_time(stated["created"])
-    is_signed = _check_signature(_parsed(signature, SIGNATURE), site, manifest, created, authority)
+    found = _parsed(signature, SIGNATURE)
+    if set(found) != {"certificate", "signature"}:
+        raise ProtocolError(f"its {SIGNATURE} is none")
+    is_signed = check_signature(found, site, _statement(manifest), created, authority)
     return Dossier(job_id, attempt, site, profile, created, members, is_signed)
 
 
@@ -268,25 +275,29 @@ def _check_names(listed: list[str], members: list[str]) -> None:
         raise ProtocolError(f"its members are in another order than its {MANIFEST} lists them")
 
 
-def _check_signature(
-    stated: Mapping[str, Any], site: str, manifest: bytes, created: datetime, authority: FlareAuthority
+def check_signature(
+    found: Mapping[str, Any], site: str, statement: bytes, created: datetime, authority: FlareAuthority
 ) -> bool:
-    if set(stated) != {"certificate", "signature"}:
-        raise ProtocolError(f"its {SIGNATURE} is none")
-    certificate, signature = stated["certificate"], stated["signature"]
+    """Check what ``signed`` returned; tell whether there is a signature.
+
+    Raises:
+        ProtocolError: certificate and signature are not what they should be.
+        AuthenticationError: the certificate is not believed, or the signature is not its own.
+    """
+    certificate, signature = found["certificate"], found["signature"]
     if certificate is None and signature is None:
         return False
     if not isinstance(certificate, str) or not isinstance(signature, str):
-        raise ProtocolError(f"its {SIGNATURE} is none")
+        raise ProtocolError("its signature is none")
     try:
         raw = bytes.fromhex(signature)
     except ValueError:
-        raise ProtocolError(f"its {SIGNATURE} is none") from None
+        raise ProtocolError("its signature is none") from None
     try:
         authority.certified(site, certificate, [created])
     except AuthenticationError as error:
         raise AuthenticationError(f"the certificate of {site} cannot be believed: {error}") from None
-    authority.check(certificate, _statement(manifest), raw)
+    authority.check(certificate, statement, raw)
     return True
 
 

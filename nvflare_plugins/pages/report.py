@@ -9,6 +9,7 @@ Privacy: the summary holds counts of this site's rows, like ``run.json``: a page
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import statistics
@@ -57,6 +58,8 @@ from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import categories_of, leaf_size, trees_model
 
 logger = logging.getLogger(__name__)
+RELEASE_FACTS = "release_facts.json"
+"""What `veilboost release` has measured of the run's model, in the run's folder."""
 MAX_FEATURES = 15
 _VISIBLE_SHARE = 0.01
 _CODEC_COLOUR = {"MASKED": 1, "BFV": 2, "CKKS": 4, "SEALED": 3, "PLAIN": 5, "PUBLIC": 6, "MASKED_32": 1, "PLAIN_32": 5}
@@ -125,6 +128,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
         local_page=LOCAL_PAGE if (folder / LOCAL_PAGE).is_file() else "",
         importance=importance,
         of_importance=of_importance,
+        release=_release(folder),
         settings=list(_settings(run)),
     )
 
@@ -311,6 +315,16 @@ def _importance(run: RunRecord, folder: Path) -> tuple[str, str]:
     of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
     of_splits = "Share of the splits, and their number (weight): the model carries no gains."
     return horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
+
+
+def _release(folder: Path) -> dict[str, Any] | None:
+    """Return what was measured of the model that is there, before it may leave; None if nothing was, or of another."""
+    try:
+        facts = json.loads((folder / RELEASE_FACTS).read_bytes())
+        is_of_model = facts["model"] == hashlib.sha256((folder / facts["file"]).read_bytes()).hexdigest()
+        return facts if is_of_model and isinstance(facts["findings"], list) else None
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
 
 
 def _tree(run: RunRecord, folder: Path) -> str:

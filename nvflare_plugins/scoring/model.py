@@ -200,6 +200,15 @@ class FinishedModel:
         result: NDArray[np.int64] = probabilities.argmax(axis=1)
         return result
 
+    def leaves(self, values: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the leaf that each row reaches in every tree, as its number in the tree.
+
+        Shapes: values: float32[n_rows, n_features] as ``predict``, with rows; result: int64[n_rows, n_trees].
+        """
+        found = self._booster.predict(xgb.DMatrix(values), pred_leaf=True)
+        result: NDArray[np.int64] = found.reshape(values.shape[0], -1).astype(np.int64)
+        return result
+
     def contributions(self, values: NDArray[np.float32], rounds: str | int = ALL_ROUNDS) -> NDArray[np.float32]:
         """Return SHAP values of the margin, the bias last.
 

@@ -294,7 +294,7 @@ def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, *, takes_pass
             may_lack_rows=True,
             repair=is_private(record.profile),
             takes_passes=takes_passes,
-            held_by="whoever attacks a model at the site holds all rows at once",
+            held_by="whoever attacks or judges a model at the site holds all rows at once",
         )
     except DataRefusal as error:
         raise ConfigurationError(error.reason) from None

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -74,9 +74,14 @@ class FoundModel:
 class ModelVersions:
     """The names of one site's models."""
 
-    def __init__(self, runs: Path) -> None:
-        """Args: runs: the folder of the site's runs."""
-        self._runs = runs
+    def __init__(self, runs: Path, check: Callable[[Path], None] | None = None) -> None:
+        """Read a site's names.
+
+        Args:
+            runs: the folder of the site's runs.
+            check: raises for a model that may not be put in use.
+        """
+        self._runs, self._check = runs, check
 
     def found(self, unread: list[str] | None = None) -> list[FoundModel]:
         """Return the models that jobs have left, the oldest first; runs without one are left out.
@@ -121,6 +126,7 @@ class ModelVersions:
         from nvflare_plugins.scoring.model import FinishedModel  # XGBoost, which listing models does not need
 
         FinishedModel.read(self._runs / job / model.file)
+        self._may_be_used(self._runs / job / model.file)
         fresh = Version(job, model.file, model.sha256, datetime.now(UTC).isoformat(timespec="seconds"))
         with self._changing() as names:
             versions = names[name].versions if name in names else ()
@@ -137,7 +143,7 @@ class ModelVersions:
         """Put a version of a name in use; return the one that was. Raises: ConfigurationError: there is none such."""
         with self._changing() as names:
             before = self._of(names, name, version)
-            self._intact(name, version, before.versions[version - 1])
+            self._may_be_used(self._intact(name, version, before.versions[version - 1]))
             names[name] = Named(before.versions, version)
         return before.current
 
@@ -158,6 +164,10 @@ class ModelVersions:
             )
         version = int(number) if number else names[name].current
         return self._intact(name, version, self._of(names, name, version).versions[version - 1])
+
+    def _may_be_used(self, path: Path) -> None:
+        if self._check is not None:
+            self._check(path)
 
     @staticmethod
     def is_reference(text: str) -> bool:

@@ -44,6 +44,7 @@ from nvflare_plugins.site.policy_values import (
     Floors,
     JobTerms,
     PluginPin,
+    ReleaseRules,
     is_private,
 )
 from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES, REMOVED_PROFILES
@@ -211,6 +212,12 @@ def own_workspace(folder: Path, site: str) -> Path:
     return inner if (inner / POLICY_FILE).is_file() else folder
 
 
+def workspace_of(run_folder: Path) -> Path | None:
+    """Return the site's workspace that a run's folder lies in, as it does unless its policy keeps runs elsewhere."""
+    found = run_folder.resolve().parent.parent
+    return found if (found / POLICY_FILE).is_file() else None
+
+
 def _bare(value: str) -> str:
     return value.replace(":", "").lower()
 
@@ -330,6 +337,11 @@ class SitePolicy(Document):
     cluster: Cluster | None = None
     """A Dask cluster of the site on which its part of trainings runs; needs the extra `cluster`. `null` trains in the
     site's own process. Results are the same, and no other party sees a difference. See jobs/CLUSTER.md.
+    """
+    release_rules: ReleaseRules | None = None
+    """Rules that `veilboost release` must have found a model to keep before `veilboost export` copies it and `veilboost
+    models` puts it in use at this site. `null` asks for no decision. It binds this site's copy: the other sites of a
+    job hold the same model. See jobs/DOSSIER.md.
     """
     data_protection: DataProtection = DataProtection()
     """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field
 
-from nvflare_plugins.base.declared import STRICT, Document, Flag, Words, document
+from nvflare_plugins.base.declared import AS_GIVEN, STRICT, Document, Flag, Words, document
+from nvflare_plugins.data.declaration import MOST_ROWS, CountOrNone
 
 POLICY_FILE = Path("local") / "veilboost.json"
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
@@ -150,6 +153,61 @@ class Consents(Document):
         if given and noted is not None:
             noted.add(name)
         return given
+
+
+Share = Annotated[float, STRICT, Ge(0), Le(1), AS_GIVEN, Words("a number from 0 to 1")]
+
+
+@document
+class ReleaseRules(Document):
+    """What a model must keep before it may leave the site; the defaults are those of SACRO-ML where it has one.
+
+    A group is all rows of the site for which the model predicts the same. Rows of other sites only make groups larger.
+    A differentially private model is judged by `max_epsilon` and `max_delta` alone, which bound all the rest.
+
+    Reference: AI-SDC/SACRO-ML, sacroml/attacks/structural_attack.py; ACRO, default.yaml (thresholds of 10).
+    """
+
+    WHAT = "the rules of release"
+
+    min_group_rows: CountOrNone = 10
+    """Fewest rows of a group, and of the rows of one class that the model's probabilities state of a group."""
+    max_share_in_small_groups: Share = 0
+    """Largest share of rows in groups below `min_group_rows`. Many trees of some depth give nearly every row a group of
+    its own.
+    """
+    max_share_in_small_cells: Share = 0
+    """Largest share of rows in groups of which the model states, as probability times rows, fewer than
+    `min_group_rows` rows of a class, and more than none.
+    """
+    max_share_certain: Share = 0
+    """Largest share of rows for which the model gives some class a probability of zero."""
+    max_share_in_one_class_groups: Share = 1
+    """Largest share of rows in groups whose rows, `min_group_rows` or more, all have one class. Where a class is rare
+    that is common, and the model shows it to none who lacks the labels: 1 does not judge it.
+    """
+    min_leaf_rows: CountOrNone = 10
+    """Fewest rows that a leaf is known to hold, of those that rows of the site reach: the site's own, or as many of all
+    sites as the leaf's hessian tells at least.
+    """
+    min_degrees_of_freedom: Annotated[int, STRICT, Le(MOST_ROWS)] = 10
+    """Fewest rows of the site beyond the numbers that training has chosen: two for each split, one for each leaf (of
+    several classes, one for each but one), one for each tree.
+    """
+    allow_unnecessary_risk: Flag = False
+    """Accept depth, rounds and `min_child_weight` that made models easiest to attack in a large study
+    (arXiv:2502.09396): depth above 3, with more than 3 rounds and a `min_child_weight` of at most 1.5, 3 from 13 rounds
+    on, 6 from 63.
+    """
+    max_epsilon: Annotated[float, STRICT, Gt(0), Le(1000), AS_GIVEN] = 10
+    """Largest epsilon of a private model's job, at `max_delta`, as the site's ledger adds it up."""
+    max_delta: Annotated[float, STRICT, Ge(0), Lt(1), AS_GIVEN] = 1e-5
+    """Largest delta of a private model's job."""
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the rules, however their file is written."""
+        stated = {name: float(value) for name, value in dataclasses.asdict(self).items()}
+        return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
 
 
 # Policies are values, which everything that asks for consents shares. Who asked in which attempt is no part of them,

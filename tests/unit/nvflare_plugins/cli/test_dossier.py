@@ -32,6 +32,8 @@ PARTS = {
     "index.html",
     "attacks.html",
     "attacks.json",
+    "structure.html",
+    "structure.json",
     "data_protection.html",
     "report.html",
     "threats.json",
