@@ -49,6 +49,7 @@ _TABLES = {
     "Consents": "consents.",
     "SnapshotSource": "snapshots.NAME.",
     "VerticalRules": "vertical.",
+    "ReleaseRules": "release_rules.",
     "DataProtection": "data_protection.",
     "Cluster": "cluster.",
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from he_processors.errors import ConfigurationError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.run_folder import MODEL
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import printable
@@ -45,6 +45,8 @@ def run(options: Options) -> int:
         findings = judge_run(path, record, policy, rules, _spec(options, record, policy))
         decision = decide(Case(record, path, rules, findings, options.by, moment), identity)
         write_report(path.parent)
+    except VeilBoostError:  # some are errors of values too
+        raise
     except DAMAGED:
         raise ConfigurationError(f"{FILE_NAME} or a file in {path.parent} is damaged: copy the run again") from None
     written = path.parent / DECISION

@@ -1,1 +1,1 @@
-"""What a site can show of one job: all that is known of it in one signed archive."""
+"""What a site can show of one job: all that is known of it in one signed archive, and whether its model may leave."""

@@ -241,9 +241,10 @@ def open_dossier(archive: bytes, authority: FlareAuthority) -> Dossier:
     _check_members(stated["members"], members)
     created = read_time(stated["created"])
     found = _parsed(signature, SIGNATURE)
-    if set(found) != {"certificate", "signature"}:
-        raise ProtocolError(f"its {SIGNATURE} is none")
-    is_signed = check_signature(found, site, _statement(manifest), created, authority)
+    try:
+        is_signed = check_signature(found, site, _statement(manifest), created, authority)
+    except ProtocolError:
+        raise ProtocolError(f"its {SIGNATURE} is none") from None
     return Dossier(job_id, attempt, site, profile, created, members, is_signed)
 
 
@@ -284,6 +285,8 @@ def check_signature(
         ProtocolError: certificate and signature are not what they should be.
         AuthenticationError: the certificate is not believed, or the signature is not its own.
     """
+    if set(found) != {"certificate", "signature"}:
+        raise ProtocolError("its signature is none")
     certificate, signature = found["certificate"], found["signature"]
     if certificate is None and signature is None:
         return False

@@ -263,7 +263,7 @@ def judge(model: FinishedModel, table: Table, trained: Trained, rules: ReleaseRu
             f"{table.n_rows:,} rows of this site, {table.n_rows - free:,} numbers: {free:,} more rows",
             f"at least {rules.min_degrees_of_freedom:,} more rows",
             free >= rules.min_degrees_of_freedom,
-            "A model with as many free numbers as rows has room for the rows themselves.",
+            "A model with as many free numbers as rows can hold the rows themselves.",
             "train fewer rounds, or a smaller max_depth",
         ),
         _of_settings(trained, rules),
@@ -382,7 +382,7 @@ def judge_run(
     Raises:
         VeilBoostError: model or rows cannot be read, or they are not those of the run.
     """
-    model = FinishedModel.read(path)
+    model = FinishedModel(path.read_bytes(), path.name)
     if is_private(record.profile):
         log = own_evidence(record, path.parent)
         ledgers, problems = histories(record, policy)

@@ -5,6 +5,7 @@ The corpus is that of the vectors, and the golden files. A crash is anything but
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -251,6 +252,21 @@ def _dossier() -> Target:
     return Target(lambda data: open_dossier(data, authority), [whole, pack(members), pack({})])
 
 
+def _decision() -> Target:
+    from nvflare_plugins.dossier.decision import FORMAT, Decision, Judged, open_decision
+    from nvflare_plugins.evidence.audit import FlareAuthority
+    from nvflare_plugins.evidence.format import canonical
+
+    names = dict.fromkeys(("site", "job_id", "attempt", "profile", "by"), "a")
+    hashes = dict.fromkeys(("model", "copy", "rules", "facts", "evidence"), "0" * 64)
+    said = {"format": FORMAT, "time": "2026-11-24T00:00:00Z", "released": True, "certificate": None, "signature": None}
+    decision = Decision(
+        judged=[Judged(rule="min_leaf_rows", limit="at least 10 rows", holds=True)], **names, **hashes, **said
+    )
+    whole = canonical(dataclasses.asdict(decision))
+    return Target(lambda data: open_decision(data, FlareAuthority(None)), [whole, whole.replace(b"true", b"false")])
+
+
 def _agreement() -> Target:
     """Whether a reader of the protocol's text alone judges any bytes as the product does."""
     from tests.vectors.make import judged
@@ -365,6 +381,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "evidence": _vectors("evidence", "log", 1 << 14),
     "evidence head": _direct("head", parser("nvflare_plugins.evidence.format:SignedHead.from_bytes")),
     "dossier": _dossier,
+    "decision": _decision,
     "ledger": _vectors("ledger", "journal", 1 << 14),
     "ledger head": _vectors("ledger", "head"),
     "two readers": _agreement,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
@@ -21,11 +20,9 @@ from nvflare_plugins.dossier import attacks as statistics
 from nvflare_plugins.dossier.archive import pack, unpack
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.policy import SitePolicy
-from tests.support.evidence_attempts import complete_attempt
-from tests.support.sessions import Authority, key_number
-from tests.unit.nvflare_plugins.cli.test_compare import workspace as workspace_of_compare
+from tests.support.sessions import Authority
+from tests.unit.nvflare_plugins.cli.conftest import PROJECT
 
-PROJECT = Authority()
 PARTS = {
     "manifest.json",
     "signature.json",
@@ -47,39 +44,6 @@ PARTS = {
 def _few_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "N_REFERENCES", 2)
     monkeypatch.setattr(statistics, "_RESAMPLINGS", 20)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Return the folder of a finished run in a site's workspace, with the policy that was recorded."""
-    folder, own = workspace_of_compare(tmp_path)
-    policy = SitePolicy.load(own, "site-1")
-    (folder / "policy.json").write_bytes(policy.allowed())
-    evidence = complete_attempt(tmp_path / "server", rounds=1)
-    (folder / "evidence").mkdir()
-    shutil.copy(evidence / "site-1.evidence.jsonl", folder / "evidence")
-    facts = {"evidence": "evidence/site-1.evidence.jsonl", "policy_hash": policy.fingerprint(), "attempt": "a1"}
-    replace(RunRecord.read(folder), **facts).write(folder)
-    return folder
-
-
-@pytest.fixture
-def kit(run: Path) -> Path:
-    """Give the site a startup kit; return a root certificate that lies elsewhere."""
-    startup, elsewhere = run.parents[1] / "startup", run.parents[2] / f"{run.parents[1].name}-kit"
-    startup.mkdir()
-    elsewhere.mkdir()
-    files = {
-        "client.crt": PROJECT.issue("site-1", 1).public_bytes(Encoding.PEM),
-        "client.key": key_number(1).private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()),
-        "rootCA.pem": PROJECT.root.public_bytes(Encoding.PEM),
-        "fed_client.json": json.dumps({"servers": [{"name": "project", "identity": "server1"}]}).encode(),
-    }
-    for name, content in files.items():
-        (startup / name).write_bytes(content)
-    for name in ("rootCA.pem", "fed_client.json"):
-        (elsewhere / name).write_bytes(files[name])
-    return elsewhere / "rootCA.pem"
 
 
 def write(run: Path, *options: str) -> Path:

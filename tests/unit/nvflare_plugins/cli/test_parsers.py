@@ -49,6 +49,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "report",
         "compare",
         "predict",
+        "release",
         "export",
         "score",
         "snapshot",

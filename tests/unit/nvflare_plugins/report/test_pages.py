@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from nvflare_plugins.cli import drift
 from nvflare_plugins.dossier import attacks
 from nvflare_plugins.dossier.attacks import Attacked, AttackReport, Bound, Estimate, Reconstructed
 from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
+from nvflare_plugins.dossier.structure import Finding
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, tuning_page
@@ -30,7 +32,7 @@ from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.pages.model_charts import RowFigures, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.notebook import run_part
 from nvflare_plugins.pages.render import environment, page
-from nvflare_plugins.pages.report import build_report, build_summary
+from nvflare_plugins.pages.report import RELEASE_FACTS, build_report, build_summary
 from nvflare_plugins.pages.run_record import (
     EVALUATION,
     TRAINING,
@@ -133,6 +135,10 @@ def run_record(text: str, **changes: object) -> RunRecord:
     return RunRecord(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def findings(text: str) -> list[Finding]:
+    return [Finding(text, text, text, text, holds, text, text) for holds in (True, False)]
+
+
 def fill(folder: Path, text: str) -> Path:
     """Write the model and the evidence of a plugin's run, with the text wherever it may stand."""
     rows = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
@@ -141,6 +147,9 @@ def fill(folder: Path, text: str) -> Path:
     document["learner"]["feature_names"] = [text, f"{text} 2", "c"]
     document["learner"]["feature_types"] = ["float"] * 3
     (folder / "model.json").write_text(json.dumps(document))
+    digest = hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
+    facts = {"file": "model.json", "model": digest, "released": False, "by": text, "time": text}
+    (folder / RELEASE_FACTS).write_text(json.dumps(facts | {"findings": [asdict(one) for one in findings(text)]}))
     attempt = Attempt(folder, profile="plugin.toy")
     claims = plugin_facts("toy", text, text, Statement(**dict.fromkeys(TEXTS, text), notes=(text, text)))
     attempt.open_session(**{site: {"protection": claims, "policy_hash": "ab" * 32} for site in attempt.sites})
@@ -318,6 +327,10 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
     "tuning that runs": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text, 7))),
     "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
     "no attacks": ("attacks.html", lambda text, folder: attacks.build_page(AttackReport(text), text, text)),
+    "structure": (
+        "structure.html",
+        lambda text, folder: page("structure.html", findings=findings(text), job_id=text, site=text, own_rules=False),
+    ),
     "dossier": ("dossier.html", cover_of),
     "runs": ("runs.html", lambda text, folder: runs_of(text)),
     "check": ("check.html", lambda text, folder: page("check.html", check=checked(text))),
