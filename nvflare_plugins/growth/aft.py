@@ -95,6 +95,11 @@ class AftLoss:
     distribution: str = "normal"
     scale: float = 1.0
 
+    def section(self) -> dict[str, dict[str, str]]:
+        """Return what a model says of the loss, as XGBoost writes it."""
+        scale = f"{self.scale:.9g}"
+        return {"aft_loss_param": {"aft_loss_distribution": self.distribution, "aft_loss_distribution_scale": scale}}
+
     def pairs(self, margins: Floats, bounds: Floats) -> tuple[Floats, Floats]:
         """Return gradients, from -15 to 15, and hessians, from 1e-16 to 15.
 

@@ -82,8 +82,7 @@ def objective_section(objective: Objective) -> dict[str, Any]:
     elif name == "reg:quantileerror":
         section = {"quantile_loss_param": {"quantile_alpha": f"[{_scientific(objective.quantile_alpha)}]"}}
     elif name == "survival:aft":
-        aft = {"aft_loss_distribution": objective.aft.distribution}
-        section = {"aft_loss_param": aft | {"aft_loss_distribution_scale": _decimal(np.float32(objective.aft.scale))}}
+        section = objective.aft.section()
     elif name.startswith("multi:"):
         section = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
     return dict(sorted({"name": name, **section}.items()))

@@ -330,7 +330,8 @@ class PrivateTreesRecipe(JobRecipe):
 
     Args:
         data_set: Name of the training set in every site's policy, which must give it a privacy budget.
-        label: Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``.
+        label: Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``; or columns of times within
+            ``label_bounds``, as in horizontal jobs.
         epsilon: What this job may spend; delta is given, never computed from the data.
         delta: What this job may spend; delta is given, never computed from the data.
         feature_bounds: Public (low, high) of every numeric feature; values outside are clipped to it.
@@ -341,7 +342,10 @@ class PrivateTreesRecipe(JobRecipe):
             a probability. A class that no row has is learnt to be rare.
         label_bounds: Public (low, high) of the label of a regression, in its own units; a label outside counts as the
             bound. Training starts from their middle, and half of their distance is the unit of the noise. None for
-            classes.
+            classes. For times they are above 0, training starts from their geometric middle, and the noise is in units
+            of `aft_loss_distribution_scale`.
+        aft_loss_distribution: For times: XGBoost's parameter, the noise of their logarithms.
+        aft_loss_distribution_scale: For times: XGBoost's parameter, the scale of that noise.
         method: A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name
             such as ``dp_rf`` (methods.py).
         components: Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
@@ -373,7 +377,7 @@ class PrivateTreesRecipe(JobRecipe):
         name: str,
         *,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         epsilon: float,
         delta: float,
         feature_bounds: Mapping[str, Sequence[float]] = ...,
@@ -381,6 +385,8 @@ class PrivateTreesRecipe(JobRecipe):
         features: Sequence[str] | None = ...,
         label_classes: Sequence[str | int] | None = ...,
         label_bounds: Sequence[float] | None = ...,
+        aft_loss_distribution: str = ...,
+        aft_loss_distribution_scale: float = ...,
         method: str = ...,
         components: Mapping[str, Any] = ...,
         trust: str = ...,

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dp_components import leaf_weights
-from dp_components.leaf_weights import Number, SeveralClasses, Target
+from dp_components.leaf_weights import Number, SeveralClasses, Target, Times
 from dp_components.sensitivity import Norm, Sensitivity, clip_class_rows, clip_rows
 from dp_components.split_candidates.candidates import FeatureBounds
+from nvflare_plugins.growth.aft import AftLoss
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
@@ -40,7 +41,8 @@ from tests.support.audit import Setting, audit, judge, run_attempt
 from tests.support.private_trees import Part, mu_of, split_rows
 
 CLASSES, NUMBERS = SeveralClasses(4), Number(FeatureBounds(0.0, 10.0))
-TARGETS = pytest.mark.parametrize("target", [CLASSES, NUMBERS], ids=["classes", "numbers"])
+TIMES = Times(FeatureBounds(1.0, 100.0), AftLoss("normal", 0.5))
+TARGETS = pytest.mark.parametrize("target", [CLASSES, NUMBERS, TIMES], ids=["classes", "numbers", "times"])
 FEW = replace(CLIPPED, n_trees=10)
 LONG_STEPS = replace(CLIPPED, learning_rate=2.0, batch_size=2)
 """So that the canary's scores go far within few rounds."""
@@ -55,10 +57,12 @@ def setting(target: Target, trust: Trust = TRUSTED, method: Method = FEW, beyond
     rng = np.random.default_rng(0)
     columns = rng.random((3, 200)).astype(np.float32)
     label = np.maximum(rng.integers(-17, 3, 200), 0) if target == CLASSES else 8 + 2 * rng.random(200)
+    label = label if target != TIMES else 10 * label[:, None] * np.ones(2)
     releases = ReleasePlan.of(method, BOUNDS, mu_of(EPSILON, DELTA), trust.n_honest, target=target)
     plan = PrivateTreesPlan(method, BOUNDS, releases, trust, 1, (), target)
     of_canary = 3.0 if target == CLASSES else -beyond
-    canary = Part(np.full((3, 1), 0.5, np.float32), np.full(1, of_canary, np.float32))
+    of_canary = np.full((1, 2), 1 / (1 + beyond)) if target == TIMES else np.full(1, of_canary)
+    canary = Part(np.full((3, 1), 0.5, np.float32), of_canary.astype(np.float32))
     return Setting(plan, tuple(split_rows(columns, label.astype(np.float32), 3)), canary, **changes)
 
 
@@ -134,12 +138,25 @@ def test_classes_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+def test_gradients_of_times_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for a surprise of one deviation, and one of nine: times within their bounds do not bound gradients."""
+    bound = leaf_weights.TimesWeights(TIMES, counts_rows=False).sensitivity(FEW.query).bound
+
+    def as_they_are(query, pulled, h):
+        return announced(clip_rows(np.stack([pulled, h], axis=1), (100.0, 1.0)), bound)
+
+    watched = setting(TIMES)
+    monkeypatch.setattr(leaf_weights, "_clip", as_they_are)
+    assert measured_mu(audit(watched, N_RUNS)) > CLAIMED_MU
+
+
+@pytest.mark.slow
 def test_labels_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A label of ten times the bounds, with residuals as they are: nothing else of the clipping is left out."""
     watched = setting(NUMBERS, beyond=5.0)
     bound = leaf_weights.SquaredWeights(NUMBERS).sensitivity(FEW.query).bound
 
-    def as_they_are(query, residuals):
+    def as_they_are(query, residuals, h=1.0):
         return announced(clip_rows(np.stack([residuals, np.ones(residuals.size)], axis=1), (100.0, 1.0)), bound)
 
     monkeypatch.setattr(leaf_weights, "_clip", as_they_are)

@@ -15,8 +15,9 @@ import xgboost as xgb
 
 from dp_components.distributed_noise import NoiseShares
 from dp_components.events import Release
-from dp_components.leaf_weights import LeafQuery, Number, SeveralClasses, Target
+from dp_components.leaf_weights import LeafQuery, Number, SeveralClasses, Target, Times
 from dp_components.split_candidates.candidates import FeatureBounds, by_rule, uniform_candidates
+from nvflare_plugins.growth.aft import DISTRIBUTIONS, AftLoss
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
@@ -37,6 +38,7 @@ from tests.support.private_trees import split_rows, train_in_process
 from tests.support.refreshed import refresh_parameters
 
 NUMBER = Number(FeatureBounds(-4.0, 8.0))
+TIMES = {noise: Times(FeatureBounds(0.25, 64.0), AftLoss(noise, 0.75)) for noise in DISTRIBUTIONS}
 SCALES = {"plain": 1.0, "large": 1e6, "small": 1e-9}
 DEFAULT = replace(OURS, interactions=Interactions.INFORMED, query=LeafQuery.CLIPPED)
 OF_ALL = {
@@ -68,6 +70,10 @@ def labelled(target: Target, n_rows: int = 900, scale: float = 1.0) -> Table:
     """Return rows with labels of a kind; nobody has the last class."""
     data = table(n_rows, missing=True)
     score = np.nan_to_num(data.columns[0]) + np.nan_to_num(data.columns[1]) * np.nan_to_num(data.columns[2])
+    if isinstance(target, Times):
+        times = np.exp(score + 1).astype(np.float32)[:, None] * np.ones(2, np.float32)
+        times[::3, 1], times[1::7, 0], times[2::5, 1] = np.inf, 0, 1.5 * times[2::5, 0]  # of every kind of censoring
+        return Table(data.columns, times)
     if isinstance(target, Number):
         return Table(data.columns, (scale * (2 * score + 1)).astype(np.float32))  # some lie beyond the bounds
     return Table(data.columns, np.digitize(score, [-0.5, 0.5]).astype(np.float32))
@@ -99,6 +105,8 @@ class Scores(Simulation):
 
 CASES = [(SeveralClasses(4), name, method) for name, method in OF_CLASSES.items()]
 CASES += [(NUMBER, name, method) for name, method in OF_NUMBERS.items()]
+CASES += [(TIMES["normal"], name, method) for name, method in OF_NUMBERS.items() if name != "averaging"]
+CASES += [(TIMES[noise], "default", DEFAULT) for noise in ("logistic", "extreme")]
 
 
 @pytest.mark.parametrize(("target", "name", "method"), CASES, ids=lambda x: x if isinstance(x, str) else "")
@@ -123,7 +131,7 @@ def stock_refresh(plan: PrivateTreesPlan, model: bytes, data: Table) -> np.ndarr
         values = np.ldexp(rows.statistics(margin, plan), -20).astype(np.float32)
         return values[:, :n_outputs].squeeze(), values[:, n_outputs:].squeeze()
 
-    matrix = xgb.DMatrix(data.columns.T, label=np.zeros(data.label.size), nthread=1)
+    matrix = xgb.DMatrix(data.columns.T, label=np.zeros(len(data.label)), nthread=1)
     booster = xgb.Booster(parameters, [matrix], model_file=bytearray(model))
     booster.set_param(parameters)
     for number in range(plan.method.n_trees // plan.method.batch_size):
@@ -132,7 +140,7 @@ def stock_refresh(plan: PrivateTreesPlan, model: bytes, data: Table) -> np.ndarr
 
 
 @pytest.mark.parametrize("name", ["newton", "one_feature", "joint", "default"])
-@pytest.mark.parametrize("target", [SeveralClasses(4), NUMBER], ids=["classes", "numbers"])
+@pytest.mark.parametrize("target", [SeveralClasses(4), NUMBER, TIMES["normal"]], ids=["classes", "numbers", "times"])
 def test_without_noise_it_is_stock_xgboosts_refresh(target: Target, name: str) -> None:
     """But for the classes' mean, which is 0 up to the truncation of rows and is taken away here."""
     data = labelled(target)
@@ -140,7 +148,7 @@ def test_without_noise_it_is_stock_xgboosts_refresh(target: Target, name: str) -
     [model, *_] = train_in_process(plan, split_rows(data.columns, data.label, 3), no_noise)
     ours, theirs = predict(model, data), stock_refresh(plan, model, data)
     assert np.ptp(ours) > 0.01
-    assert np.array_equal(ours, theirs) if isinstance(target, Number) else np.allclose(ours, theirs, atol=2e-5)
+    assert np.array_equal(ours, theirs) if target.n_outputs == 1 else np.allclose(ours, theirs, atol=2e-5)
 
 
 def naive_classes(data: Table, plan: PrivateTreesPlan, model: bytes) -> np.ndarray:

@@ -266,7 +266,7 @@ def run_attempt(setting: Setting, has_canary: bool, run: int, randomness: list[S
         masks = _WatchedMasks(keys, view, payloads) if rank == ADVERSARY else MaskedSums(keys)
         part = setting.rows_of(rank, has_canary)
         protected = ProtectedSums(channel, masks, None if trusted else SumTags(attempt, rank, secrets, group))
-        sums = NoisySums(protected, setting.plan, setting.pays(run, rank), randomness[rank], part.label.size)
+        sums = NoisySums(protected, setting.plan, setting.pays(run, rank), randomness[rank], len(part.label))
         try:
             train(setting.plan, channel, sums, OwnRows(part.columns, part.label), partial(_end_round, channel))
             if channel.heads is not None:

@@ -48,7 +48,7 @@ class Simulation:
         self._grower = ForestGrower(plan, OwnRows(train.columns, train.label), MechanismSums(plan, mechanism))
         self.candidates: Candidates | None = None
         self._bins = np.empty((0, 0), dtype=np.uint8)
-        self._scores = np.zeros(test.label.size, dtype=np.float32)
+        self._scores = np.zeros(len(test.label), dtype=np.float32)
         self.trees: list[tuple[Tree, NDArray[np.float32]]] = []
 
     def run(self) -> NDArray[np.float32]:

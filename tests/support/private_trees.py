@@ -99,7 +99,7 @@ def train_in_process(
         masks = MaskedSums(PairwiseMasks(attempt, rank, secrets, group, blinder=None if trusted else 0))
         tags = None if trusted else SumTags(attempt, rank, secrets, group)
         rows = OwnRows(parts[rank].columns, parts[rank].label)
-        sums = NoisySums(ProtectedSums(channel, masks, tags), plan, randomness=site_randomness, n_rows=rows.label.size)
+        sums = NoisySums(ProtectedSums(channel, masks, tags), plan, randomness=site_randomness, n_rows=len(rows.label))
         return train(plan, channel, sums, rows)
 
     return list(succeed(run_in_threads(aggregator, sites, take_part)).values())

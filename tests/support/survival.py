@@ -46,3 +46,10 @@ def times(form: str, n_rows: int = 1_500, n_features: int = 8, seed: int = 0) ->
     lower = np.select([kind == 0, kind == 1, kind == 2], [true, until, np.nan], np.floor(true))
     upper = np.select([kind == 0, kind == 1, kind == 2], [true, np.nan, true + 1], np.floor(true) + 1)
     return frame.assign(**{"from": lower.astype(np.float32), "to": upper.astype(np.float32)})
+
+
+def concordance(time: np.ndarray, event: np.ndarray, predicted: np.ndarray) -> float:
+    """Return Harrell's index: of the pairs that an event orders, how many are predicted so."""
+    is_first = (time[:, None] < time) & (event[:, None] == 1)
+    order = np.sign(predicted - predicted[:, None])[is_first]
+    return float((1 + order.mean()) / 2)

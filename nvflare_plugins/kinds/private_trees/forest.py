@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
-from dp_components.leaf_weights import UNIT, Number, SeveralClasses, leaf_outputs
+from dp_components.leaf_weights import UNIT, Number, SeveralClasses, Target, Times, leaf_outputs
 from dp_components.split_candidates.candidates import (
     Candidates,
     Columns,
@@ -32,6 +32,7 @@ from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree, gain
 from nvflare_plugins.data.table import Table
+from nvflare_plugins.growth.aft import AftLoss
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
 from nvflare_plugins.kinds.private_trees.plan import (
@@ -178,13 +179,7 @@ def finished_model(trees: Sequence[GrownTree], plan: PrivateTreesPlan) -> bytes:
             for grown in batch:
                 documents.append(_document(len(documents), grown.of_class(k), plan))
                 class_of_tree.append(k)
-    objective, base_score = "binary:logistic", "[5E-1]"
-    if isinstance(target, SeveralClasses):
-        objective, base_score = "multi:softprob", "[0E0]"
-    elif isinstance(target, Number):
-        objective, base_score = "reg:squarederror", f"[{target.start:.9E}]"
-    elif method.weight_update is WeightUpdate.AVERAGING:
-        objective, base_score = "reg:squarederror", "[0E0]"
+    objective, base_score = _objective(target, method)
     document = model_document(
         documents,
         len(trees[0].candidates.of_feature),
@@ -195,7 +190,23 @@ def finished_model(trees: Sequence[GrownTree], plan: PrivateTreesPlan) -> bytes:
         n_classes=target.n_outputs,
         class_of_tree=class_of_tree,
     )
+    if isinstance(target, Times):
+        loss = target.loss
+        document["learner"]["objective"] = {"name": objective, **(loss.section() if isinstance(loss, AftLoss) else {})}
     return model_bytes(document)
+
+
+def _objective(target: Target, method: Method) -> tuple[str, str]:
+    """Return the objective under which XGBoost answers what was trained, and its base score."""
+    if isinstance(target, SeveralClasses):
+        return "multi:softprob", "[0E0]"
+    if isinstance(target, Times):
+        return "survival:aft", f"[{target.middle:.9E}]"
+    if isinstance(target, Number):
+        return "reg:squarederror", f"[{target.start:.9E}]"
+    if method.weight_update is WeightUpdate.AVERAGING:
+        return "reg:squarederror", "[0E0]"
+    return "binary:logistic", "[5E-1]"
 
 
 def _document(number: int, grown: GrownTree, plan: PrivateTreesPlan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dp_components.accounting import PrivacyCost, compose, gaussian_limit
 from dp_components.distributed_noise import NoiseShares, TrustModel
 from dp_components.errors import PrivacyError
-from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target
+from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
@@ -36,6 +36,8 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.data.declaration import Delta, Epsilon
+from nvflare_plugins.data.labels import LabelColumns, check_classes, is_labelled
+from nvflare_plugins.growth.aft import DISTRIBUTIONS, AftLoss
 from nvflare_plugins.kinds.private_trees.methods import MOST_CLASSES, Method, check_target, resolve_method
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
 
@@ -88,8 +90,10 @@ class PrivateTreesJob(JobDocument):
 
     data_set: Name
     """Name of the training set in every site's policy, which must give it a privacy budget."""
-    label: Name
-    """Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``."""
+    label: LabelColumns
+    """Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``; or columns of times within
+    ``label_bounds``, as in horizontal jobs.
+    """
     epsilon: Epsilon
     """What this job may spend; delta is given, never computed from the data."""
     delta: Delta
@@ -108,8 +112,13 @@ class PrivateTreesJob(JobDocument):
     """
     label_bounds: Bounds | None = None
     """Public (low, high) of the label of a regression, in its own units; a label outside counts as the bound. Training
-    starts from their middle, and half of their distance is the unit of the noise. None for classes.
+    starts from their middle, and half of their distance is the unit of the noise. None for classes. For times they are
+    above 0, training starts from their geometric middle, and the noise is in units of `aft_loss_distribution_scale`.
     """
+    aft_loss_distribution: Annotated[str, OneOf(*DISTRIBUTIONS)] = DISTRIBUTIONS[0]
+    """For times: XGBoost's parameter, the noise of their logarithms."""
+    aft_loss_distribution_scale: Positive = 1.0
+    """For times: XGBoost's parameter, the scale of that noise."""
     method: Annotated[str, STRICT] = "default"
     """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name such as
     ``dp_rf`` (methods.py)."""
@@ -161,6 +170,14 @@ class PrivateTreesJob(JobDocument):
         self._check_columns()
         one_kind = self.label_classes is None or self.label_bounds is None
         expect("label_bounds are for a regression, label_classes for classes: give one of them", one_kind)
+        check_classes(self.label, self.label_classes)
+        if self._has_times:
+            expect(
+                "times need label_bounds, public ones above 0, which no row has decided", self.label_bounds is not None
+            )
+        else:
+            is_default = (self.aft_loss_distribution, self.aft_loss_distribution_scale) == (DISTRIBUTIONS[0], 1.0)
+            expect("aft_loss_distribution and its scale are for times: leave them out, or name times", is_default)
         self.resolve(self.n_features or _ASSUMED_FEATURES)
 
     def _check_trust(self) -> None:
@@ -234,18 +251,29 @@ class PrivateTreesJob(JobDocument):
         return FeatureBounds(*map(float, self.feature_bounds[name]))
 
     @property
+    def _has_times(self) -> bool:
+        return not isinstance(self.label, str)
+
+    @property
     def target(self) -> Target:
         """What the label is. Raises: ConfigurationError: bounds that no label of float32 keeps to."""
         if self.label_bounds is not None:
+            bounds = FeatureBounds(*map(float, self.label_bounds))
             try:
-                return Number(FeatureBounds(*map(float, self.label_bounds)))
+                return Times(bounds, self._loss) if self._has_times else Number(bounds)
             except ValueError as error:
                 raise ConfigurationError(f"label_bounds: {error}") from None
         n_classes = 2 if self.label_classes is None else len(self.label_classes)
         return TWO_CLASSES if n_classes == 2 else SeveralClasses(n_classes)
 
+    @property
+    def _loss(self) -> AftLoss:
+        return AftLoss(self.aft_loss_distribution, float(np.float32(self.aft_loss_distribution_scale)))
+
     def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Tell which rows have a label that the job can use, each by itself. Shapes: float32[n], bool[n]."""
+        """Tell which rows have a label that the job can use, each by itself. Shapes: float32[n] or [n, 2], bool[n]."""
+        if label.ndim == 2:
+            return is_labelled(label)
         if self.label_bounds is not None:
             return np.isfinite(label)
         n_classes = 2 if self.label_classes is None else len(self.label_classes)

@@ -27,6 +27,8 @@ from dp_components.leaf_weights import (
     SoftmaxWeights,
     SquaredWeights,
     Target,
+    Times,
+    TimesWeights,
 )
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import is_number, is_whole, one_of
@@ -51,6 +53,8 @@ class WeightUpdate(Enum):
         """Return the component for a kind of label."""
         if isinstance(target, Number):
             return MeanLabels(target) if self is WeightUpdate.AVERAGING else SquaredWeights(target)
+        if isinstance(target, Times):
+            return TimesWeights(target, counts_rows=self is WeightUpdate.GRADIENT)
         if isinstance(target, SeveralClasses):
             if self is WeightUpdate.AVERAGING:
                 return ClassShares(target.n_classes)
@@ -414,9 +418,14 @@ def check_target(method: Method, target: Target) -> None:
     Raises:
         ConfigurationError: it names the component.
     """
-    if isinstance(target, Number) and method.grower is Grower.XGBOOST:
+    if isinstance(target, (Number, Times)) and method.grower is Grower.XGBOOST:
         raise ConfigurationError(
             "grower=xgboost refreshes the logistic loss of two classes: leave grower away to train on label_bounds"
+        )
+    if isinstance(target, Times) and method.weight_update is WeightUpdate.AVERAGING:
+        raise ConfigurationError(
+            f"method {method.name!r} answers with means of labels, and a row without an event has no time to average: "
+            "choose a method with newton or gradient updates, such as 'default'"
         )
     if not isinstance(target, SeveralClasses):
         return

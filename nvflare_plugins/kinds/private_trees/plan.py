@@ -21,9 +21,11 @@ from dp_components.leaf_weights import (
     LeafWeights,
     Number,
     Target,
+    Times,
     noise_proportional_ridge,
     real_noise_std,
     residual_unit,
+    surprise_unit,
 )
 from dp_components.mechanisms import gaussian_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
@@ -384,6 +386,8 @@ class PrivateTreesPlan:
         """What a leaf's weight is multiplied with besides the learning rate. Units: of a score."""
         if isinstance(self.target, Number):
             return residual_unit(self.target, self.method.query)
+        if isinstance(self.target, Times):
+            return self.target.loss.scale * surprise_unit(self.target, self.method.query)
         return self.weights.score_unit
 
     @property
@@ -411,8 +415,8 @@ class OwnRows:
     """A site's rows.
 
     Shapes: columns: float32[n_features, n_rows], held or read when they are asked for; NaN is missing and goes right;
-        label: float32[n_rows], positions of classes or finite numbers; weights: float32[n_rows] in units of the public
-        largest one, or None.
+        label: float32[n_rows], positions of classes or finite numbers, or float32[n_rows, 2] of times; weights:
+        float32[n_rows] in units of the public largest one, or None.
     """
 
     columns: Columns

@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.plan_advice import (
     warnings,
 )
 from nvflare_plugins.base.formatting import human_number
+from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
@@ -42,7 +43,7 @@ def plan(request: PlanRequest, job: PrivateTreesJob) -> Plan:
     of_row = compose(job_plan.releases.events)
     epsilon = summary.epsilon_after_rounds[-1]
     rows = job.n_rows if request.rows is None else request.rows
-    of_label = {} if job.label_bounds is None else {job.label: job.label_bounds}
+    of_label = {} if job.label_bounds is None else {words_of_label(job.label): job.label_bounds}
     bounds = {**job.feature_bounds, **of_label}
     advice = advise(
         request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dp_components.leaf_weights import Number, SeveralClasses, Target, real_noise_std
+from dp_components.leaf_weights import Number, SeveralClasses, Target, Times, real_noise_std
 from nvflare_plugins.base.formatting import human_bytes, human_number
 from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
@@ -46,7 +46,7 @@ def summarise(plan: JobPlan) -> PlanSummary:
     method = plan.training.method
     g, h = plan.training.leaf_noise
     target = plan.training.target
-    is_number, unit = isinstance(target, Number), plan.training.leaf_unit
+    is_number, unit = isinstance(target, (Number, Times)), plan.training.leaf_unit
     return PlanSummary(
         method.name,
         trust_text(plan),
@@ -69,6 +69,8 @@ def label_words(target: Target) -> str:
     """Say what the label is."""
     if isinstance(target, Number):
         return f"a number from {target.bounds.low:g} to {target.bounds.high:g}; what lies outside counts as the bound"
+    if isinstance(target, Times):
+        return f"times from {target.bounds.low:g} to {target.bounds.high:g}; what lies outside counts as the bound"
     return f"one of {target.n_classes} classes" if isinstance(target, SeveralClasses) else "one of two classes"
 
 

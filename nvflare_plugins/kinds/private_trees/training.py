@@ -198,7 +198,9 @@ def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
     """Tell this site's own log, and nobody else, how many labels count as the bound that they lie beyond."""
     if job.label_bounds is not None:
         low, high = job.label_bounds
-        n_beyond = int(np.count_nonzero((table.label < np.float32(low)) | (table.label > np.float32(high))))
+        is_number = np.isfinite(table.label) & ((table.label > 0) if table.label.ndim == 2 else True)
+        is_beyond = is_number & ((table.label < np.float32(low)) | (table.label > np.float32(high)))
+        n_beyond = int(np.count_nonzero(is_beyond.reshape(table.n_rows, -1).any(axis=1)))
         log_count(f"labels {job.label!r} beyond label_bounds", n_beyond, table.n_rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -26,6 +27,8 @@ from dp_components.leaf_weights import (
     SoftmaxGradientWeights,
     SoftmaxWeights,
     SquaredWeights,
+    Times,
+    TimesWeights,
     class_probabilities,
     leaf_outputs,
     real_noise_std,
@@ -194,6 +197,49 @@ def test_residuals_stay_within_their_sensitivity_for_any_score_and_label(pairs: 
             assert rows.sensitivity == weights.sensitivity(query)
             assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
             assert np.all(rows.values[:, 1] == UNIT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A loss that answers whatever a test says: clipping must not rely on any of it."""
+
+    g: float
+    h: float
+    scale: float = 0.5
+
+    def pairs(self, margins: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.seen.append(bounds)
+        return np.full(margins.size, self.g, np.float32), np.full(margins.size, self.h, np.float32)
+
+    seen: list[np.ndarray] = dataclasses.field(default_factory=list, compare=False)
+
+
+@given(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 2, st.booleans())
+def test_gradients_of_times_stay_within_their_sensitivity_for_any_loss(g: float, h: float, counts_rows: bool) -> None:
+    weights = TimesWeights(Times(FeatureBounds(1.0, 100.0), Given(g, h)), counts_rows=counts_rows)
+    for query in LeafQuery:
+        rows = weights.row_statistics(np.zeros(2, np.float32), np.ones((2, 2), np.float32), query)
+        assert rows.sensitivity == weights.sensitivity(query)
+        assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+
+
+def test_statistics_of_times() -> None:
+    """Known answers: in units of the scale, 0.5; the clipped query cuts at 1, others at log(100) / 2 / 0.5."""
+    of_query = {LeafQuery.CLIPPED: (-1.0, 0.75), LeafQuery.VECTOR: (-1.5 / math.log(100), 0.75)}
+    for query, (g, h) in of_query.items():
+        weights = TimesWeights(Times(FeatureBounds(1.0, 100.0), Given(-3.0, 3.0)), counts_rows=False)
+        rows = weights.row_statistics(np.zeros(1, np.float32), np.ones((1, 2), np.float32), query)
+        assert rows.values[0] / UNIT == pytest.approx([g, h], abs=STEP)
+    counted = TimesWeights(Times(FeatureBounds(1.0, 100.0), Given(-3.0, 3.0)), counts_rows=True)
+    assert counted.row_statistics(np.zeros(1, np.float32), np.ones((1, 2), np.float32), query).values[0, 1] == UNIT
+
+
+def test_times_count_as_the_bound_they_lie_beyond_and_what_says_that_there_is_none_stays() -> None:
+    loss = Given(0.0, 0.0)
+    times = np.array([[0, 0], [0, 500], [0.5, 0.5], [700, np.inf], [2, 900]], np.float32)
+    weights = TimesWeights(Times(FeatureBounds(1.0, 100.0), loss), counts_rows=False)
+    weights.row_statistics(np.zeros(5, np.float32), times, LeafQuery.CLIPPED)
+    assert loss.seen[-1].tolist() == [[1, 1], [0, 100], [1, 1], [100, np.inf], [2, 100]]
 
 
 def test_statistics_of_a_regression() -> None:
