@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.growth import float32
+from nvflare_plugins.growth import cox, float32
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.wire.envelope import CURVE_METRICS
@@ -26,6 +26,7 @@ _BLOCK = 2048  # rows that XGBoost adds before it adds them to the rest
 _PER_CLASS = ("mlogloss", "merror")
 _OF_TIMES = ("aft-nloglik",)  # whose losses are doubles
 _IN_ONE_BLOCK = (*_PER_CLASS, *_OF_TIMES)
+_COX = "cox-nloglik"  # of rows at risk: a pair for each bin of times
 
 Parts = NDArray[np.float64]
 Loss = Callable[["Metric", Floats, Floats], Floats | Parts]
@@ -47,6 +48,8 @@ class Metric:
     def n_parts(self) -> int:
         """How many numbers a site sends of it."""
         n_outputs = self.objective.n_outputs
+        if self._kind == _COX:
+            return 2 * self.objective.n_times + 2
         return 3 * n_outputs if self._kind in CURVE_METRICS and n_outputs > 1 else 2
 
     @property
@@ -70,6 +73,8 @@ class Metric:
         n_rows = len(labels)
         if not n_rows:
             return np.zeros(self.n_parts)
+        if self._kind == _COX:
+            return cox.likelihood_parts(margins.reshape(-1), labels, weights, self.objective.n_times)
         seen = self.objective.evaluated(margins.reshape(n_rows, self.objective.n_outputs))
         if self._kind in CURVE_METRICS:
             with np.errstate(all="ignore"):
@@ -88,6 +93,8 @@ class Metric:
 
         Shapes: pooled: float64[n_parts].
         """
+        if self._kind == _COX:
+            return cox.negative_log_likelihood(pooled)
         with np.errstate(all="ignore"):
             if self._kind in CURVE_METRICS and pooled.size > 2:
                 return _area(pooled.reshape(-1, 3))

@@ -147,6 +147,15 @@ def n_rounds_of(document: Mapping[str, Any]) -> int:
     return len(model_json.trees_model(document["learner"])["iteration_indptr"]) - 1
 
 
+def largest_margin(document: Mapping[str, Any], base_margin: Floats) -> float:
+    """Return what no row's margin exceeds: the sum of each tree's largest leaf. Shapes: base_margin: float32[1]."""
+    total = float(base_margin[0])
+    for tree in model_json.trees_model(document["learner"])["trees"]:
+        is_leaf = np.array(tree["left_children"]) == _LEAF
+        total += float(np.array(tree["split_conditions"], np.float64)[is_leaf].max())
+    return total
+
+
 def base_score_of(document: Mapping[str, Any]) -> Floats:
     """Return a model's base score, before the objective's link. Shapes: float32[n_outputs]."""
     text = document["learner"]["learner_model_param"]["base_score"]

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.growth import float32
+from nvflare_plugins.growth import cox, float32
 from nvflare_plugins.growth.aft import AftLoss
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.cuts import quantile
-from nvflare_plugins.xgb.objectives import ObjectiveFacts
+from nvflare_plugins.xgb.objectives import COX, ObjectiveFacts
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
 # The gradients of every row under all objectives, to XGBoost's last bit, and what margins become.
@@ -43,12 +43,14 @@ _SMALLEST_HESSIAN = _F(1e-16)
 _LOGISTIC = ("binary:logistic", "reg:logistic", "binary:logitraw")
 _SOFTMAX = ("multi:softprob", "multi:softmax")
 _ADAPTIVE = ("reg:absoluteerror", "reg:quantileerror")
-_LOG_LINK = ("count:poisson", "reg:gamma", "reg:tweedie")
+_LOG_LINK = ("count:poisson", "reg:gamma", "reg:tweedie", COX)
 _LOG_OF_BASE = (*_LOG_LINK, "survival:aft")  # whose metrics look at margins
 _ROWS_PER_THREAD = 1 << 14
 _SMOOTHING = _F(0.04)
 _LEAST_CURVATURE = _F(3.0e-4)
 
+Scale = np.float32 | cox.Hazards
+"""What a round's gradients need of the rows of all sites: the scale of a smooth loss, or hazards."""
 Formula = Callable[["Objective", Floats, Floats, Floats | np.float32, np.float32], tuple[Floats, Floats]]
 
 
@@ -59,6 +61,7 @@ class Objective:
     Attributes:
         arithmetic: the row of formulas, one of ``ARITHMETICS``.
         n_outputs: classes of a multiclass objective, else 1.
+        n_times: bins of times of survival:cox, whose labels are places in them (cox.py).
     """
 
     name: str
@@ -70,6 +73,7 @@ class Objective:
     tweedie_variance_power: np.float32
     max_delta_step: np.float32
     aft: AftLoss = field(default_factory=AftLoss)
+    n_times: int = 0
 
     @classmethod
     def of_job(cls, parameters: TrainingParameters, arithmetic: str) -> Objective:
@@ -131,13 +135,14 @@ class Objective:
             return facts.gradient_bound, facts.hessian_bound
         return None, 1.0 if self.name == "reg:absoluteerror" else 0.5 / float(_SMOOTHING)
 
-    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32 = _ZERO) -> Floats:
+    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: Scale = _ZERO) -> Floats:
         """Return the gradient and the hessian of every row and output.
 
         Args:
             margins: before the objective's transform, as trees add up.
             weights: of rows; None for 1 each.
-            scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``.
+            scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``; of survival:cox
+                the hazards (cox.py).
 
         Shapes: margins: float32[n_rows, n_outputs] or, for one output, float32[n_rows]; labels, weights:
             float32[n_rows], labels float32[n_rows, 2] of survival; result: float32[n_outputs, n_rows, 2], so that a
@@ -166,10 +171,13 @@ class Objective:
         return out
 
     def gradients_in_numpy(
-        self, margins: Floats, labels: Floats, weights: Floats | None, scale: np.float32, out: Floats
+        self, margins: Floats, labels: Floats, weights: Floats | None, scale: Scale, out: Floats
     ) -> None:
         """Fill in what ``gradients`` returns, without C. Shapes: as there."""
         with np.errstate(all="ignore"):
+            if isinstance(scale, cox.Hazards):
+                out[0, :, 0], out[0, :, 1] = cox.pairs(margins.reshape(-1), labels, weights, scale)
+                return
             if self.name in _SOFTMAX:
                 _softmax(margins.reshape(labels.size, self.n_outputs), labels, weights, out)
                 return
@@ -455,7 +463,7 @@ class FirstEstimate:
         if self.due:
             raise ProtocolError("the first estimate has not all sums yet")
         if self.source is BaseScoreSource.CONSTANT:
-            return np.full(1, 0.5, np.float32)
+            return np.full(1, 1.0 if self.objective.name == COX else 0.5, np.float32)
         last = self._pooled[-1]
         if self.source is BaseScoreSource.CLASSES:
             return self._class_margins(last)

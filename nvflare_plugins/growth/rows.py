@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
+from nvflare_plugins.growth import cox
 from nvflare_plugins.growth._native import BEST, NUMPY, growth, say_so_once
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, Codes, new_codes, right_mask
 from nvflare_plugins.growth.metrics import Metric
-from nvflare_plugins.growth.objectives import Objective, largest_pairs
+from nvflare_plugins.growth.objectives import Objective, Scale, largest_pairs
 from nvflare_plugins.growth.site_sums import Parts, is_of_all_rows
 
 # Rows while a tree grows: which node each is in, and the sums of their gradients in bins.
@@ -393,12 +394,21 @@ class HeldRows:
         weight = np.ones(rows.n_rows) if rows.weight is None else rows.weight.astype(np.float64)
         return self._objective.scale_rows(rows.margins, rows.label, rows.weight).astype(np.float64), weight
 
-    def begin_round(self, drawn: NDArray[np.bool_] | None, scale: np.float32) -> NDArray[np.float32]:
+    def risk_words(self, n_rows: int) -> NDArray[np.int64]:
+        """Return these rows' part of the sums over the rows at risk (cox.py), drawn or not.
+
+        Shapes: result: int64[cox.WORDS * bins of times]. Args: n_rows: no fewer than all sites have together.
+        """
+        rows = self._training
+        risks = cox.weighted_risks(rows.margins[:, 0], rows.weight)
+        return cox.to_words(risks, rows.label, self._objective.n_times, n_rows)
+
+    def begin_round(self, drawn: NDArray[np.bool_] | None, scale: Scale) -> NDArray[np.float32]:
         """Compute the gradients of a round from the margins.
 
         Args:
             drawn: which rows take part; None for all. Shapes: bool[n_rows].
-            scale: of smooth losses.
+            scale: of smooth losses, or hazards.
 
         Returns:
             The largest |gradient| and hessian of each output. Shapes: float32[n_outputs, 2].

@@ -193,8 +193,11 @@ class GrowthSums(Protocol):
     def check_leaves(self, counts: NDArray[np.int64]) -> None:
         """Check the number of rows in each leaf of a round. Shapes: counts: int64[n_leaves], of this site."""
 
-    def rows(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add sums of rows behind the scale of a smooth loss. Shapes: values, result: int64[n]. Units: grid steps."""
+    def rows(self, kind: Kind, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add sums of rows that gradients need: RESIDUAL_SCALE or RISK_SUMS.
+
+        Shapes: values, result: int64[n]. Units: grid steps.
+        """
 
     def leaf_quantiles(
         self, leaf: NDArray[np.int32], residuals: Floats, weight: Floats | None, n_leaves: int
@@ -263,10 +266,12 @@ class SiteSums:
         with self._timed():
             self._check_leaves(counts)
 
-    def rows(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See ``GrowthSums``."""
+    def rows(self, kind: Kind, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See ``GrowthSums``. Raises: ProtocolError: gradients need no such sum."""
+        if kind not in (Kind.RESIDUAL_SCALE, Kind.RISK_SUMS):
+            raise ProtocolError("a sum of rows was asked for that no gradient needs")
         with self._timed():
-            return self._sums.add(Kind.RESIDUAL_SCALE, values, values.size, wide=True)
+            return self._sums.add(kind, values, values.size, wide=True)
 
     def leaf_quantiles(
         self, leaf: NDArray[np.int32], residuals: Floats, weight: Floats | None, n_leaves: int

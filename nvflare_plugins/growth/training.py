@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nvflare_plugins.growth import cox
 from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, TreeParameters
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.metrics import Metric
-from nvflare_plugins.growth.model import add_round, n_rounds_of
-from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, Objective, adaptive_leaves
+from nvflare_plugins.growth.model import add_round, base_score_of, largest_margin, n_rounds_of
+from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, Objective, Scale, adaptive_leaves
 from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.growth.sampling import TreeRandom
 from nvflare_plugins.growth.site_sums import GrowthSums, PairGrid, Parts, pair_grid, rows_on_grid
 from nvflare_plugins.growth.tree import Tree, TreeGrower
 from nvflare_plugins.wire.channel import RescaleRequested, SiteProgress
-from nvflare_plugins.wire.envelope import Phase, TrainingStep
+from nvflare_plugins.wire.envelope import Kind, Phase, TrainingStep
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.model_json import model_bytes
 from nvflare_plugins.xgb.rounds import EarlyStopping, RoundRecord, TrainingResult
@@ -49,6 +50,8 @@ class GrowthPlan:
         capacity_bits, rows_are_exact: of the scheme, see ``pair_grid``.
         scale_exponents: steps on which the rows of ``HeldRows.scale_parts`` lie, 2^exponent; of smooth losses alone.
         counts_leaves: rows are counted in the leaves of each tree.
+        events: weight of the events in each bin of times, of survival:cox alone.
+        largest_weight: no row's is larger.
     """
 
     layout: BinLayout
@@ -69,6 +72,8 @@ class GrowthPlan:
     rows_are_exact: bool
     scale_exponents: tuple[int, ...]
     counts_leaves: bool
+    events: tuple[float, ...] = ()
+    largest_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,7 @@ class Training:
         self._grid = self._made(plan.bounds)
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
         self._due: _Due | None = None
+        self._range: cox.RiskRange | None = None
 
     def run(self, model: GrownModel) -> TrainingResult:
         """Train; the rows have margins already, and the model what they were made from. It is trained further.
@@ -166,6 +172,7 @@ class Training:
         """
         settings, self._model, self._rounds = self._settings, model, list[RoundRecord]()
         first, last = settings.first_round, settings.first_round + settings.num_rounds
+        self._begin_risks()
         self._stopping = stopping = EarlyStopping(settings.early_stopping_rounds, max(model.n_rounds - first, 0))
         if first:
             stopping.take_up(model)
@@ -201,24 +208,49 @@ class Training:
                 if plan.counts_leaves:
                     counts.append(rows.leaf_rows(tree.n_nodes)[tree.leaves])
                 rows.end_tree(output, tree.conditions, tree.splits)
+                if self._range is not None:
+                    self._range.grown(tree.conditions[tree.leaves])
                 of_output.append(tree)
             grown.append(of_output)
         if plan.counts_leaves:
             self._sums.check_leaves(np.concatenate(counts))
         return grown
 
-    def _scale(self) -> np.float32:
-        """Return the scale of a smooth loss, from one more sum over all rows.
+    def _begin_risks(self) -> None:
+        """Bound the hazard ratios that the model may give any row."""
+        plan, document = self._plan, self._model.document
+        if plan.events:
+            base = plan.objective.margins_of(base_score_of(document))
+            self._range = cox.RiskRange(plan.n_rows, plan.largest_weight, largest_margin(document, base))
+
+    def _hazards(self, known: cox.RiskRange) -> cox.Hazards:
+        """Return what a round's gradients need of the rows at risk, from one more sum over all rows.
+
+        Raises:
+            ConfigurationError: hazard ratios lie too far apart.
+        """
+        known.check()
+        plan, events = self._plan, np.array(self._plan.events)
+        words = self._sums.rows(Kind.RISK_SUMS, self._rows.risk_words(plan.n_rows))
+        at_bins = cox.from_words(words, plan.n_rows)
+        known.opened(at_bins, events)
+        return cox.hazards(at_bins, events)
+
+    def _scale(self) -> Scale:
+        """Return the scale of a smooth loss, or hazards, from one more sum over all rows.
 
         Raises:
             CapacityExceeded: a row is larger than was agreed, so that the sum of all might not fit.
+            ConfigurationError: see ``_hazards``.
         """
         plan = self._plan
+        if self._range is not None:
+            return self._hazards(self._range)
         if not plan.objective.is_smooth:
             return np.float32(0)
         parts = zip((RESIDUAL_ROOTS, str(Family.WEIGHTS)), self._rows.scale_parts(), plan.scale_exponents, strict=True)
         own = [rows_on_grid(name, rows, exponent, plan.n_rows).sum() for name, rows, exponent in parts]
-        pooled = self._sums.rows(np.array(own, dtype=np.int64)).astype(np.float64)
+        pooled = self._sums.rows(Kind.RESIDUAL_SCALE, np.array(own, dtype=np.int64)).astype(np.float64)
         return plan.objective.scale(*np.ldexp(pooled, plan.scale_exponents).tolist())
 
     def _tree(self, output: int, largest: NDArray[np.float32]) -> Tree:
@@ -254,7 +286,7 @@ class Training:
         plan = self._plan
         return pair_grid(
             *bounds,
-            plan.n_rows,
+            1 if plan.events else plan.n_rows,  # cox.py bounds the sums of any rows
             plan.capacity_bits,
             rows_are_exact=plan.rows_are_exact,
             coarsest=plan.coarsest,

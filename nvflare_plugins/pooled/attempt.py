@@ -34,7 +34,7 @@ from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.pooled.processors import open_sums
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
-from nvflare_plugins.site.memory.registry import Registry, ResumePoint, Wanted
+from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Wanted
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind, pack_list
 from nvflare_plugins.wire.sums import ProtectedSums
@@ -236,40 +236,54 @@ class PooledAttempt:
         bounds = {name: job.cut_bounds[name] for name in numeric}
         settings = json.dumps({"mode": job.cuts, "max_bin": max_bin, "bounds": bounds}, sort_keys=True).encode()
         plan = self._registry.plan_cuts(self._reservations.entries[0], numeric, settings)
-        self._remember_cuts(plan.to_search, found)
+        self._remember_cuts(self._reservations.entries[0], plan.to_search, found)
         return _spread(found, table.feature_names)
 
     def _searched_cuts(self, sums: ProtectedSums, mode: CutMode) -> Cuts:
         """Search the pooled quantiles, or reuse the cuts that an earlier job of the same sites found."""
         job, table, max_bin = self._training, self._rows.table, self._rows.parameters.max_bin
-        channel, prove = self._attempt.channel, self._attempt.proof
         # A categorical column has one bin per public category, and nothing to search.
         numeric = [position for position, kind in enumerate(table.feature_types) if kind != "c"]
         names = [table.feature_names[position] for position in numeric]
         floor = None if mode is CutMode.EXACT else job.min_rows_per_cut
         settings = json.dumps({"max_bin": max_bin, "min_rows": floor}).encode()
-        plan = self._registry.plan_cuts(self._reservations.entries[0], names, settings)
-        known = pack_list([name.encode() + plan.known[name].tobytes() for name in names if name in plan.known])
-        proofs = channel.gather(Kind.CUT_PLAN, prove(channel.rank, "cut plan", known))
-        all_know = all(proof == prove(rank, "cut plan", known) for rank, proof in enumerate(proofs))
-        if not plan.to_search and all_know:
-            _log.info("the cut points of an earlier job of these sites are used again")
-            return _spread(dict(plan.known), table.feature_names)
-        # Where a site has lost its memory, the same search is simply done again: it releases the same counts.
+        entry = self._reservations.entries[0]
+        to_search, known = self._planned_search(entry, names, settings)
+        if known is not None:
+            return _spread(known, table.feature_names)
         started = time.perf_counter()
         counted = (
             SortedValues(table.features[:, numeric]) if table.passes is None else PassedValues(table.blocks, numeric)
         )
         cuts = search_quantiles(counted, max_bin, floor, lambda counts: sums.sum_counts(Kind.CUT_COUNTS, counts))
         found = dict(zip(names, cuts.of_feature, strict=True))
-        self._remember_cuts(plan.to_search, found)
+        self._remember_cuts(entry, to_search, found)
         n_cuts, seconds = sum(c.size for c in cuts.of_feature), time.perf_counter() - started
         _log.info("agreed on %d cut points of %d numeric features in %.1f s", n_cuts, len(names), seconds)
         return _spread(found, table.feature_names)
 
-    def _remember_cuts(self, names: Sequence[str], found: Mapping[str, NDArray[np.float32]]) -> None:
+    def _planned_search(
+        self, entry: Reservation, names: Sequence[str], settings: bytes
+    ) -> tuple[tuple[str, ...], dict[str, NDArray[np.float32]] | None]:
+        """Return the columns to search, and what an earlier job of these sites found, if all sites remember it all.
+
+        Where a site has lost its memory, the same search is simply done again: it releases the same counts.
+        """
+        channel, prove = self._attempt.channel, self._attempt.proof
+        plan = self._registry.plan_cuts(entry, names, settings)
+        known = pack_list([name.encode() + plan.known[name].tobytes() for name in names if name in plan.known])
+        proofs = channel.gather(Kind.CUT_PLAN, prove(channel.rank, "cut plan", known))
+        all_know = all(proof == prove(rank, "cut plan", known) for rank, proof in enumerate(proofs))
+        if plan.to_search or not all_know:
+            return plan.to_search, None
+        _log.info("the cut points of an earlier job of these sites are used again")
+        return (), dict(plan.known)
+
+    def _remember_cuts(
+        self, entry: Reservation, names: Sequence[str], found: Mapping[str, NDArray[np.float32]]
+    ) -> None:
         if names:
-            self._registry.save_cuts(self._reservations.entries[0], {name: found[name] for name in names})
+            self._registry.save_cuts(entry, {name: found[name] for name in names})
 
     # -- what trainings share -----------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import exponent_of
 from nvflare_plugins.data.labels import Label
 from nvflare_plugins.data.table import Table, reading_as_told
+from nvflare_plugins.growth import cox
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, TreeParameters, arithmetic_of, why_not_own
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.metrics import Metric
@@ -46,7 +47,7 @@ from nvflare_plugins.pooled.shards import (
 )
 from nvflare_plugins.pooled.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
-from nvflare_plugins.wire.envelope import PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
+from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
 from nvflare_plugins.wire.profiles import SHORT_BITS
 from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.workers.shards import (
@@ -151,6 +152,7 @@ class Grown:
         finest: of ``pair_grid``.
         rows_per_leaf: least rows of a leaf, where they are counted; None where they are not.
         sets: names of the evaluation sets.
+        n_times: most bins of times of any set, of survival:cox alone; the tables' labels are places in them.
     """
 
     parameters: TrainingParameters
@@ -161,11 +163,13 @@ class Grown:
     finest: int | None
     rows_per_leaf: int | None
     sets: tuple[str, ...]
+    n_times: int = 0
 
     def plan(self, scales: Scales) -> GrowthPlan:
         """Return what is public about the training, once the scales are agreed."""
         parameters, arithmetic = self.parameters, ARITHMETICS[self.arithmetic]
-        effective, objective = parameters.effective, Objective.of_job(parameters, self.arithmetic)
+        effective = parameters.effective
+        objective = replace(Objective.of_job(parameters, self.arithmetic), n_times=self.n_times)
         parallel = int(effective.get("num_parallel_tree", 1))
         return GrowthPlan(
             layout=BinLayout.from_cuts(self.cuts, n_categories(self.table), arithmetic),
@@ -186,6 +190,8 @@ class Grown:
             rows_are_exact=scales.rows_are_exact,
             scale_exponents=scales.of_residuals,
             counts_leaves=self.rows_per_leaf is not None,
+            events=scales.events,
+            largest_weight=2.0**scales.weight_bound,
         )
 
 
@@ -197,15 +203,41 @@ class Scales:
     of_residuals: tuple[int, ...]
     capacity_bits: int
     rows_are_exact: bool
+    weight_bound: int
+    events: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, sums: ProtectedSums, grown: Grown) -> Scales:
-        """Take them from the agreed ones."""
+        """Take them from the agreed ones, and bounds of survival:cox from the pooled weights of events."""
         g, h = (sums.scale_of(family).bound_exponent for family in (Family.GRADIENTS, Family.HESSIANS))
+        events = pooled_events(grown, sums)
+        if events:  # no sum of any rows is larger (growth/cox.py)
+            g, h = exponent_of(2.0 * sum(events)), exponent_of(sum(events))
         is_smooth = Objective.of_job(grown.parameters, grown.arithmetic).is_smooth
         quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if is_smooth else ()
         of_residuals = tuple(row_exponent(sums, quantity, grown.n_rows) for quantity in quantities)
-        return cls((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact)
+        weight_bound = sums.scale_of(ROW_WEIGHTS).bound_exponent
+        return cls((g, h), of_residuals, sums.pair_capacity_bits, sums.rows_are_exact, weight_bound, events)
+
+
+def pooled_events(grown: Grown, sums: ProtectedSums) -> tuple[float, ...]:
+    """Return the weight of the events of all sites in each bin of times; none where there are no bins.
+
+    Privacy: every site learns these sums, of at least as many events each as the grid asks for.
+
+    Raises:
+        ConfigurationError: no event has weight.
+    """
+    if not grown.n_times:
+        return ()
+    exponent, label = row_exponent(sums, str(Family.WEIGHTS), grown.n_rows), grown.table.label
+    weights = cox.event_weights(label, grown.table.weight)
+    own = np.zeros(grown.n_times, dtype=np.int64)
+    np.add.at(own, cox.places_of(label)[0], rows_on_grid(ROW_WEIGHTS, weights, exponent, grown.n_rows))
+    pooled = sums.add(Kind.RISK_SUMS, own, own.size, wide=True)
+    if not pooled.any():
+        raise ConfigurationError(f"{grown.parameters.objective.name}: no event has a weight above 0")
+    return tuple(np.ldexp(pooled.astype(np.float64), exponent).tolist())
 
 
 def row_exponent(sums: ProtectedSums, quantity: str, n_rows: int) -> int:
@@ -321,7 +353,7 @@ def row_set(plan: GrowthPlan, table: Table, start: NDArray[np.float32] | bytes, 
 #                parts                round before                        is needed
 #     wider      moment, grid,        another grid                        reply: its bounds
 #                largest row
-#     rows       moment, sums         behind the scale of a smooth loss   reply: int64, those of all sites
+#     rows       moment, kind, sums   that gradients need                 reply: int64, those of all sites
 #     leaves     moment, counts       int64[n_leaves] of a round          reply: nothing
 #     quantiles  moment, leaf,        what the site's quantiles are of    reply: sites with rows, sums of quantiles
 #                residuals, weights,
@@ -401,6 +433,7 @@ class GrownTraining(ShardedTraining):
             "finest": grown.finest,
             "rows_per_leaf": grown.rows_per_leaf,
             "sets": grown.sets,
+            "n_times": grown.n_times,
             "scales": astuple(self._scales),
             "model": self.model.to_bytes(),
             "start": self.start,
@@ -454,7 +487,7 @@ class _Leader(ShardLeader):
             case "wider":
                 return sums.widened(PairGrid(*of_each[0][0]), np.max(of_each[1], axis=0))
             case "rows":
-                return sums.rows(_added(of_each[0]))
+                return sums.rows(KIND_BY_CODE[of_each[0][0]], _added(of_each[1]))
             case "leaves":
                 return sums.check_leaves(_added(of_each[0]))
             case "quantiles":
@@ -513,9 +546,10 @@ def _train_shard(
 
 def plan_of(task: dict[str, Any], table: Table) -> GrowthPlan:
     """Return what is public about a training of which a shard was told. Args: table: the shard's training rows."""
-    of_times: Label | None = {} if table.label.ndim == 2 else None  # the job's own was checked before
+    is_of_times = table.label.ndim == 2 or task["n_times"]
+    of_times: Label | None = {} if is_of_times else None  # the job's own was checked before
     parameters = check_parameters(task["params"], table.feature_names, label=of_times)
-    named = {name: task[name] for name in ("arithmetic", "n_rows", "finest", "rows_per_leaf", "sets")}
+    named = {name: task[name] for name in ("arithmetic", "n_rows", "finest", "rows_per_leaf", "sets", "n_times")}
     return Grown(parameters, cuts=Cuts(tuple(task["cuts"])), table=table, **named).plan(Scales(*task["scales"]))
 
 
@@ -565,8 +599,8 @@ class _AskedSums:
     def check_leaves(self, counts: NDArray[np.int64]) -> None:
         self._ask("leaves", counts)
 
-    def rows(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        added: NDArray[np.int64] = self._ask("rows", values)
+    def rows(self, kind: Kind, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        added: NDArray[np.int64] = self._ask("rows", kind.code, values)
         return added
 
     def leaf_quantiles(

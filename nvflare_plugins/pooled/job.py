@@ -34,6 +34,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import check_parameters, without_columns
 
 
@@ -46,6 +47,7 @@ class Engine(Enum):
 
 
 WORD_BITS, SHORT_WORD_BITS = 64, 32
+TIME_BINS = 256
 SCORE_BINS = 64  # most bins of the final model's probability, of jobs with pooled_metrics
 _LARGEST_EXPONENT = 192  # as the scales of sums
 PROFILES = profiles_of(Family.HORIZONTAL)
@@ -110,6 +112,10 @@ class HorizontalJob(JobDocument):
     """Public (low, high) of each feature, for `uniform` and `logarithmic`."""
     min_rows_per_cut: Annotated[Whole, Ge(2)] = 10
     """`quantile` stops where fewer pooled rows would be singled out."""
+    time_bins: Annotated[Whole, Ge(2), Le(1 << 16)] = TIME_BINS
+    """Most bins of times of ``survival:cox``, in which events are tied. Each holds at least ``min_rows_per_cut`` pooled
+    events, or the sites' ``min_rows_per_node`` where that is more, so that there may be fewer.
+    """
     early_stopping_rounds: Rounds | None = None
     """Stop after so many rounds without improvement of the last metric on the last set."""
     checkpoint_every: Annotated[Whole, Ge(0)] = 10
@@ -183,7 +189,28 @@ class HorizontalJob(JobDocument):
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
             raise ConfigurationError(f"cuts={self.cuts} needs cut_bounds, the public bounds of every feature")
         check_classes(self.label, self.label_classes)
+        self._check_cox()
         self._check_params()
+
+    def _check_cox(self) -> None:
+        """Refuse what sums over rows at risk are not for."""
+        if self.params.get("objective") != COX:
+            return
+        expect(
+            f"{COX} is for trees that the sites grow: leave engine at 'auto' or 'own'",
+            self.engine != Engine.XGBOOST.value,
+        )
+        expect(
+            f"on_lost_site='continue' is refused with {COX}: sums over the rows at risk with and without a lost site "
+            "would differ by that site's own. Use 'wait' or 'stop'",
+            self.on_lost_site != OnLostSite.CONTINUE.value,
+        )
+        for name in ("initial_model", "continue_from"):
+            expect(
+                f"{name} is refused with {COX}: its model would give other rows hazards that no grid of times was "
+                "agreed for. Train anew",
+                getattr(self, name) is None,
+            )
 
     def _check_words(self) -> None:
         """Refuse what has no sums in words of 32 bits; what the parameters decide is checked with these."""

@@ -30,6 +30,7 @@ COARSEST = 2.0**-24
 ROW_LABELS, ROW_WEIGHTS = "row labels", "row weights"
 _ROW_HEADROOM = 16.0
 _MODERATE_WEIGHT = 16.0
+_LARGEST_RISK = 2.0**16  # the mean hazard ratio of a bin of times
 _LINEAR = ("reg:squarederror", "count:poisson")  # gradients are differences of predictions and labels
 
 
@@ -175,6 +176,8 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     name, _, argument = metric.partition("@")
     if name == "aft-nloglik":
         return total * (_LARGEST_LOG_LOSS + _largest(np.log(label[label > 0])) + _log_scale(parameters))
+    if name == "cox-nloglik":
+        return _LARGEST_RISK * total
     if name in CURVE_METRICS:
         return 4.0 * max(1.0, total, total**2)
     if name in ("logloss", "error", "mlogloss", "merror"):

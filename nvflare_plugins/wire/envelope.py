@@ -72,6 +72,7 @@ class Kind(Enum):
     CLASS_COUNTS = 53, True, "rows of each class in merged bins of each feature"
     RESIDUAL_SCALE = 54, True, "sum behind the scale of a smooth absolute or quantile error"
     HISTOGRAM_METRIC = 55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
+    RISK_SUMS = 56, True, "sums of weights, or of weights times hazard ratios, of rows by bins of times"
     CONVERSATION = 43, True, "sealed requests and answers between single parties"
 
     def __init__(self, code: int, private: bool, meaning: str) -> None:  # noqa: FBT001 - a member is a tuple

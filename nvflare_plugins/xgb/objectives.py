@@ -35,6 +35,7 @@ class LabelRule(Enum):
     NON_NEGATIVE = "0 or greater"
     ABOVE_MINUS_ONE = "greater than -1"
     TIMES = "times with events, or bounds of times"
+    EVENTS = "times above 0, each with an event or watched until then; no other censoring, and no time of 0"
 
 
 class Task(Enum):
@@ -97,8 +98,8 @@ class ObjectiveFacts:
             )
         if self.task is not Task.SURVIVAL and not (label is None or isinstance(label, str)):
             raise ConfigurationError(
-                f"objective {self.name} takes one column as label, and label names times: choose survival:aft, or "
-                "give label a column's name"
+                f"objective {self.name} takes one column as label, and label names times: choose survival:aft or "
+                "survival:cox, or give label a column's name"
             )
 
     def check_labels(self, label: NDArray[np.float32]) -> None:
@@ -123,8 +124,8 @@ class ObjectiveFacts:
 
         Shapes: label: float32[n_rows], or float32[n_rows, 2] of times; result: bool[n_rows].
         """
-        if label.ndim == 2 or self.label_rule is LabelRule.TIMES:  # whose values were checked as they were read
-            return is_labelled(label) & (self.label_rule is LabelRule.TIMES and label.ndim == 2)
+        if label.ndim == 2 or self.task is Task.SURVIVAL:  # whose values were checked as they were read
+            return is_labelled(label) & (label.ndim == 2 and self._accepts_times(label))
         match self.label_rule:
             case LabelRule.UNIT:
                 fits = (label >= 0) & (label <= 1)
@@ -142,7 +143,14 @@ class ObjectiveFacts:
                 fits = np.ones(label.shape, dtype=bool)
         return np.isfinite(label) & fits
 
+    def _accepts_times(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return which rows the objective takes. Shapes: label: float32[n_rows, 2]; result: bool[n_rows]."""
+        lower, upper = label.T
+        is_right_or_none = (lower > 0) & ((lower == upper) | np.isposinf(upper))
+        return np.asarray(is_right_or_none | (self.label_rule is LabelRule.TIMES))
 
+
+COX = "survival:cox"
 _UNIT_INTERVAL = (0.0, 1.0)
 _POSITIVE = (0.0, np.inf)
 _BINARY, _REGRESSION = Task.BINARY, Task.REGRESSION
@@ -199,6 +207,19 @@ _OBJECTIVES = {
             base_score_range=_POSITIVE,
             usual_hessian=1.0,
         ),
+        # Stumps of Breslow's gradients are 0, and hazard ratios of 1 what XGBoost comes to where no events are tied.
+        # Hessians are near the expected events of a row, about an exponential distribution: 3 is its 95 % quantile.
+        ObjectiveFacts(
+            COX,
+            Task.SURVIVAL,
+            None,
+            None,
+            BaseScoreSource.CONSTANT,
+            LabelRule.EVENTS,
+            "cox-nloglik",
+            base_score_range=_POSITIVE,
+            usual_hessian=3.0,
+        ),
     )
 }
 """Each objective with parameters at their defaults."""
@@ -218,7 +239,6 @@ OBJECTIVE_PARAMETERS: dict[str, tuple[str, ...]] = {
 _REFUSED_OBJECTIVES: dict[str, str] = {
     "rank:": "ranking groups rows by query, and its messages are not in the catalogue; use a binary or regression "
     "objective",
-    "survival:cox": "its gradients are not those of single rows; use survival:aft",
     "reg:linear": "it is XGBoost's old name; write reg:squarederror",
 }
 
@@ -266,7 +286,7 @@ def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
 
 def _usual_hessian(known: ObjectiveFacts, params: dict[str, object]) -> float | None:
     if known.usual_hessian is None or known.hessian_bound is None:
-        return None
+        return known.usual_hessian
     scale = float(params.get("aft_loss_distribution_scale", 1.0))  # type: ignore[arg-type]
     return min(known.usual_hessian / max(scale, 1e-9) ** 2, known.hessian_bound)
 
@@ -339,14 +359,19 @@ _METRICS: dict[Task, tuple[str, ...]] = {
         "gamma-deviance",
         "tweedie-nloglik",
     ),
-    Task.SURVIVAL: ("aft-nloglik",),
+    Task.SURVIVAL: ("aft-nloglik", "cox-nloglik"),
 }
 _METRIC_ARGUMENTS: dict[str, tuple[float, float, bool]] = {
     # name -> (low, high, argument required); both limits as XGBoost accepts them: error in (0, 1), rho in [1, 2).
     "error": (0.0, 1.0, False),
     "tweedie-nloglik": (1.0, 2.0, True),
 }
-_OBJECTIVE_OF_METRIC = {"quantile": "reg:quantileerror", "mphe": "reg:pseudohubererror"}
+_OBJECTIVE_OF_METRIC = {
+    "quantile": "reg:quantileerror",
+    "mphe": "reg:pseudohubererror",
+    "cox-nloglik": COX,
+    **dict.fromkeys(("aft-nloglik", "interval-regression-accuracy"), "survival:aft"),
+}
 
 
 def check_metric(metric: object, facts: ObjectiveFacts) -> str:
@@ -364,7 +389,7 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
             f"eval_metric {shown(metric)} is not supported with {facts.name}; supported are: {', '.join(fitting)}."
         )
     needed = _OBJECTIVE_OF_METRIC.get(name, facts.name)
-    allowed_only = f"eval_metric {shown(name)} reads a parameter of {needed} and is allowed only with it."
+    allowed_only = f"eval_metric {shown(name)} is of {needed} and is allowed only with it."
     expect(allowed_only, facts.name == needed)
     low, high, required = _METRIC_ARGUMENTS.get(name, (0.0, 0.0, False))
     is_complete = bool(at) or not required

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, CannotGoOn, Earlier, JobResult, SiteContext, waiting_s
@@ -36,11 +37,12 @@ from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSectio
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import POOLED_ROWS, GrownTraining, grown_by, is_grown
-from nvflare_plugins.pooled.job import WORD_BITS, HorizontalJob
+from nvflare_plugins.pooled.job import TIME_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.row_floors import counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
+from nvflare_plugins.pooled.times import on_grid, search_times
 from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs
 from nvflare_plugins.site.memory.registry import ResumePoint, Wanted, describe_draw
 from nvflare_plugins.site.policy import SitePolicy
@@ -53,6 +55,7 @@ from nvflare_plugins.xgb.continuation import check_initial_model, keep_threshold
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import as_weighed, bins_below, evaluation_matrix, page_files, training_matrix
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE, check_lists, finished, with_attribute, without_lists
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import TrainingParameters, with_floor
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
@@ -205,6 +208,7 @@ class TrainingAttempt(PooledAttempt):
         self._going_on: going_on.GoingOn | None = None
         self._n_done = 0  # finished rounds of the last common checkpoint
         self._n_rows = 0  # pooled training rows, or more, once they are counted
+        self._n_times = 0  # most bins of times of any set, of survival:cox
 
     def run(self) -> JobResult:
         """Agree, train, compare models, write results."""
@@ -259,7 +263,9 @@ class TrainingAttempt(PooledAttempt):
         job, parameters = self._job, self._rows.parameters
         # Registries of before know jobs by XGBoost without the two fields.
         without = _NOT_RELEASED if self._is_grown else (*_NOT_RELEASED, "engine", "arithmetic")
-        without = without if job.word_bits != WORD_BITS else (*without, "word_bits")  # of before, too
+        # Of before, too: they know jobs without these fields.
+        without = without if job.word_bits != WORD_BITS else (*without, "word_bits")
+        without = without if job.time_bins != TIME_BINS else (*without, "time_bins")
         fields = {name: value for name, value in job.to_dict().items() if name not in without}
         return {"job": fields, "parameters": parameters.document(), "rows_per_node": self._floors.rows_per_node}
 
@@ -307,11 +313,37 @@ class TrainingAttempt(PooledAttempt):
 
     def _agree_on_cuts(self, sums: ProtectedSums, n_done: int) -> Agreement:
         if self._going_on is None:
-            return super()._agree_on_cuts(sums, n_done)
+            agreement = super()._agree_on_cuts(sums, n_done)
+            self._round_times(sums)
+            return agreement
         kept = self._kept_cuts(n_done)
         if kept is None:
             raise CannotGoOn("the cut points of the attempt before are gone")
         return Agreement(sums, kept, self._going_on.set_up.root_feature, np.zeros(1, dtype=np.int64))
+
+    def _round_times(self, sums: ProtectedSums) -> None:
+        """Round times to grids that the sites agree on, one for each set of rows, of survival:cox."""
+        rows = self._rows
+        if rows.parameters.objective.name != COX:
+            return
+        grids = [self._grid_of_times(sums, number, table) for number, (table, _) in enumerate(rows.tables())]
+        self._n_times = 1 + max(edges.size for edges in grids)
+        evaluated = None if rows.eval_table is None else on_grid(rows.eval_table, grids[-1])
+        self._rows = dataclasses.replace(rows, table=on_grid(rows.table, grids[0]), eval_table=evaluated)
+
+    def _grid_of_times(self, sums: ProtectedSums, number: int, table: Table) -> NDArray[np.float32]:
+        """Search the grid of a set's times, or take that of an earlier job of the same sites."""
+        job, entry = self._job, self._reservations.entries[number]
+        name = f"{table.label_name} (upper)"  # the column of data/identity.py that holds the times of events
+        least, most, (largest, _) = max(self._floors.rows_per_node, job.min_rows_per_cut), job.time_bins, self._found
+        settings = json.dumps({"time_bins": most, "min_rows": least, "weight": job.weight}).encode()
+        to_search, known = self._planned_search(entry, [name], settings)
+        if known is not None:
+            return known[name]
+        found = search_times(sums, table, least, most, largest[number], self._world)
+        self._remember_cuts(entry, to_search, {name: found})
+        _log.info("agreed on %d bins of times of at least %d events", found.size + 1, least)
+        return found
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -342,6 +374,7 @@ class TrainingAttempt(PooledAttempt):
         evaluated, draws, table = self._evaluated(), self._draws(), self._rows.table
         names, sets = tuple(name for _, name in evaluated), [one for one, _ in evaluated]
         grown = self._grown(self._parameters, agreement.cuts, self._n_rows, table, names)
+        grown = dataclasses.replace(grown, n_times=self._n_times)
         training = GrownTraining(grown, agreement.sums, self._attempt.channel, settings, draws, initial)
         if self._workers is not None:
             return training.at_workers(self._workers, ShardedRows(table, sets, draws), watch)
@@ -492,6 +525,12 @@ class TrainingAttempt(PooledAttempt):
         if self._parameters is not self._rows.parameters:
             weight = f"min_child_weight is {self._parameters.agreed['min_child_weight']:g}"
             notes.append(f"{weight}: the sites' policies ask for at least {k} rows in every node.")
+        if self._n_times:
+            least = max(k, self._job.min_rows_per_cut)
+            notes.append(
+                f"Times were rounded to at most {self._n_times} bins a set, each of at least {least} pooled events; "
+                "events of one bin are tied (Breslow)."
+            )
         if counts_leaves(self._parameters, k):
             notes.append(
                 f"The rows of every leaf were counted over all sites after each tree: none has fewer than {k}."

@@ -8,25 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Which neighbouring bins are counted together, decided before any count of a class is opened.
-#
-# A cell is a run of bins. For every class it must hold at least k pooled rows, and no count that is smaller may be
-# opened on the way. The sites therefore test spans: runs of bins of lengths that are powers of two, beginning at every
-# half of their length, and all runs from the lowest bin or to the highest. Of each span and class all sites learn two
-# bits, and no count: whether some site has k rows there by itself; and whether every one of the W sites has ceil(k/W).
-# Either one shows that the pooled count is at least k. A run of bins that contains such a span, for each class, is a
-# cell; cells are taken from the lowest bin on, as short as they can be, which makes most of them. One may be longer
-# than it had to be: pooled rows can be k where neither bit shows it.
+from nvflare_plugins.pooled.spans import Bools, Ints, edges_of
+
+# Cells: neighbouring bins that are counted together, decided by spans of them before any count of a class is opened
+# (pooled/spans.py).
 #
 # Where a column separates the classes there are few cells, and they show little of it. But where neither bit shows k,
 # the pooled rows are fewer than W k: that bounds from below what the column tells (``least_values``).
-#
-# Privacy: every site learns of each span and class whether another site has k rows there by itself, and whether another
-# one has fewer than ceil(k/W). With two sites these are bits of the other one's rows.
-
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +24,6 @@ class Cell:
     first: int
     end: int
     has_missing: bool = False
-
-
-def spans_of(n_bins: int) -> Ints:
-    """Return all spans of so many bins. Shapes: result: int64[n_spans, 2], first bin and the one after the last."""
-    ends = np.arange(1, n_bins + 1)
-    found, length = [np.stack([0 * ends, ends], axis=1), np.stack([ends - 1, 0 * ends + n_bins], axis=1)], 1
-    while length < n_bins:
-        first = np.arange(0, n_bins - length + 1, max(length // 2, 1))
-        found.append(np.stack([first, first + length], axis=1))
-        length *= 2
-    return np.unique(np.concatenate(found), axis=0).astype(np.int64)
 
 
 def rows_of_bins(bins: Ints, labels: Ints, n_bins: int, n_classes: int) -> Ints:
@@ -65,20 +42,6 @@ def rows_of_spans(rows: Ints, spans: Ints) -> Ints:
     return np.concatenate([until[spans[:, 1]] - until[spans[:, 0]], rows[-1:]])
 
 
-def local_bits(rows: Ints, least: int, n_sites: int) -> Bools:
-    """Return what this site says of rows, of which all sites learn whether any site says so.
-
-    Shapes: rows: int64[n, n_classes]; result: bool[2, n, n_classes]: has k rows; has fewer than ceil(k/W).
-    """
-    return np.stack([rows >= least, rows < -(-least // n_sites)])
-
-
-def are_enough(any_says: Bools) -> Bools:
-    """Return where the pooled rows are at least k, from what some site says (``local_bits``)."""
-    enough: Bools = any_says[0] | ~any_says[1]
-    return enough
-
-
 def merge(spans: Ints, enough: Bools, n_bins: int, *, some_missing: bool) -> list[Cell]:
     """Return the cells of a feature. The whole must have rows enough of every class.
 
@@ -88,7 +51,7 @@ def merge(spans: Ints, enough: Bools, n_bins: int, *, some_missing: bool) -> lis
         enough: of each span, then of the missing values. Shapes: bool[n_spans + 1, n_classes].
         some_missing: whether any site lacks values, which all know.
     """
-    ends = _edges(spans, enough[:-1], n_bins)
+    ends = edges_of(spans, enough[:-1], n_bins)
     if not ends:
         return [Cell(0, n_bins, some_missing)]
     cells = [Cell(first, end) for first, end in zip([0, *ends], ends, strict=False)]
@@ -97,22 +60,6 @@ def merge(spans: Ints, enough: Bools, n_bins: int, *, some_missing: bool) -> lis
     if enough[-1].all():
         return [*cells, Cell(n_bins, n_bins, has_missing=True)]
     return [Cell(0, ends[0], has_missing=True), *cells[1:]]
-
-
-def _edges(spans: Ints, enough: Bools, n_bins: int) -> list[int]:
-    """Return where cells of values end; none if even all values together are not shown to be enough."""
-    # For each bin and class: where the first span ends that begins there or later and is enough.
-    nearest = np.full((n_bins + 1, enough.shape[1]), n_bins + 1, dtype=np.int64)
-    for of_class in range(enough.shape[1]):
-        good = spans[enough[:, of_class]]
-        np.minimum.at(nearest[:, of_class], good[:, 0], good[:, 1])
-    nearest = np.minimum.accumulate(nearest[::-1], axis=0)[::-1].max(axis=1)
-    ends: list[int] = []
-    while nearest[ends[-1] if ends else 0] <= n_bins:
-        ends.append(int(nearest[ends[-1] if ends else 0]))
-    if ends:
-        ends[-1] = n_bins  # what is left over belongs to the last
-    return ends
 
 
 def rows_of_cells(rows: Ints, cells: list[Cell]) -> Ints:

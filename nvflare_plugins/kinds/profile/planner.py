@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
-from nvflare_plugins.kinds.profile.cells import spans_of
 from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.pooled.plan import SESSION_EXCHANGES, Planned, cut_messages, message_bytes
 from nvflare_plugins.pooled.row_floors import N_COUNTS
+from nvflare_plugins.pooled.spans import spans_of
 from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.profiles import plugin_of

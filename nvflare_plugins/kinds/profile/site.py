@@ -5,13 +5,13 @@ with the same sites and settings, finds them in the registry and searches no mor
 counted together (cells.py), and add their counts of these, and of nothing finer.
 
 Privacy: needs the consent ``feature_profile`` of every site. The server sees protected sums. Every site learns what the
-    cut search tells (xgb/cuts.py), the bits of cells.py, and the pooled rows of each class in each cell.
+    cut search tells (xgb/cuts.py), the bits of pooled/spans.py, and the pooled rows of each class in each cell.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,16 +27,13 @@ from nvflare_plugins.base.formatting import bounds
 from nvflare_plugins.data.table import Table, log_what_labels_lack
 from nvflare_plugins.kinds.profile.cells import (
     Cell,
-    are_enough,
     information_values,
     least_values,
-    local_bits,
     merge,
     monotone_groups,
     rows_of_bins,
     rows_of_cells,
     rows_of_spans,
-    spans_of,
     stability_index,
     values_by_chance,
     weights_of_evidence,
@@ -56,8 +53,8 @@ from nvflare_plugins.pages.profile_page import (
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.preparation import Prepared, allow
+from nvflare_plugins.pooled.spans import ask_spans, local_bits, spans_of
 from nvflare_plugins.wire.envelope import Kind
-from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb.cuts import Cuts
 
@@ -261,7 +258,6 @@ def _names(categories: Sequence[str]) -> str:
 
 
 TITLE = "Profile of the data of all sites"
-_MOST_FLAGS = 1 << 18  # in one message: 2 MiB
 _NOT_RELEASED = ("deadline_s",)
 
 
@@ -354,7 +350,7 @@ def _count(agreement: Agreement, table: Table, job: ProfileJob, world: int) -> C
     spans = [spans_of(len(of_feature) - 1) for of_feature in rows]
     whole = np.bincount(table.label.astype(np.int64), minlength=job.n_classes)[None, :]
     asked = [whole, *(rows_of_spans(r, s) for r, s in zip(rows, spans, strict=True))]
-    enough = _ask(sums, [local_bits(one, job.min_rows_per_cut, world) for one in asked])
+    enough = ask_spans(sums, [local_bits(one, job.min_rows_per_cut, world) for one in asked])
     if not enough[0].all():
         return counted
     cells = tuple(
@@ -386,26 +382,6 @@ def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32],
         n_bins = cuts.of_feature[place].size + 1
         bins = np.where(is_missing, n_bins, np.searchsorted(cuts.of_feature[place], column, side="right"))
     return rows_of_bins(bins.astype(np.int64), table.label.astype(np.int64), n_bins, n_classes)
-
-
-def _ask(sums: ProtectedSums, bits: list[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
-    """Return where pooled rows are enough, from the bits of all sites; few columns to a message."""
-    found: list[NDArray[np.bool_]] = []
-    for block in _blocks(bits):
-        flat = sums.any_site(Kind.CELL_FLAGS, np.concatenate([one.ravel() for one in block]))
-        parts = np.split(flat, np.cumsum([one.size for one in block])[:-1])
-        found += [are_enough(part.reshape(one.shape)) for part, one in zip(parts, block, strict=True)]
-    return found
-
-
-def _blocks(bits: list[NDArray[np.bool_]]) -> Iterator[list[NDArray[np.bool_]]]:
-    block: list[NDArray[np.bool_]] = []
-    for one in bits:
-        if block and sum(other.size for other in block) + one.size > _MOST_FLAGS:
-            yield block
-            block = []
-        block.append(one)
-    yield block
 
 
 run_profile_site = SitePart(

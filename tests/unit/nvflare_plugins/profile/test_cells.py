@@ -13,20 +13,18 @@ from scipy.stats import entropy
 
 from nvflare_plugins.kinds.profile.cells import (
     Cell,
-    are_enough,
     information_values,
     least_values,
-    local_bits,
     merge,
     monotone_groups,
     rows_of_bins,
     rows_of_cells,
     rows_of_spans,
-    spans_of,
     stability_index,
     values_by_chance,
     weights_of_evidence,
 )
+from nvflare_plugins.pooled.spans import are_enough, local_bits, spans_of
 
 
 def cells_of(of_sites: list[np.ndarray], least: int) -> list[Cell]:

@@ -21,6 +21,7 @@ from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.kinds.profile.planner import profile_messages
 from nvflare_plugins.kinds.profile.site import run_profile_site
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pooled import spans
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.plan import message_bytes
 from nvflare_plugins.wire.envelope import Codec, Kind
@@ -316,7 +317,7 @@ def test_a_site_that_claims_rows_which_nobody_has_ends_the_job(tmp_path: Path, m
 def test_no_message_of_the_bits_is_larger_than_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = sites(tmp_path / "whole"), sites(tmp_path / "cut")
     succeed(whole.run(run_profile_site, job()))
-    monkeypatch.setattr(profile_site, "_MOST_FLAGS", 600)
+    monkeypatch.setattr(spans, "_MOST_FLAGS", 600)
     succeed(cut.run(run_profile_site, job()))
     asked = [t for t in cut.transfers if t.frame.kind is Kind.CELL_FLAGS]
     assert len(asked) > len([t for t in whole.transfers if t.frame.kind is Kind.CELL_FLAGS])
