@@ -26,12 +26,15 @@ from he_processors.sum_tags import MAC_BYTES, N_TAGS, SumTags
 from nvflare_plugins.attempt.job_context import goes_on_without
 from nvflare_plugins.attempt.plan import Network, timed
 from nvflare_plugins.evidence.threat_model import leakage_class
+from nvflare_plugins.growth import cox
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.pooled.growing import arithmetic_of_job, check_words, is_grown
 from nvflare_plugins.pooled.job import SCORE_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN, SumContext, SumProfile
 from nvflare_plugins.pooled.row_floors import N_COUNTS, counts_leaves
+from nvflare_plugins.pooled.spans import spans_of
+from nvflare_plugins.pooled.times import PARTS
 from nvflare_plugins.pooled.value_bounds import COARSEST, coarsest_pairs
 from nvflare_plugins.wire.aggregation import add_words, lattice
 from nvflare_plugins.wire.envelope import CHUNK_BYTES, Codec, Kind
@@ -39,6 +42,7 @@ from nvflare_plugins.wire.profiles import SumProcessor
 from nvflare_plugins.wire.sums import HIGHEST_EXPONENT, LOWEST_EXPONENT, METRIC_FLAGS
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import KEY_BITS, CutMode
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import check_parameters
 from nvflare_plugins.xgb.rounds import widest_batch
 
@@ -77,6 +81,7 @@ class Workload:
         pooled_metrics: whether the final model's scores are counted over the evaluation rows of all sites.
         grown: whether the sites grow the trees themselves (``engine: own``) or XGBoost does.
         smooth_scale: whether each round begins with the sum behind the scale of a smooth loss.
+        time_bins: most bins of times, of survival:cox alone: each round begins with sums over the rows at risk.
         word_bits: of the words of histograms under `plain` and `masks`; see the job's field.
         metrics_wait: whether those of a round have an exchange of their own, whatever the profile.
     """
@@ -102,6 +107,7 @@ class Workload:
     pooled_metrics: bool = False
     grown: bool = False
     smooth_scale: bool = False
+    time_bins: int = 0
     word_bits: int = WORD_BITS
     metrics_wait: bool = True
 
@@ -190,8 +196,7 @@ def round_messages(workload: Workload, profile: str = "masks", *, is_first: bool
     values_per_node = 2 * workload.bins * workload.features
     wide_pairs, width = pairs_are_wide(workload, profile), workload.word_bits // 8
     batches = built_nodes(workload)
-    if workload.smooth_scale:
-        yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
+    yield from _before_gradients(workload)
     if workload.grown:  # the sum of all rows rides on the root's histogram
         n_riding = int(metrics_ride(workload, profile) and not is_first)
         if n_riding:
@@ -214,8 +219,15 @@ def round_messages(workload: Workload, profile: str = "masks", *, is_first: bool
         yield _metrics(workload)
 
 
+def _before_gradients(workload: Workload) -> Iterator[Planned]:
+    if workload.smooth_scale:
+        yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
+    if workload.time_bins:
+        yield Planned(Kind.RISK_SUMS, 1, cox.WORDS * workload.time_bins)
+
+
 def _metrics(workload: Workload) -> Planned:
-    n_parts = 2 if workload.outputs == 1 else 3 * workload.outputs
+    n_parts = 2 + 2 * workload.time_bins if workload.outputs == 1 else 3 * workload.outputs
     n_messages, together = (1, workload.metrics) if workload.grown else (workload.metrics, 1)
     return Planned(Kind.METRIC, n_messages, together * n_parts, residues=together * METRIC_FLAGS)
 
@@ -228,6 +240,11 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, wide=False)
     searches = workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value)
     yield from cut_messages(workload.features, workload.features if searches else 0, workload.bins)
+    if workload.time_bins:
+        for n_parts in PARTS:
+            yield Planned(Kind.CELL_FLAGS, workload.row_sets, 0, wide=False, residues=2 * len(spans_of(n_parts)))
+        yield Planned(Kind.CLASS_COUNTS, workload.row_sets, max(PARTS), wide=False)
+        yield Planned(Kind.RISK_SUMS, 1, workload.time_bins)
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
     if workload.grown:
         n_scales += _ROW_SCALES + workload.smooth_scale
@@ -473,6 +490,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *,
         metrics_wait=not is_grown(job, checked) or job.early_stopping_rounds is not None or goes_on_without(job),
         smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).is_smooth,
         word_bits=job.word_bits,
+        time_bins=job.time_bins if checked.objective.name == COX else 0,
     )
 
 

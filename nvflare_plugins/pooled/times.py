@@ -1,7 +1,7 @@
 """The grid of times of survival:cox, on which rows of one bin are tied: agreed by the sites, no row shown.
 
 Bins are found in two steps of spans (spans.py), over rows with an event alone: first the powers of two between which
-events lie, then runs of ``_PARTS`` equal parts of what lies between. A part is a range of the order-preserving image of
+events lie, then runs of 2,048 equal parts of what lies between. A part is a range of the order-preserving image of
 float32, so that times in days and in seconds get bins alike. Every bin holds k pooled events at least, and so as many
 rows. Where there are more bins than the job wants, neighbours are joined.
 
@@ -32,8 +32,8 @@ from nvflare_plugins.xgb.cuts import from_keys, to_keys
 LEAST_BINS = 2
 Runs = Callable[[Ints], Ints]
 """Shapes: int64[n, 2] to int64[n]."""
-_PARTS = 2048
-_OCTAVES = 255
+PARTS = _OCTAVES, _FINE = 255, 2048
+"""Of times in the two steps: powers of two, and parts of what lies between."""
 _MANTISSA_BITS = 23
 _WEIGHT_BITS = 20  # of the share of the largest weight
 _ZERO = 1 << 31  # the key of 0
@@ -83,9 +83,9 @@ def search_times(
     first = int(good[good[:, 0] == 0, 1].min()) - 1
     last = int(good[good[:, 1] == _OCTAVES, 0].max()) + 1
     low, high = octaves[min(first, last - 1)], octaves[max(first + 1, last)]
-    edges = low + (high - low) * np.arange(_PARTS + 1, dtype=np.int64) // _PARTS
+    edges = low + (high - low) * np.arange(_FINE + 1, dtype=np.int64) // _FINE
     events = events_of(edges)
-    ends = np.array(edges_of(*enough_of(events, _PARTS), _PARTS), dtype=np.int64)
+    ends = np.array(edges_of(*enough_of(events, _FINE), _FINE), dtype=np.int64)
     if ends.size < LEAST_BINS:
         raise _too_coarse(least)
     bins = np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)

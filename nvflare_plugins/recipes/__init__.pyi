@@ -249,6 +249,9 @@ class HorizontalXGBRecipe(JobRecipe):
         cuts: How the histogram's cut points are agreed: `quantile`, `exact`, `uniform` or `logarithmic`.
         cut_bounds: Public (low, high) of each feature, for `uniform` and `logarithmic`.
         min_rows_per_cut: `quantile` stops where fewer pooled rows would be singled out.
+        time_bins: Most bins of times of ``survival:cox``, in which events are tied. Each holds at least
+            ``min_rows_per_cut`` pooled events, or the sites' ``min_rows_per_node`` where that is more, so that there
+            may be fewer.
         early_stopping_rounds: Stop after so many rounds without improvement of the last metric on the last set.
         checkpoint_every: Rounds between checkpoints at the site; 0 keeps none.
         initial_model: Name of a model file in every site's input folder that training continues by num_rounds.
@@ -297,6 +300,7 @@ class HorizontalXGBRecipe(JobRecipe):
         cuts: str = ...,
         cut_bounds: Mapping[str, Sequence[float]] = ...,
         min_rows_per_cut: int = ...,
+        time_bins: int = ...,
         early_stopping_rounds: int | None = ...,
         checkpoint_every: int = ...,
         initial_model: str | None = ...,

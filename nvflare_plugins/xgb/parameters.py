@@ -19,7 +19,7 @@ from nvflare_plugins.base.checks import check_plain, expect, shown
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.labels import Label
 from nvflare_plugins.xgb import stock as xgb
-from nvflare_plugins.xgb.objectives import OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
+from nvflare_plugins.xgb.objectives import COX, OBJECTIVE_PARAMETERS, ObjectiveFacts, check_metric, objective_facts
 
 # Monotone and interaction constraints in one form: by position in the agreed column order.
 #
@@ -397,6 +397,8 @@ def _check_combinations(params: dict[str, object], constraints: Mapping[str, obj
     for name in _DART_ONLY:
         is_read = is_dart or name not in params
         expect(f"{name} is read only by booster=dart; set it, or leave {name} out.", is_read)
+    is_grown = objective != COX or not is_dart
+    expect(f"{COX} takes booster=gbtree: XGBoost has other gradients of tied events; leave booster out.", is_grown)
     has_limit = params.get("max_depth") != 0 or bool(params.get("max_leaves"))
     expect("max_depth=0 means no limit and then needs max_leaves above 0.", has_limit)
     if params.get("multi_strategy") == "multi_output_tree":

@@ -90,3 +90,35 @@ def test_models_equal_trees_on_naive_derivatives(tmp_path, monkeypatch, profile,
     assert leaf_difference(federation.model(), reference) <= 1e-6
     coarser = central(frame, grid[::2], federation.cuts(), params, fields.get("weight"))
     assert leaf_difference(federation.model(), coarser) > 1e-3
+
+
+def test_the_metric_is_breslows_on_each_sets_own_grid(tmp_path, monkeypatch):
+    grids, frame = Grids(monkeypatch), frame_of(2_000).drop(columns=["w"])
+    held_out = frame.iloc[1_500:]
+    federation = Federation(tmp_path)
+    federation.give_data("train", frame.iloc[:1_500])
+    federation.give_data("eval", held_out)
+    federation.set_registry_keys()
+    fields = {"eval_data_set": "eval", "evaluate_training": True, "cuts": "exact"}
+    succeed(federation.run(HorizontalJob("train", LABEL, PARAMS, ROUNDS, **fields)))
+    model = xgb.Booster(model_file=bytearray(federation.model()))
+    sets = zip((frame.iloc[:1_500], held_out), grids.of_sets(3), ("train", "eval"), strict=True)
+    for rows, grid, name in sets:
+        labels = signed_places(rows.days.to_numpy(np.float32), rows.death.to_numpy() == 1, grid)
+        matrix = xgb.DMatrix(rows[model.feature_names].to_numpy(np.float32), labels, feature_names=model.feature_names)
+        for number, row in enumerate(federation.record("site-1").rounds):
+            after = slice(0, number + 1)
+            margins = model.predict(matrix, output_margin=True, iteration_range=(0, after.stop)).astype(np.float64)
+            exact = breslow.partial_likelihood(margins, np.abs(labels), labels > 0, np.ones(len(rows)))
+            assert row.metrics[f"{name}-cox-nloglik"] == pytest.approx(exact / (labels > 0).sum(), rel=1e-9)
+            theirs = float(model[after].eval(matrix).split(":")[1])  # of XGBoost itself, on the rounded times
+            assert row.metrics[f"{name}-cox-nloglik"] == pytest.approx(theirs, rel=1e-5)
+
+
+def test_models_are_the_same_bytes_for_any_number_of_sites_on_one_grid(tmp_path, monkeypatch):
+    """Sites see other bits of a grid, so that the grid is fixed here; sums of rows are the same for all."""
+    edges = np.array([3, 6, 10, 20, 40], np.float32)
+    monkeypatch.setattr(horizontal_site, "search_times", lambda *_: edges)
+    frame = frame_of().drop(columns=["w"])
+    models = {train(tmp_path / str(n), frame, n_sites=n).model() for n in (3, 5)}
+    assert len(models) == 1

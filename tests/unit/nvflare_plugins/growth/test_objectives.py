@@ -6,7 +6,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.objectives import ARITHMETICS, NOT_FINITE, Objective, largest_pairs
-from nvflare_plugins.xgb.objectives import OBJECTIVES
+from nvflare_plugins.xgb.objectives import COX, OBJECTIVES
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from tests.support.survival import label_of
 
@@ -51,7 +51,7 @@ def test_gradients_in_c_are_those_of_numpy(name: str, weighted: bool, spread: fl
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != COX])  # which test_cox.py bounds
 def test_rows_stay_within_the_public_bounds(name: str, arithmetic: str) -> None:
     parameters = _job(name)
     objective = Objective.of_job(parameters, arithmetic)

@@ -13,10 +13,10 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.kinds.horizontal import going_on as gradient_moves
 from nvflare_plugins.kinds.horizontal.going_on import GradientMoves, States
 from nvflare_plugins.xgb.continuation import with_last_round_weighed
-from nvflare_plugins.xgb.objectives import OBJECTIVES, gradients
+from nvflare_plugins.xgb.objectives import COX, OBJECTIVES, gradients
 from nvflare_plugins.xgb.parameters import check_parameters
 
-CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror", "survival:aft")
+CONSTANT = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror", "survival:aft", COX)
 OWN = {
     "multi:softprob": {"num_class": 3},
     "multi:softmax": {"num_class": 3},
