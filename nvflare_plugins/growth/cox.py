@@ -80,6 +80,12 @@ def hazards(at_bins: Doubles, events: Doubles) -> Hazards:
     return Hazards(np.cumsum(rates), np.cumsum(squares))
 
 
+def local_hazards(margins: Floats, labels: Floats, weights: Floats | None, n_bins: int) -> Hazards:
+    """Return the hazards of rows that are all here. Shapes: margins, labels, weights: float32[n_rows]."""
+    at_bins = sums_at_bins(weighted_risks(margins, weights), labels, n_bins)
+    return hazards(at_bins, sums_at_bins(event_weights(labels, weights), labels, n_bins))
+
+
 def at_or_after(at_bins: Doubles) -> Doubles:
     """Return the sums over the rows at risk in each bin. Shapes: float64[n_bins] each."""
     return np.cumsum(at_bins[::-1])[::-1]

@@ -14,7 +14,6 @@ from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
-from nvflare_plugins.data.labels import has_event
 from nvflare_plugins.data.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.pooled.growing import check_words, is_grown
 from nvflare_plugins.pooled.job import HorizontalJob
@@ -27,7 +26,7 @@ from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.shards import check_one_cluster, reads_in_passes, shards_of
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.xgb.matrices import remove_left_behind
-from nvflare_plugins.xgb.objectives import COX, Task
+from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, with_floor
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -179,16 +178,13 @@ def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table
     _check_magnitudes(table)
     if eval_table is not None and eval_table.passes is not None:  # which is scored by bins
         _check_magnitudes(eval_table)
-    if parameters.objective.name == COX and not has_event(table.label).any():
-        raise DataRefusal(
-            f"{COX}: no row of data set {job.data_set!r} has an event, and sums of its rows would tell of none. Train "
-            "with sites that have events, or correct the column of events"
-        )
     is_classification = parameters.objective.task in (Task.BINARY, Task.MULTICLASS)
     for checked, name in ((table, job.data_set), (eval_table, str(job.eval_data_set))):
         if checked is None:
             continue
         parameters.objective.check_labels(checked.label)
+        if checked is table:
+            parameters.objective.check_events(table.label)
         log_what_labels_lack(checked, name, is_classification=is_classification)
         for note in checked.notes:
             _log.info("%s", note)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import expect, shown
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.data.labels import SHOWN_FORMS, Label, is_labelled
+from nvflare_plugins.data.labels import SHOWN_FORMS, Label, has_event, is_labelled
 from nvflare_plugins.data.table import log_count
 from nvflare_plugins.wire.envelope import BaseScoreSource
 
@@ -117,6 +117,18 @@ class ObjectiveFacts:
             raise DataRefusal(
                 f"{self.name}: labels must be {self.label_rule.value}; some are not. "
                 "Correct the label column, give label_classes, or choose another objective."
+            )
+
+    def check_events(self, label: NDArray[np.float32]) -> None:
+        """Refuse rows of ``survival:cox`` of which none has an event. Shapes: label: of ``check_labels``.
+
+        Raises:
+            DataRefusal: none has.
+        """
+        if self.name == COX and not has_event(label).any():
+            raise DataRefusal(
+                f"{COX}: no row of the training set has an event. Correct the column of events, or train without this "
+                "site"
             )
 
     def accepts(self, label: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -15,8 +15,10 @@ FORMS = {
 }
 
 
-def as_fields(label: np.ndarray) -> dict[str, np.ndarray]:
-    """Return labels as XGBoost's matrices take them: one each, or two bounds of times."""
+def as_fields(label: np.ndarray, objective: str = "") -> dict[str, np.ndarray]:
+    """Return labels as XGBoost's matrices take them: one each, of Cox regression signed, or two bounds of times."""
+    if objective == "survival:cox":
+        return {"label": np.where(np.isinf(label[:, 1]), -label[:, 0], label[:, 0])}
     return {"label": label} if label.ndim == 1 else dict(zip(_BOUNDS, label.T, strict=True))
 
 

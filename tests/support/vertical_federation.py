@@ -172,10 +172,10 @@ def federate(
 
 def central(joined: Joined, params: dict, num_rounds: int, initial: bytes | None = None, **options) -> xgb.Booster:
     """Train stock XGBoost on the joined table."""
-    matrix = joined.matrix(joined.features, **as_fields(joined.label), weight=joined.weight)
-    evals = (
-        [(joined.matrix(joined.valid[0], **as_fields(joined.valid[1])), "valid")] if joined.valid is not None else []
-    )
+    name = str(params.get("objective"))
+    matrix = joined.matrix(joined.features, **as_fields(joined.label, name), weight=joined.weight)
+    valid = [] if joined.valid is None else [(joined.valid[0], as_fields(joined.valid[1], name))]
+    evals = [(joined.matrix(features, **fields), "valid") for features, fields in valid]
     settings = {"tree_method": "hist", "nthread": 1, **params}
     model = None if initial is None else bytearray(initial)
     return xgb.train(settings, matrix, num_rounds, evals=evals, xgb_model=model, verbose_eval=False, **options)

@@ -38,6 +38,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.profiles import Profile
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # The search space of a tuning job: a list of parameter sets, or ranges from which all sites draw the same sets.
@@ -369,6 +370,11 @@ class TuningJob(Tuned):
 
     def __post_init__(self) -> None:
         expect("group must not be the label", self.group not in columns_of(self.label))
+        expect(
+            f"objective {COX} is refused in a tuning: each fold would need a grid of times of its own. Tune "
+            "survival:aft, or train with eval_data_set and early_stopping_rounds",
+            self.params.get("objective") != COX,
+        )
         for trial in self.all_trials():
             self.training_of(trial)
 

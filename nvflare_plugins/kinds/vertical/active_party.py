@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.formatting import counted
+from nvflare_plugins.data.labels import has_event
 from nvflare_plugins.data.table import is_plain_text
+from nvflare_plugins.growth import cox
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, SplitFormula, TreeParameters, arithmetic_here
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import base_score_of, continued_model, new_model
-from nvflare_plugins.growth.objectives import FirstEstimate, Objective, adaptive_leaves
+from nvflare_plugins.growth.objectives import FirstEstimate, Objective, Scale, adaptive_leaves
 from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows, with_own_seed
 from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.growth.tree import Tree
@@ -46,7 +48,7 @@ from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.cuts import leaf_quantiles
 from nvflare_plugins.xgb.model_json import check_lists, check_names_survive, trees_model, without_lists
-from nvflare_plugins.xgb.objectives import Task
+from nvflare_plugins.xgb.objectives import COX, Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import EarlyStopping
 
@@ -285,6 +287,13 @@ def _check_sets(
             raise ConfigurationError(f"{party.name} has other rows than the active party: align the data sets first")
     for labelled in sets:
         params.objective.check_labels(labelled.label)
+    params.objective.check_events(sets[0].label)
+
+
+def _on_own_times(one: LabelledSet) -> LabelledSet:
+    """Return rows whose labels are places among their own times (growth/cox.py), which never leave this party."""
+    times = one.label[:, 0]
+    return replace(one, label=cox.signed_places(times, has_event(one.label), np.unique(times)[1:]))
 
 
 class _Margins:
@@ -346,6 +355,9 @@ class VerticalTraining:
         self._lists = names, categories = all_columns(own, parties)
         self._label_classes = own.label_classes
         objective = Objective.of_job(params, settings.arithmetic)
+        if objective.name == COX:
+            sets = [_on_own_times(one) for one in sets]
+            objective = replace(objective, n_times=max(int(np.abs(one.label).max(initial=1)) for one in sets))
         model = _first_model(params, objective, sets[0], names, categories, settings, initial_model)
         self._objective, self._sets, self._parties, self._owner = objective, sets, tuple(parties), owner
         self._settings, self._model = settings, model
@@ -364,7 +376,9 @@ class VerticalTraining:
         self._own = OwnRows(train.features, train.weight, params.max_bin, categorical, monotone, arithmetic)
         bounds = objective.row_bounds(params.objective)
         largest_weight = 1.0 if train.weight is None else float(train.weight.max(initial=0.0)) or 1.0
-        self._scale = GradientScale(bounds, train.label, largest_weight, owner.pair_format)
+        # Places in time say nothing of the size of gradients.
+        sized = np.zeros(1, np.float32) if objective.n_times else train.label
+        self._scale = GradientScale(bounds, sized, largest_weight, owner.pair_format)
         self._walker = vertical_model.PathWalker(self._parties, self._n_own, settings.deadline_s)
         base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
         self._margins = [_Margins(one, number, base) for number, one in enumerate(sets)]
@@ -436,8 +450,11 @@ class VerticalTraining:
 
     def _gradients(self) -> Floats:
         """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
-        rows, margins, objective, scale = self._sets[0], self._margins[0].values, self._objective, np.float32(0)
-        if objective.is_smooth:
+        rows, margins, objective = self._sets[0], self._margins[0].values, self._objective
+        scale: Scale = np.float32(0)
+        if objective.n_times:
+            scale = cox.local_hazards(margins.reshape(-1), rows.label, rows.weight, objective.n_times)
+        elif objective.is_smooth:
             total = float(len(rows.label)) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
             parts = objective.scale_rows(margins, rows.label, rows.weight)
             scale = objective.scale(float(parts.sum(dtype=np.float64)), total)

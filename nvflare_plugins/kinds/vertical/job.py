@@ -40,6 +40,7 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.data.declaration import Delta, Epsilon
 from nvflare_plugins.data.labels import Label, LabelColumns, check_classes
 from nvflare_plugins.site.profiles import REMOVED_PROFILES
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
 # What a vertical job says. Where the data lie and what is allowed, each site's own policy says.
@@ -207,6 +208,7 @@ class VerticalJob(JobDocument):
 
     def __post_init__(self) -> None:
         check_classes(self.label, self.label_classes)
+        self._check_cox()
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.is_noised and self.profile == VerticalProfile.ELGAMAL.value:
@@ -240,6 +242,16 @@ class VerticalJob(JobDocument):
                     "rare ones together under one name",
                     len(words) <= MAX_BINS,
                 )
+
+    def _check_cox(self) -> None:
+        """Refuse what survival:cox is not for. Raises: ConfigurationError."""
+        is_cox = self.params.get("objective") == COX
+        expect(
+            f"preset noised is refused with {COX}: no bound of a row's gradient is proven, from which the noise would "
+            "follow. Choose survival:aft, or preset guarded",
+            not (is_cox and self.is_noised),
+        )
+        expect(f"initial_model is refused with {COX}: train anew", not is_cox or self.initial_model is None)
 
     def _check_noised(self) -> None:
         """Refuse what noised sums cannot do. Raises: ConfigurationError."""

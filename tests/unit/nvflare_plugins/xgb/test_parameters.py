@@ -58,7 +58,7 @@ def test_every_objective_and_metric_trains_with_the_wheel(objective: str) -> Non
     checked = checked_of(objective, eval_metric=metrics)
     label = labels_for(checked.objective, rng, 60)
     checked.objective.check_labels(label)
-    fields = survival.as_fields(label[:, 0] if objective == COX else label)
+    fields = survival.as_fields(label, objective)
     train = xgboost.QuantileDMatrix(rng.normal(size=(60, 3)), **fields, feature_names=NAMES)
     history: dict[str, dict[str, list[float]]] = {}
     params = checked.for_booster(cores=2)
@@ -71,7 +71,7 @@ def test_the_default_metric_is_the_one_xgboost_chooses(objective: str) -> None:
     rng = np.random.default_rng(2)
     facts = facts_of(objective)
     label = labels_for(facts, rng, 30)
-    fields = survival.as_fields(label[:, 0] if objective == COX else label)
+    fields = survival.as_fields(label, objective)
     train = xgboost.DMatrix(rng.normal(size=(30, 3)), **fields)
     history: dict[str, dict[str, list[float]]] = {}
     params = {"objective": objective, "nthread": 1, **EXTRA.get(objective, {})}
