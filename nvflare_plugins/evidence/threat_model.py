@@ -30,8 +30,8 @@ _NOTES_FOR_HORIZONTAL = (
     "labels.",
     "Every site sees pooled sums of small nodes and bins; one that holds one row shows that row's gradient, not whose "
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
-    "Under survival:cox the sites also learn, of every bin of times, the pooled events and before each round the pooled "
-    "sum of weight times hazard ratio of its rows. A bin holds at least min_rows_per_cut pooled events, or "
+    "Under survival:cox the sites also learn, of every bin of times, the pooled events and before each round the "
+    "pooled sum of weight times hazard ratio of its rows. A bin holds at least min_rows_per_cut pooled events, or "
     "min_rows_per_node if that is more. Nothing bounds what these sums tell after many trees.",
     "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
     "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
