@@ -149,8 +149,8 @@ def export(options: Options) -> int:
 def release(options: Options) -> int:
     """``veilboost release MODEL --by NAME``: may this model leave the site? Sends nothing.
 
-    It judges the model of a run on the rows that it was trained on here: how many share an answer, few rows behind a
-    leaf, answers without doubt, too many numbers for the rows, settings that are easy to attack. A private model is
+    It judges the model of a run on the rows that it was trained on here: how many share a prediction, few rows behind
+    a leaf, predictions without doubt, too many numbers for the rows, settings that are easy to attack. A private model is
     judged by the epsilon that its job has spent. Each broken rule is named with measure, limit and remedy.
 
     The decision, release.json in the run's folder, binds model, rules, measures and evidence, is signed with the key of

@@ -1,7 +1,7 @@
 """What a model's structure tells of a site's rows, judged by the site's rules: before it may leave, and for a dossier.
 
 The checks are those of SACRO-ML's structural attack: residual degrees of freedom, settings that make models easy to
-attack, how many rows share an answer (k-anonymity), small cells, certain answers; and beside them the rows behind each
+attack, how many rows share a prediction (k-anonymity), small cells, certainty; and beside them the rows behind each
 leaf, and groups of one class. Rows are the site's own. Those of other sites make groups and leaves larger, never
 smaller, so that what holds here holds of the pooled rows too.
 
@@ -55,7 +55,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows by the answer that the model gives them.
+    """Rows by what the model predicts for them.
 
     Attributes:
         n_groups, smallest: groups, and the rows of the smallest.
@@ -81,25 +81,27 @@ class Leaves:
         smallest: fewest rows that one of them is known to hold.
         n_small: leaves below the least number.
         n_one_class: leaves whose rows of the site all have one class; None of a regression.
+        n_rows: rows that the model is known to have been trained on: the site's own, or more of all sites.
     """
 
     n_leaves: int
     smallest: int
     n_small: int
     n_one_class: int | None
+    n_rows: int
 
 
 def group_rows(model: FinishedModel, table: Table, least: int) -> Groups:
-    """Return the groups of a table's rows, of which there are some, with equal answers over the whole model.
+    """Return the groups of a table's rows, of which there are some, with equal predictions of the whole model.
 
     Args:
         least: fewest rows that a group should have.
     """
     if model.has_probabilities:
-        answers = model.probabilities(table.features)
+        predictions = model.probabilities(table.features)
     else:
-        answers = model.predict(table.features, output_margin=True).reshape(table.n_rows, -1) + np.float32(0)
-    _, first, group, sizes = np.unique(_keys(answers), return_index=True, return_inverse=True, return_counts=True)
+        predictions = model.predict(table.features, output_margin=True).reshape(table.n_rows, -1) + np.float32(0)
+    _, first, group, sizes = np.unique(_keys(predictions), return_index=True, return_inverse=True, return_counts=True)
     is_small = sizes < least
     found = Groups(sizes.size, int(sizes.min()), int(sizes[is_small].sum()))
     if model.classes is None:
@@ -109,9 +111,9 @@ def group_rows(model: FinishedModel, table: Table, least: int) -> Groups:
     one_class = int(sizes[is_one_class].sum())
     if not model.has_probabilities:
         return replace(found, in_one_class=one_class)
-    stated = answers[first] * sizes[:, None]
+    stated = predictions[first] * sizes[:, None]
     has_cell = ((stated > 0) & (stated < least)).any(axis=1)
-    is_certain = (answers[first] <= _NEAR_ZERO).any(axis=1)
+    is_certain = (predictions[first] <= _NEAR_ZERO).any(axis=1)
     return replace(
         found,
         in_small_cells=int(sizes[has_cell].sum()),
@@ -120,11 +122,11 @@ def group_rows(model: FinishedModel, table: Table, least: int) -> Groups:
     )
 
 
-def _keys(answers: NDArray[np.float32]) -> NDArray[Any]:
-    """Return one value a row that is equal where answers are. Shapes: answers: float32[n_rows, n]; result: [n_rows]."""
-    if answers.shape[1] <= 2:  # of two classes the second's says all
-        return answers[:, -1]
-    whole = np.ascontiguousarray(answers)
+def _keys(predictions: NDArray[np.float32]) -> NDArray[Any]:
+    """Return one value a row that is equal where predictions are. Shapes: predictions: float32[n_rows, n]; result: [n_rows]."""
+    if predictions.shape[1] <= 2:  # of two classes the second's says all
+        return predictions[:, -1]
+    whole = np.ascontiguousarray(predictions)
     return whole.view(np.dtype((np.void, whole.itemsize * whole.shape[1])))[:, 0]
 
 
@@ -152,13 +154,15 @@ def leaves_reached(model: FinishedModel, table: Table, least: int, hessian_bound
         places = model.leaves(table.features[rows]) + starts[:-1]
         counts += _by_class(places.ravel(), np.repeat(label[rows], len(trees)), n_classes, len(counts))
     own = counts.sum(axis=1)
-    known = own.copy()
+    known, n_rows = own, table.n_rows
     if hessian_bound is not None:
         covers = np.concatenate([np.asarray(tree["sum_hessian"], np.float64) for tree in trees])
-        known = np.maximum(own, np.ceil(covers / hessian_bound * (1 - _COVER_SLACK)).astype(np.int64))
+        proven = np.ceil(covers / hessian_bound * (1 - _COVER_SLACK)).astype(np.int64)
+        known, n_rows = np.maximum(own, proven), max(n_rows, int(proven[starts[:-1]].max()))
     reached = own > 0
     pure = None if model.classes is None else int((counts.max(axis=1) == own)[reached].sum())
-    return Leaves(int(reached.sum()), int(known[reached].min()), int((known[reached] < least).sum()), pure)
+    small = int((known[reached] < least).sum())
+    return Leaves(int(reached.sum()), int(known[reached].min()), small, pure, n_rows)
 
 
 def n_parameters(model: FinishedModel) -> int:
@@ -244,7 +248,8 @@ def judge(model: FinishedModel, table: Table, trained: Trained, rules: ReleaseRu
     table = _labelled(model, table)
     groups = group_rows(model, table, rules.min_group_rows)
     leaves = leaves_reached(model, table, rules.min_leaf_rows, trained.hessian_bound())
-    free = table.n_rows - n_parameters(model)
+    n_numbers = n_parameters(model)
+    free = leaves.n_rows - n_numbers
     return (
         *_of_groups(groups, table.n_rows, rules),
         Finding(
@@ -260,7 +265,7 @@ def judge(model: FinishedModel, table: Table, trained: Trained, rules: ReleaseRu
         Finding(
             "min_degrees_of_freedom",
             "Rows beside the numbers that training has chosen",
-            f"{table.n_rows:,} rows of this site, {table.n_rows - free:,} numbers: {free:,} more rows",
+            f"at least {_rows(leaves.n_rows)} in the training, {n_numbers:,} numbers: {_more(free)}",
             f"at least {rules.min_degrees_of_freedom:,} more rows",
             free >= rules.min_degrees_of_freedom,
             "A model with as many free numbers as rows can hold the rows themselves.",
@@ -289,15 +294,15 @@ def _of_groups(found: Groups, n_rows: int, rules: ReleaseRules) -> Iterator[Find
         (
             "max_share_in_small_groups",
             found.in_small,
-            "Rows that share their answer with few others",
+            "Rows that share their prediction with few others",
             f"in groups of fewer than {least:,}",
-            "Rows with the same answer hide one another. Whoever is alone with an answer can be recognised by it.",
+            "Rows with the same prediction hide one another. Whoever is alone with one can be recognised by it.",
             smaller,
         ),
         (
             "max_share_in_small_cells",
             found.in_small_cells,
-            "Small numbers that answers state",
+            "Small counts that predictions state",
             f"in groups with fewer than {least:,} stated rows of a class",
             "Probability times the size of the group says how many of its rows have a class, as a table would.",
             smaller,
@@ -305,7 +310,7 @@ def _of_groups(found: Groups, n_rows: int, rules: ReleaseRules) -> Iterator[Find
         (
             "max_share_certain",
             found.certain,
-            "Answers without doubt",
+            "Predictions without doubt",
             "with a probability of zero for some class",
             "A probability of zero says of everybody in the group that none has the class.",
             "train fewer rounds, or with a larger lambda or min_child_weight, or a smaller learning_rate",
@@ -418,7 +423,7 @@ def _spent(
     found = [job.spent.epsilon(delta) for one in ledgers for job in one.jobs if job.job_id == record.job_id]
     if found and max(found) > 0:
         return (max(found), delta), "as the site's ledger adds it up"
-    if log is not None and log.spends:
+    if log is not None and log.spends and log.number == 1:  # a later attempt's log lacks what earlier ones spent
         return (float(log.spends[-1].epsilon), float(log.spends[-1].delta)), "as the evidence says"
     return None, ""
 
@@ -431,6 +436,10 @@ def _share(value: float) -> str:
     """Return a share in percent: neither is called none what is some, nor all what is not."""
     shown = round(100 * value, 3)
     return f"{min(max(shown, 0.001), 99.999) if 0 < value < 1 else shown:g} %"
+
+
+def _more(free: int) -> str:
+    return f"{_rows(free)} more" if free >= 0 else f"{_rows(-free)} too few"
 
 
 def _pure(leaves: Leaves) -> str:

@@ -191,8 +191,9 @@ class ReleaseRules(Document):
     sites as the leaf's hessian tells at least.
     """
     min_degrees_of_freedom: Annotated[int, STRICT, Le(MOST_ROWS)] = 10
-    """Fewest rows of the site beyond the numbers that training has chosen: two for each split, one for each leaf (of
-    several classes, one for each but one), one for each tree.
+    """Fewest rows beyond the numbers that training has chosen: two for each split, one for each leaf (of several
+    classes, one for each but one), one for each tree. Rows are the site's own, or as many of all sites as hessians tell
+    at least.
     """
     allow_unnecessary_risk: Flag = False
     """Accept depth, rounds and `min_child_weight` that made models easiest to attack in a large study

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.dossier.decision import open_decision
 from nvflare_plugins.dossier.release import DECISION
+from nvflare_plugins.dossier.structure import _spent
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import canonical
 from nvflare_plugins.pages.report import RELEASE_FACTS
@@ -268,6 +270,13 @@ def test_a_private_model_is_judged_by_its_ledger(run: Path, tmp_path: Path, caps
     assert release(run, *rules) == 0
     assert "kept    Accounted privacy: epsilon 0.34" in capsys.readouterr().out
     assert release(run, "--rules", str(rules_file(tmp_path, {"max_epsilon": 0.1}))) == 3
+
+
+def test_a_later_attempts_evidence_does_not_say_all_that_was_spent(tmp_path: Path) -> None:
+    spent = [SimpleNamespace(epsilon="0.5", delta="1e-6")]
+    first, second = (SimpleNamespace(spends=spent, number=number) for number in (1, 2))
+    assert _spent(SimpleNamespace(job_id="job"), [], first, 1e-5) == ((0.5, 1e-6), "as the evidence says")
+    assert _spent(SimpleNamespace(job_id="job"), [], second, 1e-5) == (None, "")
 
 
 def test_a_kit_of_another_site_is_refused(run: Path, kit: Path, tmp_path: Path) -> None:

@@ -118,11 +118,17 @@ def test_a_leaf_of_others_rows_is_known_by_its_cover() -> None:
     booster = xgb.Booster(model_file=bytearray(squares._content))
     places = booster.predict(xgb.DMatrix(pooled.features, feature_names=list(NAMES)), pred_leaf=True)
     reached = {leaf: int((places == leaf).sum()) for leaf in places[:8].ravel()}
-    assert leaves_reached(squares, own, 10, 1.0).smallest == min(reached.values())
-    assert leaves_reached(squares, own, 10, None).smallest <= 8
+    found = leaves_reached(squares, own, 10, 1.0)
+    assert (found.smallest, found.n_rows) == (min(reached.values()), 1000)
+    found = leaves_reached(squares, own, 10, None)
+    assert found.smallest <= 8 and found.n_rows == 8
     logistic = model_of(pooled, LOGISTIC, 1)
-    bound = leaves_reached(logistic, own, 10, 0.25).smallest
-    assert 8 < bound <= min(reached.values()) * 2
+    found = leaves_reached(logistic, own, 10, 0.25)
+    places = xgb.Booster(model_file=bytearray(logistic._content)).predict(
+        xgb.DMatrix(pooled.features, feature_names=list(NAMES)), pred_leaf=True
+    )
+    assert 8 < found.smallest <= min(int((places == leaf).sum()) for leaf in places[:8].ravel())
+    assert 900 < found.n_rows <= 1000
     trained = Trained(1, LOGISTIC, covers_are_of_rows=True, weighs_rows=False)
     assert trained.hessian_bound() == 0.25
     for other in ({"covers_are_of_rows": False}, {"weighs_rows": True}, {"params": {"objective": "count:poisson"}}):
