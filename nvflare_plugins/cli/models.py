@@ -150,8 +150,8 @@ def release(options: Options) -> int:
     """``veilboost release MODEL --by NAME``: may this model leave the site? Sends nothing.
 
     It judges the model of a run on the rows that it was trained on here: how many share a prediction, few rows behind
-    a leaf, predictions without doubt, too many numbers for the rows, settings that are easy to attack. A private model is
-    judged by the epsilon that its job has spent. Each broken rule is named with measure, limit and remedy.
+    a leaf, predictions without doubt, too many numbers for the rows, settings that are easy to attack. A private model
+    is judged by the epsilon that its job has spent. Each broken rule is named with measure, limit and remedy.
 
     The decision, release.json in the run's folder, binds model, rules, measures and evidence, is signed with the key of
     the site's FLARE certificate, and `veilboost verify` checks it. Where the policy has release_rules, `export` and

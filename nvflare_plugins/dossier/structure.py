@@ -123,7 +123,10 @@ def group_rows(model: FinishedModel, table: Table, least: int) -> Groups:
 
 
 def _keys(predictions: NDArray[np.float32]) -> NDArray[Any]:
-    """Return one value a row that is equal where predictions are. Shapes: predictions: float32[n_rows, n]; result: [n_rows]."""
+    """Return one value a row that is equal where predictions are.
+
+    Shapes: predictions: float32[n_rows, n]; result: [n_rows].
+    """
     if predictions.shape[1] <= 2:  # of two classes the second's says all
         return predictions[:, -1]
     whole = np.ascontiguousarray(predictions)
