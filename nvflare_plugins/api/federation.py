@@ -28,6 +28,7 @@ from nvflare_plugins.base.files import make_folder, write_atomically, write_priv
 from nvflare_plugins.base.formatting import counted, near_name
 from nvflare_plugins.cli.check import floors, use_of
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.labels import Label, checked_label, columns_of, words_of_label
 from nvflare_plugins.flare.kinds import kind_of_job
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pooled.job import HorizontalJob
@@ -152,7 +153,8 @@ class Federation:
 
     Args:
         sites: name of a site -> a data frame, the path of a CSV or Parquet file, or ``read(path, ...)``.
-        label: column that is predicted.
+        label: column that is predicted; of survival {"time": ..., "event": ...}, {"signed": ...} or {"lower": ...,
+            "upper": ...} (jobs/OWN_DATA.md).
         evaluation: the same for rows to evaluate on after each round.
         holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
         consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
@@ -172,7 +174,7 @@ class Federation:
     def __init__(
         self,
         sites: Mapping[str, Source],
-        label: str,
+        label: Label,
         *,
         evaluation: Mapping[str, Source] | None = None,
         holdout: float = 0.0,
@@ -182,8 +184,9 @@ class Federation:
         folder: str | Path | None = None,
     ) -> None:
         self.sites = checked_names(list(sites))
-        if not isinstance(label, str) or not label:
-            raise ConfigurationError("label must be the name of a column")
+        if not label or not isinstance(label, (str, Mapping)):
+            raise ConfigurationError("label must be the name of a column, or name those of times")
+        label = checked_label(label)
         if not 0 <= holdout < 1 or (holdout and evaluation is not None):
             raise ConfigurationError("holdout must be a share from 0 to below 1, and stands in the place of evaluation")
         if evaluation is not None and set(evaluation) != set(sites):
@@ -202,7 +205,7 @@ class Federation:
             self._hold_out(holdout)
 
     def __repr__(self) -> str:
-        return f"<Federation of {', '.join(self.sites)}; label {self.label!r}; {self.folder}>"
+        return f"<Federation of {', '.join(self.sites)}; label {words_of_label(self.label)!r}; {self.folder}>"
 
     # -- before a training --------------------------------------------------------------------------------------------
 
@@ -443,6 +446,9 @@ class Federation:
             s: SiteTable.of(self._spec(name, s, method), self.label, self._readers[name][s].options) for s in self.sites
         }
 
+    def _has_label(self, table: SiteTable) -> bool:
+        return set(columns_of(self.label)) <= set(table.names)
+
     def _hold_out(self, share: float) -> None:
         """Deal every site's rows out to a training set and an evaluation set, as texts where its file has texts."""
         problems: dict[str, list[str]] = {}
@@ -471,7 +477,7 @@ class Federation:
         check = Check(tables)
         settings = dict(method.settings)
         row_id = settings.pop("id", None)
-        special = [self.label, *(str(one) for one in (settings.get("weight"), row_id) if one)]
+        special = [*columns_of(self.label), *(str(one) for one in (settings.get("weight"), row_id) if one)]
         wanted = None if isinstance(method, Vertical) else settings.get("features")
         if isinstance(method, Vertical):
             fields = self._vertical_terms(check, special, row_id)
@@ -480,7 +486,7 @@ class Federation:
         if not check:
             return check, {}
         tables = self._tables(ROWS, method)  # as the sites' options read them now
-        params, classes, metric = task({s: one for s, one in tables.items() if self.label in one.names}, self.label)
+        params, classes, metric = task({s: one for s, one in tables.items() if self._has_label(one)}, self.label)
         objective = str(method.params.get("objective", params["objective"]))
         params = {**params, "eval_metric": metric} if objective == params["objective"] else {}
         fields |= {"data_set": ROWS, "label": self.label, "params": {**params, **method.params}}
@@ -492,12 +498,13 @@ class Federation:
 
     def _horizontal_terms(self, check: Check, special: Sequence[str], wanted: object) -> dict[str, Any]:
         """Unite what all sites' tables suggest; what no reader makes equal becomes a problem."""
-        check.ask_for(self.label, "the label")
+        for name in columns_of(self.label):
+            check.ask_for(name, "the label")
         if not check:
             return {}
         drafts = drafts_of(check.tables, self.label, special, cast("Sequence[str] | None", wanted))
         found = self._united(check, drafts)
-        names = dict.fromkeys(name for draft in drafts.values() for name in draft.columns if name != self.label)
+        names = dict.fromkeys(name for draft in drafts.values() for name in draft.columns if name not in special)
         for site, text in lacking(self._tables(ROWS), list(cast("Sequence[str]", wanted or names))):
             check.add(site, text)
         if check and not found.features:
@@ -508,10 +515,10 @@ class Federation:
 
     def _vertical_terms(self, check: Check, special: Sequence[str], row_id: object) -> dict[str, Any]:
         """Return each party's own columns, and whose the label is."""
-        active = [site for site, table in check.tables.items() if self.label in table.names]
+        active = [site for site, table in check.tables.items() if self._has_label(table)]
         if len(active) != 1:
             raise ConfigurationError(
-                f"the column {self.label!r} must be at one site alone, whose label it is; it is at "
+                f"the label {words_of_label(self.label)!r} must be at one site alone, whose label it is; it is at "
                 f"{', '.join(active) or 'none'}"
             )
         for site, table in check.tables.items():
@@ -559,14 +566,16 @@ class Federation:
         check.problems = {site: list(map(hinted, some)) for site, some in told.items() if some}
         settings = {key: value for key, value in method.settings.items() if key not in ("budget", "bounds")}
         names = [*method.bounds, *method.categories]
-        for name, what in {self.label: "the label", **dict.fromkeys(names, "which the job names")}.items():
+        for name, what in {
+            **dict.fromkeys(columns_of(self.label), "the label"),
+            **dict.fromkeys(names, "which the job names"),
+        }.items():
             check.ask_for(name, what)
-        if method.label_classes is None and method.label_bounds is None:
+        label = self.label
+        if isinstance(label, str) and method.label_classes is None and method.label_bounds is None:
             for site, table in tables.items():
-                if self.label in table.names and not set(table.values(self.label)) <= {0, 1}:
-                    check.add(
-                        site, f"label {self.label!r} holds more than 0 and 1: such rows would be left out. {_LABEL}"
-                    )
+                if label in table.names and not set(table.values(label)) <= {0, 1}:
+                    check.add(site, f"label {label!r} holds more than 0 and 1: such rows would be left out. {_LABEL}")
         fields: dict[str, Any] = {
             **settings,
             "data_set": ROWS,

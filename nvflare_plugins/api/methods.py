@@ -135,7 +135,9 @@ class Private(Method):
     """Public list of each categorical feature."""
     label_classes: Sequence[str | int] | None = None
     label_bounds: tuple[float, float] | None = None
-    """Public (low, high) of a label that is a number."""
+    """Public (low, high) of a label that is a number, or of times, above 0."""
+    aft_loss_distribution: str | None = None
+    aft_loss_distribution_scale: float | None = None
     method: str | None = None
     """A preset: default, few_rounds, or a paper's name such as dp_rf."""
     components: Mapping[str, Any] | None = None

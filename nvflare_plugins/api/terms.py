@@ -14,6 +14,7 @@ from nvflare_plugins.base.formatting import near_name
 from nvflare_plugins.cli.check import sentence
 from nvflare_plugins.cli.demo import task_of
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.labels import Label, columns_of
 from nvflare_plugins.survey.agreement import SiteDraft
 from nvflare_plugins.survey.columns import Column, Finding, IdShape, Use, look_at
 from nvflare_plugins.survey.raw_file import RawFile, read_raw
@@ -32,10 +33,11 @@ class SiteTable:
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, spec: DataSet, label: str, options: Mapping[str, Any]) -> SiteTable:
+    def of(cls, spec: DataSet, label: Label, options: Mapping[str, Any]) -> SiteTable:
         """Look at a site's whole table. Args: options: keys of the policy's data set that say how it is read."""
         raw = read_raw(spec)
-        return cls(raw, survey(spec, Use(label=label if label in raw.names else None)), options)
+        has_label = set(columns_of(label)) <= set(raw.names)
+        return cls(raw, survey(spec, Use(label=label if has_label else None)), options)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ def hinted(finding: Finding) -> str:
 
 
 def drafts_of(
-    tables: Mapping[str, SiteTable], label: str, special: Sequence[str], wanted: Sequence[str] | None
+    tables: Mapping[str, SiteTable], label: Label, special: Sequence[str], wanted: Sequence[str] | None
 ) -> dict[str, SiteDraft]:
     """Return what every site's table suggests, to be united (``survey.agreement``).
 
@@ -94,7 +96,7 @@ def drafts_of(
         numbers: dict[str, tuple[float, float] | None] = dict.fromkeys(name for name in names if name not in texts)
         classes = None if draft.label_classes is None else list(draft.label_classes)
         options = {key: copy.deepcopy(value) for key, value in table.options.items()}
-        return SiteDraft(label, [*names, label], numbers, texts, [], {}, classes, options)
+        return SiteDraft(label, [*names, *columns_of(label)], numbers, texts, [], {}, classes, options)
 
     return {site: of(table) for site, table in tables.items()}
 
@@ -123,7 +125,7 @@ def lacking(tables: Mapping[str, SiteTable], features: Sequence[str]) -> Iterato
                 )
 
 
-def task(tables: Mapping[str, SiteTable], label: str) -> tuple[dict[str, Any], list[str | int] | None, str]:
+def task(tables: Mapping[str, SiteTable], label: Label) -> tuple[dict[str, Any], list[str | int] | None, str]:
     """Choose an objective by the label.
 
     Returns:
@@ -132,5 +134,7 @@ def task(tables: Mapping[str, SiteTable], label: str) -> tuple[dict[str, Any], l
     Raises:
         ConfigurationError: a label of one value, or of too many texts.
     """
+    if not isinstance(label, str):
+        return {"objective": "survival:aft"}, None, "aft-nloglik"
     found = task_of(pd.Series(list(dict.fromkeys(one for table in tables.values() for one in table.values(label)))))
     return found.params, found.label_classes, found.federated_metric

@@ -22,6 +22,7 @@ from nvflare_plugins.cli.options import Options, as_data_set, check_output
 from nvflare_plugins.cli.site_setup import readers
 from nvflare_plugins.cli.sites import READERS
 from nvflare_plugins.data.declaration import MISSING_TEXTS, DataSet, format_of
+from nvflare_plugins.data.labels import Label, label_of_words, words_of_label
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.private_trees.job import PrivateTreesJob
 from nvflare_plugins.kinds.vertical.job import VerticalJob
@@ -41,7 +42,8 @@ def run(options: Options) -> int:
 
         job = read_job(options.job)
     policy, sets = _sets_of(options, job)
-    results = [(one, survey(one, use_of(job, options.label, policy.site), options.progress)) for one in sets]
+    label = None if options.label is None else label_of_words(options.label)
+    results = [(one, survey(one, use_of(job, label, policy.site), options.progress)) for one in sets]
     if options.draft is not None:
         check_output("--draft", options.draft, ".json")
         drafts = [_document(one, found, [])["draft"] | {"name": one.name} for one, found in results]
@@ -86,7 +88,7 @@ def _is_private(job: Any) -> bool:
     return is_private(str(getattr(job, "profile", "")))
 
 
-def use_of(job: Any, label: str | None, site: str) -> Use:
+def use_of(job: Any, label: Label | None, site: str) -> Use:
     """Return what a job, or a label alone, asks of the data set."""
     if job is None:
         return Use(label=label)
@@ -267,7 +269,7 @@ def _document(one: DataSet, found: Survey, findings: list[Finding]) -> dict[str,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "draft": {
             "features": draft.features,
-            "label": found.label,
+            "label": None if found.label is None else words_of_label(found.label),
             "dates": draft.dates,
             "ids": {name: dataclasses.asdict(shape) for name, shape in draft.id_forms.items()},
             "categories": dict(draft.categories),

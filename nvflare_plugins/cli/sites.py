@@ -334,7 +334,9 @@ def site_setup(options: Options) -> int:
     option("--site", metavar="NAME", help="the site's name; with a workspace"),
     option("--data-set", metavar="NAME", help="a data set of the site's policy (else those of the job)"),
     option("--job", metavar="JOB_FOLDER", type=PATH, help="check for this job: its label, features, lists"),
-    option("--label", metavar="COLUMN", help="check for training with this label"),
+    option(
+        "--label", metavar="COLUMN", help="check for training with this label; of survival time=COLUMN,event=COLUMN"
+    ),
     option(
         "--draft", metavar="FILE.json", type=PATH, help="write the draft, without counts, for `veilboost agree`: no row"
     ),

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.declared import STRICT, Name, Words, refuse_unknown
@@ -32,7 +32,7 @@ _TRUNCATED = ("entry", "start", "truncation", "left_truncation")
 SHOWN_FORMS = "{'time': ..., 'event': ...}, {'signed': ...} or {'lower': ..., 'upper': ...}"
 
 
-def _known(label: Label) -> Label:
+def checked_label(label: Label) -> Label:
     """Refuse an object that is no form of a survival label. Raises: ConfigurationError."""
     if isinstance(label, str):
         return label
@@ -47,15 +47,33 @@ def _known(label: Label) -> Label:
         raise ConfigurationError(f"label must be a column's name, or one of {SHOWN_FORMS}")
     if len(set(label.values())) != len(label):
         raise ConfigurationError("label names one column for two of its parts")
+    if any(set(column) & set(",=") for column in label.values()):
+        raise ConfigurationError(
+            "label names a column with ',' or '=', which separate its parts in texts: give it another name. Policy "
+            "key: data_sets.<name>.rename"
+        )
     return label
 
 
 LabelColumns = Annotated[
     Annotated[str, STRICT, Field(min_length=1, max_length=256)] | dict[Annotated[str, STRICT], Name],
-    AfterValidator(_known),
+    AfterValidator(checked_label),
     Words(f"a column's name, or {SHOWN_FORMS}"),
 ]
 """The type of a job's field ``label`` where its kind takes survival objectives."""
+
+
+def _one_column(label: object) -> object:
+    if isinstance(label, Mapping):
+        raise ConfigurationError(
+            "label names times, and this kind of job takes one column: survival models are trained by horizontal and "
+            "vertical jobs, their tunings, and private_trees"
+        )
+    return label
+
+
+OneColumn = Annotated[Name, BeforeValidator(_one_column)]
+"""The type of a job's field ``label`` where its kind does not."""
 
 
 def check_classes(label: Label, classes: object) -> None:
@@ -77,10 +95,17 @@ def columns_of(label: Label | None) -> tuple[str, ...]:
 
 
 def words_of_label(label: Label) -> str:
-    """Return a label as people and schema documents read it: its column, or its parts with their columns."""
+    """Return a label as text, in records, schema documents and commands: its column, or ``time=days,event=death``."""
     if isinstance(label, str):
         return label
-    return ", ".join(f"{part} {label[part]}" for form in FORMS for part in form if part in label)
+    return ",".join(f"{part}={label[part]}" for form in FORMS for part in form if part in label)
+
+
+def label_of_words(text: str) -> Label:
+    """Return the label that a text stands for. Raises: ConfigurationError: it is one of times, and no form of one."""
+    parts = [part.partition("=") for part in text.split(",")]
+    is_of_times = all(found for _, found, _ in parts) and {name for name, *_ in parts} & {n for f in FORMS for n in f}
+    return checked_label({name: column for name, _, column in parts}) if is_of_times else text
 
 
 Fault = tuple[str, NDArray[np.bool_]]

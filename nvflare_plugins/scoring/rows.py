@@ -16,6 +16,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.labels import label_of_words
 from nvflare_plugins.data.table import BLOCK_VALUES, Table, load_table, positions_of
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.data.text_values import NumberFormat
@@ -285,7 +286,7 @@ def load_again(spec: DataSet, facts: DataFacts, record: RunRecord, *, takes_pass
     try:
         return load_table(
             spec,
-            label=facts.label,
+            label=label_of_words(facts.label),
             weight=facts.weight or None,
             features=facts.columns,
             categories=facts.categories,

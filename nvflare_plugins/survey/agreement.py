@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import YES_NO, DataSet, is_yes_or_no
+from nvflare_plugins.data.labels import Label, columns_of, label_of_words, words_of_label
 from nvflare_plugins.survey.columns import IdShape
 
 _OPTIONS = {
@@ -41,7 +42,7 @@ class SiteDraft:
         options: keys of the policy's data set.
     """
 
-    label: str | None
+    label: Label | None
     columns: list[str]
     numbers: dict[str, tuple[float, float] | None]
     texts: dict[str, list[str]]
@@ -66,14 +67,10 @@ class SiteDraft:
         }
         texts = {str(name): [str(text) for text in values] for name, values in draft["categories"].items()}
         classes = draft["label_classes"]
-        label = None if draft["label"] is None else str(draft["label"])
+        label = None if draft["label"] is None else label_of_words(str(draft["label"]))
         return cls(
             label,
-            list(
-                dict.fromkeys(
-                    map(str, [*draft["features"], *draft["dates"], *draft["ids"], *([label] if label else [])])
-                )
-            ),
+            list(dict.fromkeys(map(str, [*draft["features"], *draft["dates"], *draft["ids"], *columns_of(label)]))),
             {str(name): bounds.get(name) for name in draft["features"] if name not in texts},
             texts,
             [str(name) for name in draft["dates"]],
@@ -109,7 +106,10 @@ class SiteDraft:
                 held[new] = held.pop(old)  # type: ignore[assignment]
         self.dates = [new if name == old else name for name in self.dates]
         self.columns = [new if name == old else name for name in self.columns]
-        self.label = new if self.label == old else self.label
+        if isinstance(self.label, Mapping):
+            self.label = {part: new if name == old else name for part, name in self.label.items()}
+        else:
+            self.label = new if self.label == old else self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Agreement:
         options: site -> keys of the policy's data set.
     """
 
-    label: str | None
+    label: Label | None
     features: list[str] = field(default_factory=list)
     categories: dict[str, list[str]] = field(default_factory=dict)
     label_classes: list[str] | None = None
@@ -157,16 +157,15 @@ def agree(drafts: Mapping[str, SiteDraft]) -> Agreement:
         raise ConfigurationError("one draft agrees with itself: give those of two sites or more")
     found = Agreement(None)
     _name_alike(drafts, found)
-    labels = {one.label for one in drafts.values()}
-    if len(labels) > 1:
-        shown = _grouped({site: repr(one.label) for site, one in drafts.items()})
+    found.label = next(iter(drafts.values())).label
+    if any(one.label != found.label for one in drafts.values()):
+        shown = _grouped({site: repr(one.label and words_of_label(one.label)) for site, one in drafts.items()})
         raise ConfigurationError(f"the drafts are for different labels ({shown}): check all with the same --label")
-    (found.label,) = labels
     names = dict.fromkeys(name for one in drafts.values() for name in one.columns)
     for name in names:
-        if name != found.label:
+        if name not in columns_of(found.label):
             _unite(name, drafts, found)
-    if found.label is not None:
+    if isinstance(found.label, str):
         _unite_label(found.label, drafts, found)
     found.options = {site: one.options for site, one in drafts.items()}
     return found

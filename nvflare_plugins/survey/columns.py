@@ -27,6 +27,7 @@ from nvflare_plugins.data.declaration import (
     is_spelling,
     limit_of,
 )
+from nvflare_plugins.data.labels import Label
 from nvflare_plugins.data.table import are_ids, is_named_like_id, seems_unique
 from nvflare_plugins.data.tabular_files import distinct_texts, distinct_values, is_number, is_text, is_time, taken
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, fitting_dates, fitting_formats, looks_like_date
@@ -62,7 +63,7 @@ class Use:
     """What a data set is to be used for; all that is left out is not known yet.
 
     Attributes:
-        label, weight: columns.
+        label, weight: columns; of a survival label the column of each part.
         features: columns to train on; None for all others.
         categories: column -> its public list.
         label_classes: the label's public list.
@@ -70,10 +71,11 @@ class Use:
         is_settled: a job says all this, so that what does not fit it is a problem and not yet to be decided.
         may_lack_rows: its kind goes on at a site without rows.
         drops_unlabelled: the policy's key counts for its kind.
-        accepts: labels -> which of them the job takes. Shapes: float32[n_rows] -> bool[n_rows].
+        accepts: labels -> which of them the job takes, of labels in one column. Shapes: float32[n_rows] ->
+            bool[n_rows].
     """
 
-    label: str | None = None
+    label: Label | None = None
     weight: str | None = None
     features: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -13,15 +13,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import near_name
-from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.declaration import YES_NO, DataSet, is_yes_or_no
 from nvflare_plugins.data.identity import usable_ids
+from nvflare_plugins.data.labels import (
+    Fault,
+    Label,
+    columns_of,
+    has_event,
+    is_labelled,
+    survival_bounds,
+    words_of_label,
+)
 from nvflare_plugins.data.table import NOT_IN_NAMES, code_of, is_plain_text
 from nvflare_plugins.data.tabular_files import is_number, is_text, spelt
 from nvflare_plugins.data.text_values import NumberFormat
@@ -73,7 +82,7 @@ class Survey:
     n_rows: int
     findings: tuple[Finding, ...]
     draft: Draft
-    label: str | None = None
+    label: Label | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -157,7 +166,7 @@ def _number_format(
 
 
 def _is_asked_for(name: str, spec: DataSet, use: Use) -> bool:
-    special = (use.label, use.weight)
+    special = (*columns_of(use.label), use.weight)
     return name in special or (name != spec.id and (use.features is None or name in use.features))
 
 
@@ -235,6 +244,17 @@ def _classes_of_numbers(name: str, values: NDArray[np.float64], found: list[Find
     return shown
 
 
+def _of_any(faults: Sequence[Fault], n_rows: int) -> NDArray[np.bool_]:
+    """Return the rows that have any fault. Shapes: bool[n_rows]."""
+    found = np.zeros(n_rows, dtype=np.bool_)
+    for _, is_bad in faults:
+        found |= is_bad
+    return found
+
+
+_OF_FEATURES = ("id", "constant", "no_values", "categories")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Look:
     """The columns of one data set, each looked at in its role."""
@@ -256,7 +276,7 @@ class _Look:
             found += self._absent()
         for place, name in enumerate(chosen if n_rows else ()):
             self.progress(place, len(chosen))
-            if name not in (use.label, use.weight):
+            if name not in (*columns_of(use.label), use.weight):
                 seen = self._feature(name)
                 found += seen.findings
                 is_varied = seen.sort is Sort.NUMBERS and not seen.is_constant
@@ -272,7 +292,7 @@ class _Look:
         if not self.names_are_data:
             draft = replace(self._draft(facts, bounds, classes, options), id_forms=forms)
         if (
-            use.label in self.columns
+            set(columns_of(use.label)) & set(self.columns)
             and n_rows
             and use.features is None
             and not (draft.features or self.names_are_data)
@@ -295,9 +315,11 @@ class _Look:
     def _roles(self, found: list[Finding]) -> tuple[str, ...] | None:
         """Look at label, weight and ids; return the label's classes."""
         use, classes = self.use, None
-        if use.label in self.columns:
-            classes, of_label = self._label(str(use.label))
+        if isinstance(use.label, str) and use.label in self.columns:
+            classes, of_label = self._label(use.label)
             found += of_label
+        elif use.label is not None and set(columns_of(use.label)) <= set(self.columns):
+            found += self._times(cast("Mapping[str, str]", use.label))
         if use.weight in self.columns:
             found += self._weight(str(use.weight))
         if self.spec.id in self.columns:
@@ -306,7 +328,8 @@ class _Look:
 
     def _absent(self) -> Iterator[Finding]:
         use = self.use
-        asked = [("label", use.label), ("weight", use.weight), ("id", self.spec.id)]
+        labels = [("label", name) for name in columns_of(use.label)]
+        asked = [*labels, ("weight", use.weight), ("id", self.spec.id)]
         for role, name in [*asked, *(("feature", feature) for feature in use.features or ())]:
             if name is not None and name not in self.columns:
                 hint = near_name(name, list(self.columns))
@@ -344,7 +367,7 @@ class _Look:
         """Return classes to suggest, if the label is text, and what was found."""
         column, use, found = self.columns[name], self.use, []
         facts = look_at(column, self.raw[name], self.spec, is_chosen=False)
-        found += [one for one in facts.findings if one.kind not in ("id", "constant", "no_values", "categories")]
+        found += [one for one in facts.findings if one.kind not in _OF_FEATURES]
         classes = use.label_classes
         if classes is not None:
             outside = self._outside(column, classes)
@@ -356,13 +379,7 @@ class _Look:
         else:
             classes = _classes_of_numbers(name, facts.values, found)
         absent = self._absent_values(column, facts)
-        if absent.any():
-            is_mended = self.spec.drop_unlabelled and use.drops_unlabelled
-            options = {"drop_unlabelled": True} if use.drops_unlabelled and not is_mended else {}
-            words = f"label {name!r} lacks values: remove those rows" + (
-                ", or have jobs leave them out. Policy key: drop_unlabelled" if use.drops_unlabelled else ""
-            )
-            found.append(Finding("label_missing", words, not is_mended, name, **rows_where(absent), options=options))
+        found += self._unlabelled(name, absent)
         if facts.values is not None and use.accepts is not None and use.label_classes is None:
             wrong = ~absent & ~use.accepts(facts.values.astype(np.float32))
             if wrong.any():
@@ -372,6 +389,45 @@ class _Look:
             words = f"label {name!r} has one value only: this site's rows alone teach nothing, and may still take part"
             found.append(Finding("one_class", words, is_problem=False, column=name))
         return classes if use.label_classes is None else None, found
+
+    def _unlabelled(self, name: str, absent: NDArray[np.bool_]) -> Iterator[Finding]:
+        if absent.any():
+            is_mended = self.spec.drop_unlabelled and self.use.drops_unlabelled
+            options = {"drop_unlabelled": True} if self.use.drops_unlabelled and not is_mended else {}
+            words = f"label {name!r} lacks values: remove those rows" + (
+                ", or have jobs leave them out. Policy key: drop_unlabelled" if self.use.drops_unlabelled else ""
+            )
+            yield Finding("label_missing", words, not is_mended, name, **rows_where(absent), options=options)
+
+    def _times(self, label: Mapping[str, str]) -> Iterator[Finding]:
+        """Look at the columns of a survival label, each by itself and together."""
+        values: dict[str, NDArray[np.float64]] = {}
+        for name in columns_of(label):
+            facts = look_at(self.columns[name], self.raw[name], self.spec, is_chosen=False)
+            yield from (one for one in facts.findings if one.kind not in _OF_FEATURES)
+            if facts.values is None:
+                yield self._no_numbers(name, facts)
+            else:
+                values[name] = facts.values
+        if len(values) < len(label):
+            return
+        bounds, faults = survival_bounds(label, values)
+        for text, is_bad in faults:
+            yield Finding("label_value", f"{text}: correct these rows", is_problem=True, **rows_where(is_bad))
+        yield from self._unlabelled(words_of_label(label), ~is_labelled(bounds) & ~_of_any(faults, len(bounds)))
+        if not has_event(bounds).any():
+            words = "no row has an event at a known time: this site's rows alone teach little, and may still take part"
+            yield Finding("no_events", words, is_problem=False)
+
+    def _no_numbers(self, name: str, facts: Facts) -> Finding:
+        texts = [text for text in facts.categories if text]
+        if texts and all(map(is_yes_or_no, texts)):
+            words = f"label {name!r} says yes and no: read them as 1 (it was seen) and 0. Policy key: columns"
+            return Finding("label_text", words, is_problem=True, column=name, options={"columns": {name: YES_NO}})
+        words = (
+            f"label {name!r} is no column of numbers: say what each text is, such as 1 for an event and 0 for none. "
+        )
+        return Finding("label_text", f"{words}Policy key: columns", is_problem=True, column=name)
 
     def _suggested_classes(self, name: str, facts: Facts, found: list[Finding]) -> tuple[str, ...] | None:
         n_classes = len(facts.categories) + facts.n_rare

@@ -9,6 +9,7 @@ from typing import ClassVar
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.declared import Entries, Name, Names, Parameters, Rounds, Seconds, document
+from nvflare_plugins.data.labels import OneColumn
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, without_columns
 
 PROFILE = "own_trees"  # the one way in which this job protects trees; the evidence names it
@@ -38,7 +39,7 @@ class BaggingJob(JobDocument):
 
     data_set: Name
     """Name of the training set in every site's policy."""
-    label: Name
+    label: OneColumn
     """Label column."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters, as for horizontal jobs, but for objectives with one output and a bounded hessian, every row

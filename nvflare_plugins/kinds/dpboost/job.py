@@ -39,6 +39,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
+from nvflare_plugins.data.labels import OneColumn
 
 PROFILE = "dp_trusted"
 KEPT_FILE = "dpboost_kept"
@@ -70,7 +71,7 @@ class DpBoostJob(JobDocument):
     """Name of the training set in every site's policy, with an id column and a pure privacy budget. The ids
     choose the tree of each row.
     """
-    label: Name
+    label: OneColumn
     """Label column: 0 and 1, or numbers within ``label_bounds``."""
     epsilon: Positive
     """What this job spends."""

@@ -35,6 +35,7 @@ from nvflare_plugins.base.declared import (
     Words,
     document,
 )
+from nvflare_plugins.data.labels import OneColumn
 
 # What a job of FederBoost's vertical training says.
 
@@ -69,7 +70,7 @@ class BucketJob(JobDocument):
     """Name of the training set in every party's policy; its files share their rows by the id column."""
     active: Name
     """The site with the label."""
-    label: Name
+    label: OneColumn
     """Label column there."""
     features: Names | None = None
     """The active party's own features; None means all columns of its file but label and id."""

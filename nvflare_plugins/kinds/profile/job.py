@@ -10,6 +10,7 @@ from annotated_types import Ge
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.declared import Entries, EntriesOfColumns, Flag, Name, Names, Seconds, Whole, document
+from nvflare_plugins.data.labels import OneColumn
 from nvflare_plugins.pooled.job import HorizontalJob, ProfileName
 from nvflare_plugins.wire.profiles import Profile
 
@@ -24,7 +25,7 @@ class ProfileJob(JobDocument):
 
     data_set: Name
     """Name of the data set in every site's policy."""
-    label: Name
+    label: OneColumn
     """Label column."""
     profile: ProfileName = Profile.MASKS.value
     """``masks``, ``bfv``, ``ckks``, or ``plain``, which sites refuse unless they consent; or ``plugin.NAME``, a plugin

@@ -9,9 +9,16 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.labels import columns_of, words_of_label
+from nvflare_plugins.data.labels import columns_of, label_of_words, words_of_label
 from nvflare_plugins.data.table import Table, load_table
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.dpboost.job import DpBoostJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
+from nvflare_plugins.survey.agreement import SiteDraft, agree
+from nvflare_plugins.survey.columns import Use
+from nvflare_plugins.survey.survey import survey
 
 INF, NAN = np.inf, np.nan
 EVENTS, SIGNED, BOUNDS = {"time": "t", "event": "e"}, {"signed": "t"}, {"lower": "t", "upper": "u"}
@@ -97,3 +104,69 @@ def test_columns_of_a_label_stand_in_one_order():
     assert columns_of({"event": "e", "time": "t"}) == ("t", "e")
     with pytest.raises(ConfigurationError, match="label_classes"):
         HorizontalJob("train", EVENTS, {"objective": "survival:aft"}, 2, label_classes=["a", "b"])
+
+
+@pytest.mark.parametrize("label", ["t", EVENTS, SIGNED, BOUNDS])
+def test_a_label_is_read_from_its_words(label):
+    assert label_of_words(words_of_label(label)) == label
+
+
+def test_words_that_are_no_label_of_times_are_refused_or_name_a_column():
+    assert label_of_words("a=b") == "a=b"
+    with pytest.raises(ConfigurationError, match="label must be"):
+        label_of_words("time=t")
+    with pytest.raises(ConfigurationError, match="which separate its parts"):
+        HorizontalJob("train", {"time": "t,u", "event": "e"}, {"objective": "survival:aft"}, 2)
+
+
+def surveyed(folder, label, columns) -> list[tuple[str, bool, int | None]]:
+    frame = pd.DataFrame({"x": np.arange(60) % 7, **columns})
+    frame.to_csv(folder / "rows.csv", index=False)
+    found = survey(DataSet("train", folder / "rows.csv", "csv"), Use(label=label))
+    assert found.draft.features == ("x",)
+    return [(one.kind, one.is_problem, one.count) for one in found.findings]
+
+
+TIMES = np.arange(60) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("label", "columns", "findings"),
+    [
+        (EVENTS, {"t": TIMES, "e": np.arange(60) % 2}, []),
+        (EVENTS, {"t": TIMES - 3, "e": np.arange(60) % 2}, [("label_value", True, 3)]),
+        (EVENTS, {"t": TIMES, "e": 0}, [("no_events", False, None)]),
+        (EVENTS, {"t": TIMES, "e": np.where(np.arange(60) % 2, "yes", "no")}, [("label_text", True, None)]),
+        (EVENTS, {"t": TIMES, "e": np.where(np.arange(60) % 2, "dead", "alive")}, [("label_text", True, None)]),
+        (SIGNED, {"t": np.where(TIMES < 5, np.nan, TIMES)}, [("label_missing", True, 5)]),
+        (EVENTS, {"t": TIMES}, [("no_such_column", True, None)]),
+    ],
+)
+def test_a_look_at_a_table_finds_what_its_times_lack(tmp_path, label, columns, findings):
+    assert surveyed(tmp_path, label, columns) == findings
+
+
+def test_the_answer_that_a_look_proposes_reads_the_events(tmp_path):
+    pd.DataFrame({"x": [1.0, 2], "t": [3.0, 4], "e": ["yes", "no"]}).to_csv(tmp_path / "rows.csv", index=False)
+    spec = DataSet("train", tmp_path / "rows.csv", "csv", columns={"e": "yes/no"})
+    assert load_table(spec, label=EVENTS).label.tolist() == [[3, 3], [4, INF]]
+
+
+@pytest.mark.parametrize("job", [BaggingJob, DpBoostJob, ProfileJob, BucketJob])
+def test_kinds_that_take_one_column_refuse_times_by_name(job):
+    with pytest.raises(ConfigurationError, match="label names times, and this kind of job takes one column"):
+        job.from_dict({"data_set": "train", "label": EVENTS})
+
+
+def test_drafts_of_one_label_agree_whatever_the_site_calls_its_columns():
+    def draft(label: str) -> SiteDraft:
+        document = {"features": ["x"], "dates": [], "ids": {}, "categories": {}, "label_classes": None, "data_set": {}}
+        return SiteDraft.from_dict({**document, "label": label, "feature_bounds": {"bounds": {}}})
+
+    found = agree(
+        {site: draft(f"time={days},event=e") for site, days in (("ulm", "Days"), ("b", "days"), ("k", "days"))}
+    )
+    assert (found.label, found.features) == ({"time": "days", "event": "e"}, ["x"])
+    assert found.options["ulm"] == {"rename": {"Days": "days"}}
+    with pytest.raises(ConfigurationError, match="different labels"):
+        agree({"ulm": draft("time=days,event=e"), "kiel": draft("days")})
