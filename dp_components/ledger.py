@@ -1339,6 +1339,29 @@ def is_ledger_name(data_set: str) -> bool:
     return _DATA_SET.fullmatch(data_set) is not None
 
 
+def back_up(path: Path, target: Path) -> None:
+    """Copy a ledger, as it is between two records, to a new file of mode 0600, and check the copy.
+
+    Its head is not copied: a ledger that was restored from the copy is refused until somebody accepts what may have
+    been spent since (``Ledger.accept_cut``).
+
+    Raises:
+        FileExistsError: there is such a file.
+        LedgerDamaged: the file is not a ledger.
+    """
+    journal = Journal(path)
+    with journal.locked():
+        journal.read_all()
+        content = path.read_bytes()
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    _write_new(target, content)
+    try:
+        Journal(target).read_all()
+    except LedgerDamaged:
+        target.unlink()
+        raise
+
+
 def ledger_files(folder: Path) -> list[Path]:
     """Return the ledgers in a folder, by name."""
     return sorted(folder.glob("*" + _SUFFIX))

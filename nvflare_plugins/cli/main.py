@@ -57,6 +57,7 @@ COMMANDS: dict[str, click.Command] = {
         evidence.dossier,
         sites.registry,
         sites.ledger,
+        sites.backup,
     )
 }
 _VEILBOOST = click.version_option(

@@ -243,8 +243,11 @@ def models(options: Options) -> int:
 
 
 @command(
-    "list all runs of a site, or compare them on a page",
+    "list all runs of a site, compare them on a page, or remove old ones",
     option("--html", metavar="FILE.html", type=PATH, help="write a page that sorts, and shows runs side by side"),
+    option("--prune", is_flag=True, help="say which runs the policy (its key retention) lets go, and remove nothing"),
+    option("--yes", is_flag=True, help="with --prune: remove them"),
+    option("--policy-changes", is_flag=True, help="show when the site's policy was another, and by whom, instead"),
     WORKSPACE,
     SITE,
     prints_json=True,
@@ -255,6 +258,9 @@ def runs(options: Options) -> int:
     For each job its name, profile, data set, rounds, best score and the name of its model (`veilboost models`); with
     --json also parameters, metrics, seconds and bytes. The page of --html sorts by each column, and shows curves and
     parameters of chosen runs side by side; it needs no network, and is for this site's people alone (mode 0600).
+
+    --prune removes folders of runs and nothing else: registry, ledgers and what they keep stay. Runs whose model has a
+    name, runs that others were built on, and the newest of each kind on a data set stay, too.
     """
     from nvflare_plugins.cli.runs import run
 

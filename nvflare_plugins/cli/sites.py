@@ -452,13 +452,6 @@ _WORKSPACE = argument(
         metavar="DATA_SET",
         help="let jobs look at the rows of a data set again, after too many were refused because of them",
     ),
-    option(
-        "--backup",
-        metavar="FILE",
-        type=PATH,
-        help="copy what the site remembers to a new file, while jobs go on, and check the copy",
-    ),
-    one_of=("reset_refusals", "backup"),
 )
 def registry(options: Options) -> int:
     """``veilboost registry``: what a site remembers of earlier releases, and of refusals because of its rows."""
@@ -473,18 +466,6 @@ def registry(options: Options) -> int:
             f"{options.site} remembers nothing: there is no registry in {policy.registry}; or its workspace or name is "
             "another."
         )
-    if options.backup is not None:
-        memory = Memory.open(policy)
-        try:
-            memory.back_up(options.backup)
-        except OSError as error:
-            raise ConfigurationError(f"{options.backup} was not written: {error.strerror}") from None
-        options.tell(backup=options.backup)
-        print(
-            f"{options.backup} holds what {memory.site} remembers. To restore it, stop FLARE and put it in the place of"
-        )
-        print(f"{memory.path}, without a file that ends in -journal beside it.")
-        return 0
     refusals = RefusalCount(policy)
     if options.reset_refusals is not None:
         refusals.reset(policy.data_set(options.reset_refusals).name)
@@ -505,6 +486,22 @@ def registry(options: Options) -> int:
     for name, count in refusals.counts(Question.DEMAND).items():
         print(f"data set {name!r}: {count} of {limit} jobs that asked for more rows than this site's policy does")
     return 0
+
+
+@command(
+    "copy what a site must not lose to a new folder, while jobs go on",
+    _WORKSPACE,
+    argument("out", metavar="FOLDER", type=PATH, help="new folder for the copies"),
+    SITE,
+)
+def backup(options: Options) -> int:
+    """``veilboost backup``: memory, ledgers, names of models, and the policy with its trail; each copy is checked.
+
+    Ledgers' heads are left out on purpose: they notice that a ledger was restored. FLARE may run meanwhile.
+    """
+    from nvflare_plugins.cli.backup import run
+
+    return run(options)
 
 
 @command(

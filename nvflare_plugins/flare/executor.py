@@ -45,6 +45,7 @@ from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.store import hold_id_form, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
+from nvflare_plugins.site.policy_trail import note_policy
 from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 from nvflare_plugins.workers.workers import Work as WorkOfWorker
@@ -165,6 +166,7 @@ class JobExecutor(Executor):
                 return self._left_out(shareable, fl_ctx, evidence, load_identity(policy.workspace, site))
             self._note_policy(policy, fl_ctx)
             outcome = self._run(shareable, fl_ctx, abort_signal, policy)
+            note_policy(policy, f"job {job_id}")  # of a first job, which has made the folder of runs
             report = SiteReport(
                 COMPLETED,
                 model_hmac=outcome.hmac,
@@ -226,6 +228,7 @@ class JobExecutor(Executor):
         """Say in the site's log what its policy is, and what has changed in it since the job before."""
         hold_id_form(policy)
         changed = policy_changes(policy)
+        note_policy(policy, f"job {fl_ctx.get_job_id()}")
         if changed:
             self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")
         self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")

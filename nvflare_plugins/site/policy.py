@@ -45,6 +45,7 @@ from nvflare_plugins.site.policy_values import (
     JobTerms,
     PluginPin,
     ReleaseRules,
+    Retention,
     is_private,
 )
 from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES, REMOVED_PROFILES
@@ -197,13 +198,28 @@ def refuse_shared_files(data_sets: Iterable[DataSet]) -> None:
 
 
 _NOT_IN_FILE = ("site", "workspace")
-_ALLOWS_NOTHING = (*_NOT_IN_FILE, *FOLDERS, "ledger_heads", "data_sets", "snapshots", "data_protection", "cluster")
+_ALLOWS_NOTHING = (
+    *_NOT_IN_FILE,
+    *FOLDERS,
+    "ledger_heads",
+    "data_sets",
+    "snapshots",
+    "data_protection",
+    "cluster",
+    "retention",
+)
 _SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
 
 
 def policy_of_simulated(workspace: Path, site: str) -> Path:
     """Return the policy of one site of a simulator, whose sites otherwise share one. A startup kit never reads it."""
     return workspace / "local" / f"veilboost-{site}.json"
+
+
+def policy_path(workspace: Path, site: str) -> Path:
+    """Return the file that a site's policy is read from."""
+    path = policy_of_simulated(workspace, site)
+    return workspace / POLICY_FILE if (workspace / KIT).exists() or not path.is_file() else path
 
 
 def own_workspace(folder: Path, site: str) -> Path:
@@ -343,6 +359,8 @@ class SitePolicy(Document):
     models` puts it in use at this site. `null` asks for no decision. It binds this site's copy: the other sites of a
     job hold the same model. See jobs/DOSSIER.md.
     """
+    retention: Retention | None = None
+    """When `veilboost runs --prune` lets runs go; `null` keeps all."""
     data_protection: DataProtection = DataProtection()
     """What the page for a data-protection officer (`veilboost report --summary`) says in the site's own words.
     """
@@ -357,11 +375,10 @@ class SitePolicy(Document):
         Raises:
             ConfigurationError: the file is missing, not JSON, or does not hold what it should.
         """
-        path = policy_of_simulated(workspace, site)
-        if (workspace / KIT).exists() or not path.is_file():
-            path = workspace / POLICY_FILE
         try:
-            document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+            document = json.loads(
+                policy_path(workspace, site).read_text(encoding="utf-8"), object_pairs_hook=no_duplicates
+            )
         except FileNotFoundError:
             raise ConfigurationError(
                 f"{site} has no site policy ({POLICY_FILE} in its workspace): run `veilboost site-setup` on the "

@@ -16,6 +16,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field
 
+from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import AS_GIVEN, STRICT, Document, Flag, Words, document
 from nvflare_plugins.data.declaration import MOST_ROWS, CountOrNone
 
@@ -42,6 +43,7 @@ def _as_installers_know_it(value: str) -> str:
     return re.sub(r"[-_.]+", "-", value).lower()  # PEP 503: all spellings of one are the same to installers
 
 
+Days = Annotated[int, STRICT, Ge(1), Le(36_500), Words("a whole number of days, from 1 to 36500")]
 _DISTRIBUTION = Words("a text, exactly as the package says it, such as 'acme-veil'")
 _VERSION = Words("a text, exactly as the package says it, such as '1.2.0'")
 
@@ -65,6 +67,21 @@ class PluginPin(Document):
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
+
+
+@document
+class Retention(Document):
+    """How long a site keeps the folders of finished runs. What it remembers of them (`registry`, `ledgers`) stays."""
+
+    WHAT = "retention"
+
+    run_days: Days = 365
+    """Days after which models, reports and all other files of a run may go."""
+    evidence_days: Days = 3650
+    """Days after which its record and evidence may go, too."""
+
+    def __post_init__(self) -> None:
+        expect("evidence_days must be run_days or more", self.evidence_days >= self.run_days)
 
 
 @document

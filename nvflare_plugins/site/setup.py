@@ -25,6 +25,7 @@ from nvflare_plugins.data.part_files import known_files
 from nvflare_plugins.site import flare_boundary
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, template
+from nvflare_plugins.site.policy_trail import note_policy
 from nvflare_plugins.site.policy_values import POLICY_FILE, Consents
 from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name
@@ -96,6 +97,8 @@ def set_up(folder: Path, options: SetupOptions = SetupOptions()) -> list[str]:
             changes += _close_process(path, role)
         if role is not Role.SERVER:
             changes += _merge_policy(path, role, options)
+        if role is Role.SITE:
+            note_policy(policy_of(path, role), "site-setup")
     return changes
 
 

@@ -59,6 +59,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "dossier",
         "registry",
         "ledger",
+        "backup",
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -13,6 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dp_components.errors import LedgerDamaged, PrivacyRefusal
+from dp_components.events import GaussianEvent, NeighbouringRelation, Release
+from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory.schema import load_array, store_array
 from nvflare_plugins.site.memory.store import Memory
@@ -22,18 +27,21 @@ from tests.support.memories import names, note, policy_of, refusal, told
 def test_a_backup_is_made_while_a_job_writes_and_restores_what_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    memory, copy = Memory.open(policy_of(tmp_path)), tmp_path / "copy.sqlite"
+    memory, folder = Memory.open(policy_of(tmp_path)), tmp_path / "backups" / "monday"
     note(memory, "before")
-    command = ["registry", str(tmp_path), "--site", "site-1", "--backup", str(copy)]
+    command, copy = ["backup", str(tmp_path), str(folder), "--site", "site-1"], folder / memory.path.name
     with memory.transaction() as db:
         db.execute("INSERT INTO policy_keys VALUES ('unfinished', 'hash')")
         assert main(command) == 0
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600 and str(memory.path) in capsys.readouterr().out
+    hashes = json.loads((folder / "backup.json").read_text())["sha256"]
+    assert hashes == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("veilb*")}
+    assert set(hashes) == {memory.path.name, "veilboost.json"}
     note(memory, "later")
     os.replace(copy, memory.path)
     assert names(Memory.open(policy_of(tmp_path))) == ["before"]
-    (tmp_path / "copy.sqlite").write_text("somebody's")
-    assert main(command) == 1 and "File exists" in capsys.readouterr().err
+    copy.write_text("somebody's")
+    assert main(command) == 1 and "is there already" in capsys.readouterr().err
     assert copy.read_text() == "somebody's"
 
 
@@ -41,8 +49,43 @@ def test_a_damaged_memory_gives_no_backup(tmp_path: Path, capsys: pytest.Capture
     memory = Memory.open(policy_of(tmp_path))
     content = memory.path.read_bytes()
     memory.path.write_bytes(content[:4096] + bytes(len(content) - 4096))
-    assert main(["registry", str(tmp_path), "--site", "site-1", "--backup", str(tmp_path / "copy")]) == 1
-    assert "Restore it from a backup" in capsys.readouterr().err and not (tmp_path / "copy").exists()
+    assert main(["backup", str(tmp_path), str(tmp_path / "copy"), "--site", "site-1"]) == 1
+    assert "Restore it from a backup" in capsys.readouterr().err and not list(tmp_path.glob("*copy*"))
+
+
+def test_a_ledger_restored_from_a_backup_is_refused_until_somebody_accepts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its head, and, as on a new machine, without: then the whole budget counts as spent."""
+    policy = policy_of(tmp_path)
+    event = GaussianEvent(2.0, NeighbouringRelation.ADD_OR_REMOVE_ROW)
+    identity = LedgerIdentity("site-1", "credit", NeighbouringRelation.ADD_OR_REMOVE_ROW)
+
+    def ledger() -> Ledger:
+        return Ledger.open(policy.ledgers, identity, Budget(8.0, 1e-5), policy.ledger_heads)
+
+    def spend(job: str) -> None:
+        ledger().open_job(job, event)
+        ledger().release(job, "q", lambda: Release(np.zeros(1, np.int64), event))
+        ledger().close_job(job)
+
+    spend("before")
+    folder = tmp_path / "backup"
+    assert main(["backup", str(tmp_path), str(folder), "--site", "site-1"]) == 0
+    spend("later")
+    (path,) = ledger_files(policy.ledgers)
+    accept = ["ledger", str(tmp_path), "--site", "site-1", "--data-set", "credit", "--accept-cut"]
+    shutil.copy(folder / path.name, path)
+    with pytest.raises(LedgerDamaged):
+        spend("next")
+    for head in policy.ledger_heads.iterdir():
+        head.unlink()
+    with pytest.raises(LedgerDamaged):
+        spend("next")
+    capsys.readouterr()
+    assert main(accept) == 0
+    with pytest.raises(PrivacyRefusal):
+        spend("next")
 
 
 def grown(memory: Memory, n: int) -> None:

@@ -274,13 +274,6 @@ def test_the_command_finds_a_simulated_site(tmp_path: Path, capsys: pytest.Captu
         assert "job-1" in shown and "\n1 run, 0 quantile searches, 1 version of data sets.\n" in shown
 
 
-def test_the_command_does_one_thing_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With both it wrote the backup, and said nothing of the refusals that it did not reset."""
-    with pytest.raises(SystemExit) as ended:
-        main(["registry", str(tmp_path), "--site", "a", "--backup", "copy", "--reset-refusals", "credit"])
-    assert ended.value.code == 2 and "not allowed with argument" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("change", ["content = x'00'", "content = substr(content, 9)", "part = 7", "digest = x'00'"])
 def test_damaged_rows_are_refused_not_forgotten(tmp_path: Path, change: str) -> None:
     memory = Memory(tmp_path, "site-1")
