@@ -141,6 +141,7 @@ def check_copied(path: Path) -> None:
         PolicyRefusal: as ``check_released``.
         ConfigurationError: policy or record is damaged.
     """
+    path = path.resolve()  # a link elsewhere is the same model
     if not (path.parent / FILE_NAME).is_file():
         return
     record, workspace, kept = RunRecord.read(path.parent), workspace_of(path.parent), path.parent / POLICY

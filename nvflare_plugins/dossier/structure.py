@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dp_components.ledger import LedgerHistory
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.labels import is_labelled
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.dossier.parts import histories
 from nvflare_plugins.evidence.reader import Log
@@ -280,7 +281,7 @@ def judge(model: FinishedModel, table: Table, trained: Trained, rules: ReleaseRu
 
 def _labelled(model: FinishedModel, table: Table) -> Table:
     """Return the rows that training used: those with a label. Raises: ConfigurationError: there are none."""
-    usable = np.isfinite(table.label)
+    usable = is_labelled(table.label)
     if model.classes is not None:
         usable &= np.isin(table.label, range(len(model.classes)))
     if not usable.any():

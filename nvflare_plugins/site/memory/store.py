@@ -558,18 +558,19 @@ _NOT_POLICY = ("site", "workspace")
 def policy_changes(policy: SitePolicy) -> list[str]:
     """Return the keys of the policy that have changed since this was last asked, and remember what they are now.
 
-    The site's memory holds hashes. The first time there is nothing to compare with.
+    The site's memory holds hashes. The first time there is nothing to compare with. A key that a later version knows,
+    and that is left out, has not changed.
 
     Raises:
         ConfigurationError: the memory is damaged.
     """
-    now = _hashes(policy)
+    now, left_out = _hashes(policy), _hashes(type(policy)(policy.site, policy.workspace))
     with Memory.open(policy).transaction() as db:
         before = dict(db.execute("SELECT name, hash FROM policy_keys"))
         if before != now:
             db.execute("DELETE FROM policy_keys")
             db.executemany("INSERT INTO policy_keys VALUES (?, ?)", now.items())
-    return sorted(key for key in {*before, *now} if before and before.get(key) != now.get(key))
+    return sorted(key for key in {*before, *now} if before and before.get(key, left_out.get(key)) != now.get(key))
 
 
 _BY_ID = tuple(f"SELECT 1 FROM {table} LIMIT 1" for table in ("alignments", "sent_rows", "row_counts"))  # noqa: S608

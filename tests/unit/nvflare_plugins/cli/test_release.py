@@ -143,6 +143,8 @@ def test_a_policy_that_asks_for_a_decision_is_obeyed(run: Path, tmp_path: Path, 
     asks_for(run, LENIENT)
     refused = hands_on(run, capsys)
     assert "and there is none. Policy key: release_rules. Remedy: `veilboost release" in refused
+    (tmp_path / "link.json").symlink_to(run / "model.json")
+    assert main(["export", str(tmp_path / "link.json"), str(tmp_path / "linked.json")]) == 1
     place = ["--workspace", str(run.parents[1]), "--site", "site-1"]
     assert main(["models", "rollback", "before", "1", *place]) == 1
     assert release(run, "--rules", str(rules_file(tmp_path, {**LENIENT, "min_leaf_rows": 10**6}))) == 3
@@ -246,6 +248,8 @@ def test_rules_are_a_closed_document(run: Path, tmp_path: Path, content: str, wo
     assert release(run) == 1 and "--write-rules" in capsys.readouterr().err
     assert main(["release", str(run), "--rules", str(tmp_path / "r.json")]) == 1
     assert "--by NAME" in capsys.readouterr().err
+    assert main(["release", str(run), "--by", "a\nb", "--rules", str(rules_file(tmp_path, {}))]) == 1
+    assert "by must be a non-empty line of text" in capsys.readouterr().err and not (run / DECISION).exists()
 
 
 def test_training_rows_may_be_named_where_the_data_set_has_others(run: Path, tmp_path: Path, capsys) -> None:

@@ -214,6 +214,20 @@ def test_rows_without_labels_do_not_count_and_none_at_all_are_refused() -> None:
         judged(model, replace(table, features=table.features[:0], label=table.label[:0]))
 
 
+def test_times_that_are_censored_are_labels() -> None:
+    table = rows(200)
+    bounds = np.stack([table.label + 1, np.where(table.label > 0, np.inf, table.label + 1)], axis=1).astype(np.float32)
+    bounds[0] = np.nan
+    matrix = xgb.DMatrix(table.features[1:], feature_names=list(NAMES))
+    matrix.set_float_info("label_lower_bound", bounds[1:, 0])
+    matrix.set_float_info("label_upper_bound", bounds[1:, 1])
+    booster = xgb.train({"objective": "survival:aft", "max_depth": 3, "nthread": 1}, matrix, 3)
+    model = FinishedModel(bytes(booster.save_raw("json")), "model.json")
+    found = judged(model, replace(table, label=bounds))
+    assert " of 199 rows in groups" in found["max_share_in_small_groups"].measured
+    assert not set(found) & {"max_share_in_small_cells", "max_share_certain", "max_share_in_one_class_groups"}
+
+
 @pytest.mark.parametrize(
     ("spent", "holds"),
     [((10.0, 1e-5), True), ((10.1, 1e-5), False), ((1.0, 1e-4), False), ((float("inf"), 0), False), (None, False)],

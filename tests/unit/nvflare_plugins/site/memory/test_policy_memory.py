@@ -23,6 +23,14 @@ def test_changes_are_named_once(tmp_path: Path) -> None:
     assert policy_changes(policy(tmp_path)) == ["consents.exact_cuts", "data_sets.new", "min_sites"]
 
 
+def test_a_key_that_a_later_version_knows_has_changed_only_where_it_is_used(tmp_path: Path) -> None:
+    for document, changed in (({}, []), ({"min_sites": 2}, ["min_sites"])):
+        policy_changes(policy(tmp_path))
+        with Memory.open(policy(tmp_path)).transaction() as db:
+            db.execute("DELETE FROM policy_keys WHERE name = 'min_sites'")
+        assert policy_changes(policy(tmp_path, **document)) == changed
+
+
 def test_budgets_and_paths_count_as_policy(tmp_path: Path) -> None:
     for entry in ({"path": "a.csv"}, {"path": "b.csv"}, {"path": "b.csv", "privacy": {"epsilon": 9.0, "delta": 1e-6}}):
         last = policy_changes(policy(tmp_path, data_sets={"a": entry}))
