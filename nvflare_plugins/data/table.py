@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
@@ -483,6 +484,24 @@ class Table:
             label=self.label[places] if self.label_name else self.label,
             weight=None if self.weight is None else self.weight[places],
         )
+
+    def group_numbers(self, missing: Sequence[str]) -> NDArray[np.int64]:
+        """Return each row's group, numbered in the order in which groups first come.
+
+        Shapes: int64[n_rows].
+        Args: missing: texts that name no group, besides an empty one.
+
+        Raises:
+            DataRefusal: a row has no group.
+        """
+        if self.groups is None:
+            raise ValueError("the table was loaded without groups")
+        texts = pc.utf8_trim_whitespace(self.groups.combine_chunks().cast(pa.string())).dictionary_encode()
+        is_absent = np.array([text in ("", *missing) for text in texts.dictionary.to_pylist()], dtype=bool)
+        if texts.null_count or is_absent.any():
+            raise DataRefusal("a row has no group")
+        numbers: NDArray[np.int64] = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return numbers
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""

@@ -94,6 +94,8 @@ class Arithmetic:
         name: the release that has it first; what sites agree on, and what models and evidence record.
         gains_by_weight: a gain is what the float32 weight gains, in doubles; a node of little hessian keeps its weight,
             and both children of a split need hessian. Before, gains are ratios wherever weights are not limited.
+        draws_pair_seeds: what pairs of a round are drawn from is the next number of the training's generator (ranking
+            by ``mean``); before, it follows from round and number of queries.
         one_column_generator: all samples of columns of a training come from one generator; afterwards each sample has a
             generator of its own, seeded by the training's.
         lowest_is_infinite: a split that sends only missing values to the left has the threshold minus infinity;
@@ -103,15 +105,22 @@ class Arithmetic:
     name: str
     gains_by_weight: bool
     one_column_generator: bool
+    draws_pair_seeds: bool
     lowest_is_infinite: bool
 
 
 ARITHMETICS = {
     row.name: row
     for row in (
-        Arithmetic("3.2", gains_by_weight=False, one_column_generator=True, lowest_is_infinite=False),
-        Arithmetic("3.3", gains_by_weight=False, one_column_generator=False, lowest_is_infinite=True),
-        Arithmetic("3.4", gains_by_weight=True, one_column_generator=False, lowest_is_infinite=True),
+        Arithmetic(
+            "3.2", gains_by_weight=False, one_column_generator=True, draws_pair_seeds=False, lowest_is_infinite=False
+        ),
+        Arithmetic(
+            "3.3", gains_by_weight=False, one_column_generator=False, draws_pair_seeds=False, lowest_is_infinite=True
+        ),
+        Arithmetic(
+            "3.4", gains_by_weight=True, one_column_generator=False, draws_pair_seeds=True, lowest_is_infinite=True
+        ),
     )
 }
 
@@ -316,8 +325,10 @@ _ANY = frozenset(
         *("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample", "seed", "seed_per_iteration"),
         *("interaction_constraints", "monotone_constraints", "max_bin", "max_cat_threshold", "max_cat_to_onehot"),
         *("learning_rate", "max_delta_step", "max_depth", "max_leaves", "min_child_weight", "min_split_loss"),
-        *("num_parallel_tree", "reg_alpha", "reg_lambda", "tweedie_variance_power"),
         *("aft_loss_distribution", "aft_loss_distribution_scale"),
+        *("num_parallel_tree", "reg_alpha", "reg_lambda", "tweedie_variance_power", "ndcg_exp_gain"),
+        *("lambdarank_normalization", "lambdarank_num_pair_per_sample", "lambdarank_pair_method"),
+        "lambdarank_score_normalization",
     }
 )
 """Parameters that it takes with whatever value was checked before."""

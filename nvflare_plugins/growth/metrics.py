@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from nvflare_plugins.growth import cox, float32
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
-from nvflare_plugins.wire.envelope import CURVE_METRICS
+from nvflare_plugins.growth.ranking import Queries, rank_parts
+from nvflare_plugins.wire.envelope import CURVE_METRICS, RANK_METRICS
 
 _F = np.float32
 _ROUNDING = _F(1e-6)  # XGBoost's kRtEps
 _SMALLEST = _F(1e-16)
+_LIST = 32  # places of a ranked list that count, where a metric does not say how many
 _BLOCK = 2048  # rows that XGBoost adds before it adds them to the rest
 _PER_CLASS = ("mlogloss", "merror")
 _OF_TIMES = ("aft-nloglik",)  # whose losses are doubles
@@ -61,7 +63,7 @@ class Metric:
         """The number after '@', as XGBoost holds it; 0.5 where there is none, which is the threshold of error."""
         return _F(self.name.partition("@")[2] or 0.5)
 
-    def parts(self, margins: Floats, labels: Floats, weights: Floats | None) -> Parts:
+    def parts(self, margins: Floats, labels: Floats, weights: Floats | None, queries: Queries | None = None) -> Parts:
         """Return what this site, or these rows of it, add to the sums of a metric.
 
         Parts of curves do not add up over the rows of one site: these must be there at once. A site without rows adds
@@ -76,6 +78,10 @@ class Metric:
         if self._kind == _COX:
             return cox.likelihood_parts(margins.reshape(-1), labels, weights, self.objective.n_times)
         seen = self.objective.evaluated(margins.reshape(n_rows, self.objective.n_outputs))
+        if queries is not None:
+            exp_gain = self.objective.rules is None or self.objective.rules.exp_gain
+            depth = int(self.name.partition("@")[2] or _LIST)
+            return np.array(rank_parts(self._kind, depth, queries, seen[:, 0], labels, exp_gain=exp_gain))
         if self._kind in CURVE_METRICS:
             with np.errstate(all="ignore"):
                 scores = seen if self.objective.n_outputs > 1 else seen[:, 0]
@@ -101,6 +107,8 @@ class Metric:
             numerator, weight = pooled
             if self._kind in CURVE_METRICS:
                 return float(min(numerator / weight, 1.0)) if weight > 0 else float("nan")
+            if self._kind in RANK_METRICS:
+                return float(min(numerator / weight if weight > 0 else numerator, 1.0))
             if self._kind == "gamma-deviance":
                 return float(2 * numerator / (weight if weight > 0 else np.float64(_ROUNDING)))
             if weight == 0 and self._kind in (*_PER_CLASS, "quantile"):

@@ -69,7 +69,13 @@ def new_model(
 
 def objective_section(objective: Objective) -> dict[str, Any]:
     """Return what a model says of its objective."""
-    name, section = objective.name, {}
+    if objective.rules is not None:
+        return {"lambdarank_param": objective.rules.section(), "name": objective.name}
+    return dict(sorted({"name": objective.name, **_parameters_of(objective)}.items()))
+
+
+def _parameters_of(objective: Objective) -> dict[str, Any]:
+    name, section = objective.name, dict[str, Any]()
     if name in ("binary:logistic", "reg:logistic", "binary:logitraw", "reg:squarederror", "reg:gamma"):
         section = {"reg_loss_param": {"scale_pos_weight": _decimal(objective.scale_pos_weight)}}
     elif name == "count:poisson":
@@ -85,7 +91,7 @@ def objective_section(objective: Objective) -> dict[str, Any]:
         section = objective.aft.section()
     elif name.startswith("multi:"):
         section = {"softmax_multiclass_param": {"num_class": str(objective.n_outputs)}}
-    return dict(sorted({"name": name, **section}.items()))
+    return section
 
 
 def continued_model(

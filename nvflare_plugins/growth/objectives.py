@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.growth import cox, float32
 from nvflare_plugins.growth.aft import AftLoss
 from nvflare_plugins.growth.float32 import Floats
+from nvflare_plugins.growth.ranking import RANK_OBJECTIVES, PairRules, Queries, rank_gradients
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.cuts import quantile
 from nvflare_plugins.xgb.objectives import COX, ObjectiveFacts
 from nvflare_plugins.xgb.parameters import TrainingParameters
 
-# The gradients of every row under all objectives, to XGBoost's last bit, and what margins become.
+# The gradients of every row, to XGBoost's last bit, and what margins become; those of ranking are in ranking.py.
 #
 # A formula is XGBoost's in float32, operation by operation. Releases differ in absolute and quantile error alone: from
 # 3.4 these are smooth, with a scale that is one more pooled sum a round (``Objective.is_smooth``).
@@ -62,6 +63,7 @@ class Objective:
         arithmetic: the row of formulas, one of ``ARITHMETICS``.
         n_outputs: classes of a multiclass objective, else 1.
         n_times: bins of times of survival:cox, whose labels are places in them (cox.py).
+        rules: how rows of a query are paired, of ranking alone.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Objective:
     max_delta_step: np.float32
     aft: AftLoss = field(default_factory=AftLoss)
     n_times: int = 0
+    rules: PairRules | None = None
 
     @classmethod
     def of_job(cls, parameters: TrainingParameters, arithmetic: str) -> Objective:
@@ -81,7 +84,8 @@ class Objective:
 
         Its reader of decimals is not exact: every tenth number is one unit of the last place away.
         """
-        return cls.from_effective(parameters.objective, parameters.effective, arithmetic)
+        rules = PairRules.of(parameters.agreed) if parameters.objective.name in RANK_OBJECTIVES else None
+        return replace(cls.from_effective(parameters.objective, parameters.effective, arithmetic), rules=rules)
 
     @classmethod
     def from_effective(cls, facts: ObjectiveFacts, effective: Mapping[str, str], arithmetic: str) -> Objective:
@@ -135,14 +139,24 @@ class Objective:
             return facts.gradient_bound, facts.hessian_bound
         return None, 1.0 if self.name == "reg:absoluteerror" else 0.5 / float(_SMOOTHING)
 
-    def gradients(self, margins: Floats, labels: Floats, weights: Floats | None, scale: Scale = _ZERO) -> Floats:
+    def gradients(
+        self,
+        margins: Floats,
+        labels: Floats,
+        weights: Floats | None,
+        scale: Scale = _ZERO,
+        queries: Queries | None = None,
+        pair_seed: int = 0,
+    ) -> Floats:
         """Return the gradient and the hessian of every row and output.
 
         Args:
             margins: before the objective's transform, as trees add up.
-            weights: of rows; None for 1 each.
+            weights: of rows; None for 1 each. Where rows are ranked, ``queries`` has the weights.
             scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``; of survival:cox
                 the hazards (cox.py).
+            queries: which rows are ranked together.
+            pair_seed: of ``rank_gradients``.
 
         Shapes: margins: float32[n_rows, n_outputs] or, for one output, float32[n_rows]; labels, weights:
             float32[n_rows], labels float32[n_rows, 2] of survival; result: float32[n_outputs, n_rows, 2], so that a
@@ -154,6 +168,9 @@ class Objective:
         margins, labels = (np.ascontiguousarray(values, dtype=np.float32) for values in (margins, labels))
         weights = None if weights is None else np.ascontiguousarray(weights, dtype=np.float32)
         out = np.empty((self.n_outputs, len(labels), 2), np.float32)
+        if self.rules is not None and queries is not None:
+            out[0] = rank_gradients(self.name, self.rules, queries, margins.reshape(-1), labels, pair_seed)
+            return out
         given = np.empty(0, np.float32) if weights is None else weights
         if float32.native is not None and self.name in _LOGISTIC:
             flat, factor = margins.reshape(-1), self.scale_pos_weight
@@ -385,11 +402,14 @@ class FirstEstimate:
     Attributes:
         source: how the base score comes about; not GIVEN or CONTINUED.
         n_sites: sites that add to the sums.
+        queries, pair_seed: of ranking, see ``Objective.gradients``.
     """
 
     objective: Objective
     source: BaseScoreSource
     n_sites: int
+    queries: Queries | None = None
+    pair_seed: int = 0
     _pooled: list[NDArray[np.float64]] = field(default_factory=list)
 
     @property
@@ -437,7 +457,8 @@ class FirstEstimate:
             columns = (self.objective.scale_rows(self._start(labels.size), labels, weights).astype(np.float64),)
         else:
             scale = self.objective.scale(float(self._pooled[1][0]), self._total) if self._is_smoothed else _F(0)
-            pairs = self.objective.gradients(self._start(labels.size), labels, weights, scale)[0]
+            start, ranked = self._start(labels.size), (self.queries, self.pair_seed)
+            pairs = self.objective.gradients(start, labels, weights, scale, *ranked)[0]
             columns = (pairs[:, 0].astype(np.float64), pairs[:, 1].astype(np.float64))
         return np.array([rounded(name, column).sum() for name, column in zip(names, columns, strict=True)])
 

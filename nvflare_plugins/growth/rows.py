@@ -17,6 +17,7 @@ from nvflare_plugins.growth._native import BEST, NUMPY, growth, say_so_once
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, Codes, new_codes, right_mask
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.objectives import Objective, Scale, largest_pairs
+from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.growth.site_sums import Parts, is_of_all_rows
 
 # Rows while a tree grows: which node each is in, and the sums of their gradients in bins.
@@ -361,6 +362,7 @@ class RowSet:
     label: Floats
     weight: Floats | None
     margins: Floats
+    queries: Queries | None = None
 
     @property
     def n_rows(self) -> int:
@@ -403,12 +405,13 @@ class HeldRows:
         risks = cox.weighted_risks(rows.margins[:, 0], rows.weight)
         return cox.to_words(risks, rows.label, self._objective.n_times, n_rows)
 
-    def begin_round(self, drawn: NDArray[np.bool_] | None, scale: Scale) -> NDArray[np.float32]:
+    def begin_round(self, drawn: NDArray[np.bool_] | None, scale: Scale, pair_seed: int = 0) -> NDArray[np.float32]:
         """Compute the gradients of a round from the margins.
 
         Args:
             drawn: which rows take part; None for all. Shapes: bool[n_rows].
             scale: of smooth losses, or hazards.
+            pair_seed: of ranking.
 
         Returns:
             The largest |gradient| and hessian of each output. Shapes: float32[n_outputs, 2].
@@ -417,7 +420,8 @@ class HeldRows:
             ConfigurationError: a gradient is not finite.
         """
         rows, self._drawn = self._training, drawn
-        self._gradients = self._objective.gradients(rows.margins, rows.label, rows.weight, scale)
+        of_rows = rows.margins, rows.label, rows.weight
+        self._gradients = self._objective.gradients(*of_rows, scale, rows.queries, pair_seed)
         if drawn is not None:
             self._gradients[:, ~drawn] = 0
         if self._objective.adaptive_leaf:
@@ -455,10 +459,12 @@ class HeldRows:
                 scores = self._objective.evaluated(rows.margins)
                 found.append((scores if scores.shape[1] > 1 else scores[:, 0], rows.label, rows.weight))
             else:
-                found.append(metric.parts(rows.margins, rows.label, rows.weight))
+                found.append(metric.parts(rows.margins, rows.label, rows.weight, rows.queries))
         return found
 
     def _takes_part(self) -> NDArray[np.bool_]:
         weight = self._training.weight
         has_weight = np.ones(self.n_rows, dtype=bool) if weight is None else weight > 0
+        if self._training.queries is not None:
+            has_weight &= self._training.queries.have_pairs(self._training.label)
         return has_weight if self._drawn is None else has_weight & self._drawn

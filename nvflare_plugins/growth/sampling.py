@@ -101,6 +101,11 @@ def sampled_rows(n_rows: int, subsample: np.float32, tree_seed: int) -> NDArray[
     return uniform < np.float64(subsample)
 
 
+def first_pair_seed(arithmetic: Arithmetic, seed: int, n_queries: int) -> int:
+    """Return what pairs of rows are drawn from for the base score: the training's first number, or its round 0."""
+    return XGBoostRandom(seed).draw() if arithmetic.draws_pair_seeds else n_queries
+
+
 class TreeRandom:
     """What one training of XGBoost draws: the columns of trees, levels and nodes, and the seeds of its trees' rows."""
 
@@ -110,7 +115,7 @@ class TreeRandom:
         """Prepare for one training. Args: per_iteration: ``seed_per_iteration``: each round begins anew."""
         self._seed, self._per_iteration = seed, per_iteration
         self._shared = XGBoostRandom(seed)
-        self._one_generator = arithmetic.one_column_generator
+        self._one_generator, self._draws_pairs = arithmetic.one_column_generator, arithmetic.draws_pair_seeds
         self._own: XGBoostRandom | None = None
         self.columns = ColumnSampler(params, n_columns, lambda: self._own or XGBoostRandom(self._shared.draw()))
 
@@ -121,6 +126,15 @@ class TreeRandom:
         if self._one_generator and self._own is None:
             self._own = XGBoostRandom(self._shared.draw())
             self.columns.begin_tree()  # XGBoost 3.2 samples once more when it sets itself up
+
+    def pair_seed(self, number: int, n_queries: int) -> int:
+        """Return what a round draws pairs of rows from; call before its columns are drawn, once a round.
+
+        Args:
+            number: of the round; XGBoost draws for the base score as for round 0, before that begins.
+            n_queries: of all sites.
+        """
+        return self._shared.draw() if self._draws_pairs else (number + 1) * n_queries
 
     def row_seed(self) -> int:
         """Draw the seed of a tree's ``sampled_rows``: before the tree's columns are drawn, and only below 1."""

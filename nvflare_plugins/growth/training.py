@@ -52,6 +52,8 @@ class GrowthPlan:
         counts_leaves: rows are counted in the leaves of each tree.
         events: weight of the events in each bin of times, of survival:cox alone.
         largest_weight: no row's is larger.
+        n_queries: of all sites, where pairs of their rows are drawn by it.
+        drew_pairs: pairs were drawn for the base score, before the first round.
     """
 
     layout: BinLayout
@@ -74,6 +76,13 @@ class GrowthPlan:
     counts_leaves: bool
     events: tuple[float, ...] = ()
     largest_weight: float = 1.0
+    n_queries: int = 0
+    drew_pairs: bool = False
+
+    @property
+    def draws_pairs(self) -> bool:
+        """Whether pairs of rows are drawn in each round."""
+        return self.objective.rules is not None and self.objective.rules.is_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +168,8 @@ class Training:
         self._random = TreeRandom(
             plan.tree, plan.layout.n_features, plan.arithmetic, plan.seed, per_iteration=plan.seed_per_iteration
         )
+        if plan.drew_pairs:
+            self._random.pair_seed(0, plan.n_queries)
         self._grid = self._made(plan.bounds)
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
         self._due: _Due | None = None
@@ -196,7 +207,8 @@ class Training:
         """Grow the trees of a round: those of each output in turn."""
         rows, plan = self._rows, self._plan
         drawn = None if self._draws is None else self._draws(number)
-        largest = rows.begin_round(drawn, self._scale())
+        pair_seed = self._random.pair_seed(number, plan.n_queries) if plan.draws_pairs else 0
+        largest = rows.begin_round(drawn, self._scale(), pair_seed)
         grown: list[list[Tree]] = []
         counts = []
         for output in range(plan.objective.n_outputs):

@@ -32,6 +32,7 @@ from nvflare_plugins.pooled.growing import Grown, arithmetic_here, check_words
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.pooled.processors import open_sums
+from nvflare_plugins.pooled.queries import asked_counts, counted_rows, place_queries
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Wanted
@@ -92,6 +93,7 @@ class PooledAttempt:
         self._reservations = Reservations(self._registry)
         self._floors = self._policy.floors(self._world)  # of all sites, once these have agreed
         self._arithmetic = ""  # in which the sites grow the trees, once they have agreed; "" where XGBoost does
+        self._queries = rows.queries  # those of the training rows among those of all sites, once these are counted
         self._found: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())  # largest weights; what was counted
 
     def begin(self) -> Agreement:
@@ -187,6 +189,7 @@ class PooledAttempt:
             self._take_largest_weights(largest)
             added = row_floors.AddedRows.of(self._reservations, self._policy.consents)
             further = added.counts() if self.COUNTS_ADDED else ()
+            tables = [counted_rows(*one) for one in zip(tables, self._queries, strict=False)]
             counted = row_floors.check_effective_rows(
                 sums, floors, own, self._parameters, tables, largest, self._world, further
             ).tolist()
@@ -202,14 +205,21 @@ class PooledAttempt:
     def _agree_on_cuts(self, sums: ProtectedSums, n_done: int) -> Agreement:
         """Agree on cut points: searched together, kept from an earlier job, or spaced.
 
-        Privacy: every site learns the pooled number of rows, of values per feature, and the counts of the search.
+        Privacy: every site learns the pooled number of rows, of values per feature, and the counts of the search; of a
+            ranking also what ``asked_counts`` and ``place_queries`` say.
 
         Raises:
             ConfigurationError: there are more pooled rows than the job's words are for.
         """
         table, mode = self._rows.table, CutMode(self._training.cuts)
         local = np.array([table.n_rows, *(table.n_rows - np.asarray(table.n_missing))], dtype=np.int64)
-        rows = sums.sum_counts(Kind.CUT_COUNTS, local)
+        channel, queries = self._attempt.channel, self._rows.queries[0]
+        of_queries = [] if queries is None else asked_counts(queries, self._parameters, channel.rank, self._world)
+        pooled = sums.sum_counts(Kind.CUT_COUNTS, np.array([*local, *of_queries], dtype=np.int64))
+        rows = pooled[: local.size]
+        if queries is not None:
+            placed = place_queries(queries, pooled[local.size :], channel.rank, sums, self._found[0][0])
+            self._queries = placed, self._queries[1]
         check_words(self._training, self._rows.parameters, int(rows[0]))
         dense = np.flatnonzero(rows[1:] == rows[0])
         cuts = self._kept_cuts(n_done)
@@ -291,7 +301,7 @@ class PooledAttempt:
         """Agree on the scales of a training's sums. Args: tables: the rows that are trained on first."""
         bounds = value_bounds(parameters, tables)
         if self._arithmetic:
-            bounds |= row_bounds(parameters, tables[0])
+            bounds |= row_bounds(parameters, tables[0], self._queries[0])
         sums.agree_scales(bounds, coarsest_pairs(parameters, weighted=tables[0].weight is not None))
 
     def _counted_leaves(self, parameters: TrainingParameters) -> int | None:
@@ -304,7 +314,7 @@ class PooledAttempt:
     ) -> Grown:
         """Return a training whose trees the sites grow. Args: sets: names of the evaluation sets."""
         finest, least = self._training.finest_exponent, self._counted_leaves(parameters)
-        return Grown(parameters, self._arithmetic, cuts, n_rows, table, finest, least, sets)
+        return Grown(parameters, self._arithmetic, cuts, n_rows, table, finest, least, sets, queries=self._queries)
 
     def _draws_of(self, parameters: TrainingParameters, table: Table, sites: Sequence[str]) -> Draws | None:
         """Return how this site draws the rows of each round; None if it takes them all."""

@@ -22,7 +22,9 @@ from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import check_predictor, continued_model, new_model
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS, FirstEstimate, Objective
+from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.growth.rows import HeldRows, RowSet
+from nvflare_plugins.growth.sampling import first_pair_seed
 from nvflare_plugins.growth.site_sums import (
     WIDE_BITS,
     Floats,
@@ -153,6 +155,7 @@ class Grown:
         rows_per_leaf: least rows of a leaf, where they are counted; None where they are not.
         sets: names of the evaluation sets.
         n_times: most bins of times of any set, of survival:cox alone; the tables' labels are places in them.
+        queries: of the training rows and of the evaluation set, where rows are ranked.
     """
 
     parameters: TrainingParameters
@@ -164,6 +167,12 @@ class Grown:
     rows_per_leaf: int | None
     sets: tuple[str, ...]
     n_times: int = 0
+    queries: tuple[Queries | None, Queries | None] = (None, None)
+
+    @property
+    def n_queries(self) -> int:
+        """Number of the training queries of all sites, where pairs are drawn by it."""
+        return 0 if self.queries[0] is None else self.queries[0].n_all
 
     def plan(self, scales: Scales) -> GrowthPlan:
         """Return what is public about the training, once the scales are agreed."""
@@ -192,6 +201,7 @@ class Grown:
             counts_leaves=self.rows_per_leaf is not None,
             events=scales.events,
             largest_weight=2.0**scales.weight_bound,
+            n_queries=self.n_queries,
         )
 
 
@@ -264,7 +274,8 @@ def first_margins(
         scores = np.array(given if isinstance(given, list) else [given], dtype=np.float32)
         base = np.broadcast_to(scores, (objective.n_outputs,)).astype(np.float32)
         return base, objective.margins_of(base)
-    estimate = FirstEstimate(objective, source, world)
+    pairs = first_pair_seed(ARITHMETICS[grown.arithmetic], int(str(parameters.agreed["seed"])), grown.n_queries)
+    estimate = FirstEstimate(objective, source, world, grown.queries[0], pairs)
     while due := estimate.due:
         kind = Kind.STUMP_SUM if due[0] == Family.GRADIENTS else Kind.LABEL_MEAN
         if estimate.needs_whole_site:
@@ -386,7 +397,9 @@ class GrownTraining(ShardedTraining):
         self._grown, self._channel, self._settings, self.draws = grown, channel, settings, draws
         self._scales = Scales.of(sums, grown)
         self.plan = grown.plan(self._scales)
-        is_own = settings.first_round > 0
+        is_own, source = settings.first_round > 0, grown.parameters.objective.base_score_source
+        if self.plan.draws_pairs and initial is None and source is not BaseScoreSource.GIVEN:
+            self.plan = replace(self.plan, drew_pairs=True)
         self.model, self.start = first_model(grown, self.plan, initial, sums, channel.world, is_own=is_own)
         least, alpha = grown.rows_per_leaf or 0, float(self.plan.objective.leaf_quantile)
         self.sums = SiteSums(sums, self.plan.layout.starts, alpha, lambda counts: check_leaves(sums, counts, least))
@@ -398,7 +411,7 @@ class GrownTraining(ShardedTraining):
             evaluated: rows of each evaluation set; None stands for the training rows.
             files: for the bins of the training rows, and of each evaluation set; None holds them.
         """
-        return _held(self.plan, self._grown.table, evaluated, self.start, files)
+        return _held(self.plan, self._grown.table, evaluated, self.start, files, self._grown.queries)
 
     def here(self, held: HeldRows, watch: RoundWatch) -> TrainingResult:
         """Train with the other sites, over rows in this process."""
@@ -450,12 +463,15 @@ def _held(
     evaluated: Sequence[Table | None],
     start: NDArray[np.float32] | bytes,
     files: Sequence[Path | None] | None = None,
+    queries: tuple[Queries | None, Queries | None] = (None, None),
 ) -> HeldRows:
     """Bin the rows of a training; see ``GrownTraining.rows``."""
     own, *of_sets = files or [None] * (1 + len(evaluated))
-    training = row_set(plan, table, start, own)
+    training = replace(row_set(plan, table, start, own), queries=queries[0])
     pairs = zip(evaluated, of_sets, strict=True)
-    sets = [None if one is None else row_set(plan, one, start, file) for one, file in pairs]
+    sets = [
+        None if one is None else replace(row_set(plan, one, start, file), queries=queries[1]) for one, file in pairs
+    ]
     return HeldRows(plan.layout, plan.objective, training, sets)
 
 

@@ -34,7 +34,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
 from nvflare_plugins.xgb.cuts import CutMode
-from nvflare_plugins.xgb.objectives import COX
+from nvflare_plugins.xgb.objectives import COX, check_query
 from nvflare_plugins.xgb.parameters import check_parameters, without_columns
 
 
@@ -98,8 +98,12 @@ class HorizontalJob(JobDocument):
     """
     weight: Name | None = None
     """Column of sample weights. Another one over the same rows counts as changed rows at the sites' registries."""
+    query: Name | None = None
+    """Column that says which rows are ranked together, of objectives `rank:*`; it is no feature. A query's rows lie at
+    one site, and equal names at two sites are two queries. Weights are those of queries, the same in each row of one.
+    """
     features: Names | None = None
-    """Columns to train on, in this order; None means all columns of the file but label and weight."""
+    """Columns to train on, in this order; None means all columns of the file but label, weight and query."""
     categories: EntriesOfColumns = field(default_factory=dict)
     """Public category list of each categorical column."""
     unknown_category_is_missing: Flag = False
@@ -230,6 +234,17 @@ class HorizontalJob(JobDocument):
 
     def _check_params(self) -> None:
         """Refuse what XGBoost would refuse in the middle of the job; the rest is checked with the columns at hand."""
+        check_query(self.params, self.query)
+        if self.query is not None:
+            expect(
+                "on_lost_site='continue' is refused with query: the number of queries would tell of the lost site's. "
+                "Use 'wait'",
+                self.on_lost_site != OnLostSite.CONTINUE.value,
+            )
+            expect(
+                f"{self.params['objective']} is for trees that the sites grow: set engine='own', or leave it out",
+                self.engine != Engine.XGBOOST.value,
+            )
         if self.params.get("max_bin") == 2:
             raise ConfigurationError("max_bin=2 leaves no cut point inside the outermost two; give max_bin 3 or more")
         if self.params.get("multi_strategy") == "multi_output_tree" and self.categories:

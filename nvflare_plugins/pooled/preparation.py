@@ -15,9 +15,11 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.table import Table, column_names, load_table, log_what_labels_lack
+from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.pooled.growing import check_words, is_grown
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import ChosenProfile, choose_profile
+from nvflare_plugins.pooled.queries import queries_of
 from nvflare_plugins.pooled.row_floors import check_sampling
 from nvflare_plugins.pooled.shards import why_in_one_process
 from nvflare_plugins.site.memory.released import SentRows
@@ -26,7 +28,7 @@ from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.shards import check_one_cluster, reads_in_passes, shards_of
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, CutMode, spaced_cuts
 from nvflare_plugins.xgb.matrices import remove_left_behind
-from nvflare_plugins.xgb.objectives import Task
+from nvflare_plugins.xgb.objectives import Task, check_relevance
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, with_floor
 from nvflare_plugins.xgb.versions import installed_release
 
@@ -43,6 +45,7 @@ class Prepared:
     eval_table: Table | None
     parameters: TrainingParameters
     chosen: ChosenProfile
+    queries: tuple[Queries | None, Queries | None] = (None, None)
 
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
@@ -80,7 +83,12 @@ class Allowed:
         table = self._load(self.data_set)
         eval_table = None if self.eval_set is None else self._load(self.eval_set)
         _check_rows(self.job, self.parameters, table, eval_table)
-        return Prepared(self.data_set, table, self.eval_set, eval_table, self.parameters, self.chosen)
+        sets = ((table, self.data_set), (eval_table, self.eval_set))
+        own, evaluated = (
+            None if one is None or spec is None else queries_of(self.parameters, one, spec) for one, spec in sets
+        )
+        chosen = self.parameters, self.chosen
+        return Prepared(self.data_set, table, self.eval_set, eval_table, *chosen, (own, evaluated))
 
     def _load(self, spec: DataSet) -> Table:
         """Load a table, if no randomised buckets of its rows were sent."""
@@ -117,7 +125,7 @@ def allow(
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job, parameters or the installed XGBoost are not usable; the message says which.
     """
-    policy = context.policy
+    policy, group = context.policy, job.query or group
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
     data_set = policy.check_job(terms, context.sites)
@@ -185,6 +193,7 @@ def _check_rows(job: HorizontalJob, parameters: TrainingParameters, table: Table
         parameters.objective.check_labels(checked.label)
         if checked is table:
             parameters.objective.check_events(table.label)
+        check_relevance(parameters.metrics, checked.label)
         log_what_labels_lack(checked, name, is_classification=is_classification)
         for note in checked.notes:
             _log.info("%s", note)

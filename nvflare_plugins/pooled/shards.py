@@ -40,6 +40,7 @@ from nvflare_plugins.workers.shards import (
     telling,
 )
 from nvflare_plugins.workers.workers import Workers, note_rows
+from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
@@ -53,6 +54,8 @@ def why_in_one_process(parameters: TrainingParameters) -> str:
     """Return what of a training no shards can do, for people; "" where they can."""
     if parameters.objective.adaptive_leaf and parameters.agreed["booster"] == "dart":
         return f"booster dart with objective {parameters.objective.name}"
+    if parameters.objective.task is Task.RANKING:
+        return f"objective {parameters.objective.name}, whose queries are ranked as a whole"
     return ""
 
 

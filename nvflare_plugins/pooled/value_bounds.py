@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.objectives import RESIDUAL_ROOTS
+from nvflare_plugins.growth.ranking import PairRules, Queries
 from nvflare_plugins.growth.site_sums import WIDE_BITS
 from nvflare_plugins.pooled.row_floors import row_weights
-from nvflare_plugins.wire.envelope import CURVE_METRICS, BaseScoreSource
+from nvflare_plugins.wire.envelope import CURVE_METRICS, RANK_METRICS, BaseScoreSource
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
 from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters
@@ -60,10 +61,11 @@ def value_bounds(parameters: TrainingParameters, tables: Sequence[Table]) -> dic
     return bounds
 
 
-def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]:
+def row_bounds(parameters: TrainingParameters, table: Table, queries: Queries | None = None) -> dict[str, float]:
     """Bound the gradient and the hessian of any row of this site: their grid follows from it (growth/site_sums.py).
 
-    Each row's bound is of the row alone, so that the largest of all sites does not depend on who holds which rows.
+    Each row's bound is of the row alone, or of its query, so that the largest of all sites does not depend on who holds
+    which rows.
     """
     facts, label = parameters.objective, np.abs(table.label.astype(np.float64))
     weight, start = row_weights(table), _largest_base_score(parameters)
@@ -84,6 +86,8 @@ def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]
     if facts.name == "reg:pseudohubererror":
         gradient = min(gradient, _HEADROOM * size)
     hessian = _HEADROOM * size if facts.hessian_bound is None else facts.hessian_bound * largest
+    if queries is not None:
+        gradient, hessian = pair_bounds(parameters, queries)
     bounds = {
         Family.GRADIENTS: gradient,
         Family.HESSIANS: hessian,
@@ -95,6 +99,15 @@ def row_bounds(parameters: TrainingParameters, table: Table) -> dict[str, float]
         bounds[Family.HESSIANS] = max(hessian, _ROW_HEADROOM * largest)
         bounds[RESIDUAL_ROOTS] = _ROW_HEADROOM * _largest_of(weight * np.sqrt(label + start + 1.0))
     return bounds
+
+
+def pair_bounds(parameters: TrainingParameters, queries: Queries) -> tuple[float, float]:
+    """Bound |gradient| and hessian of any row that is ranked, with its query's weight."""
+    most, weight = int(queries.sizes.max(initial=1)), 1.0
+    if queries.weight is not None:
+        weight = float(queries.weight.max(initial=0.0)) * float(queries.weight_norm)
+    gradient, hessian = PairRules.of(parameters.agreed).bounds(most)
+    return gradient * weight, hessian * weight
 
 
 def label_sum(table: Table) -> float:
@@ -180,6 +193,8 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
         return _LARGEST_RISK * total
     if name in CURVE_METRICS:
         return 4.0 * max(1.0, total, total**2)
+    if name in RANK_METRICS:
+        return 4.0 * max(1.0, total, float(table.n_rows))
     if name in ("logloss", "error", "mlogloss", "merror"):
         return _LARGEST_LOG_LOSS * total
     if name == "rmse":

@@ -242,7 +242,10 @@ class HorizontalXGBRecipe(JobRecipe):
             They are never streamed.
         weight: Column of sample weights. Another one over the same rows counts as changed rows at the sites'
             registries.
-        features: Columns to train on, in this order; None means all columns of the file but label and weight.
+        query: Column that says which rows are ranked together, of objectives `rank:*`; it is no feature. A query's rows
+            lie at one site, and equal names at two sites are two queries. Weights are those of queries, the same in
+            each row of one.
+        features: Columns to train on, in this order; None means all columns of the file but label, weight and query.
         categories: Public category list of each categorical column.
         unknown_category_is_missing: Treat other categories as missing instead of refusing the data.
         label_classes: Public list of label values; None means that labels are numbers (classes 0 .. k-1).
@@ -293,6 +296,7 @@ class HorizontalXGBRecipe(JobRecipe):
         evaluate_training: bool = ...,
         pooled_metrics: bool = ...,
         weight: str | None = ...,
+        query: str | None = ...,
         features: Sequence[str] | None = ...,
         categories: Mapping[str, Sequence[str | int]] = ...,
         unknown_category_is_missing: bool = ...,
@@ -719,8 +723,10 @@ class VerticalXGBRecipe(JobRecipe):
         weight: Column of sample weights at the active party. They stay there: the cut points of other parties' columns
             are those of unweighted rows. Noise of preset ``noised`` is meant for the heaviest row, whose gradients fill
             the format.
+        query: Column at the active party that says which rows are ranked together, of objectives ``rank:*``; it is no
+            feature and stays there. Weights are those of queries, the same in each row of one.
         features: By site, the columns to train on in this order; a site that is not named takes all columns of its file
-            but label, weight and id. An empty list at the active party: it has the label alone.
+            but label, weight, query and id. An empty list at the active party: it has the label alone.
         categories: By site, the public category list of each of its categorical columns. All sites and the server read
             the lists, with the columns' names. A category has a bin of its own; guarded jobs put rare ones together.
         unknown_category_is_missing: Treat other categories as missing instead of refusing the data.
@@ -767,6 +773,7 @@ class VerticalXGBRecipe(JobRecipe):
         eval_data_set: str | None = ...,
         evaluate_training: bool = ...,
         weight: str | None = ...,
+        query: str | None = ...,
         features: Mapping[str, Sequence[str]] = ...,
         categories: Mapping[str, Mapping[str, Sequence[str | int]]] = ...,
         unknown_category_is_missing: bool = ...,

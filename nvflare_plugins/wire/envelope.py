@@ -13,11 +13,12 @@ from he_processors.errors import ProtocolError
 
 
 CURVE_METRICS = ("auc", "aucpr")  # XGBoost averages these over the sites
+RANK_METRICS = ("ndcg", "map", "pre")  # means over queries
 
 
 def is_larger_better(metric: str) -> bool:
     """Tell whether a larger value of a metric is a better one. Args: metric: with or without "set-" before it."""
-    return metric.rsplit("-", 1)[-1].split("@")[0] in CURVE_METRICS
+    return metric.rsplit("-", 1)[-1].split("@")[0] in (*CURVE_METRICS, *RANK_METRICS)
 
 
 class Kind(Enum):

@@ -8,7 +8,7 @@ multiplied by the row's weight.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,7 +21,7 @@ from nvflare_plugins.base.checks import expect, shown
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.labels import SHOWN_FORMS, Label, has_event, is_labelled
 from nvflare_plugins.data.table import log_count
-from nvflare_plugins.wire.envelope import BaseScoreSource
+from nvflare_plugins.wire.envelope import RANK_METRICS, BaseScoreSource
 
 
 class LabelRule(Enum):
@@ -36,6 +36,7 @@ class LabelRule(Enum):
     ABOVE_MINUS_ONE = "greater than -1"
     TIMES = "times with events, or bounds of times"
     EVENTS = "times above 0, each with an event or watched until then; no other censoring, and no time of 0"
+    RELEVANCE = "whole numbers from 0 to 31 (other ones need ndcg_exp_gain=false)"
 
 
 class Task(Enum):
@@ -45,6 +46,7 @@ class Task(Enum):
     MULTICLASS = "multiclass"
     REGRESSION = "regression"
     SURVIVAL = "survival"
+    RANKING = "ranking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,8 @@ class ObjectiveFacts:
                 fits = (label >= 0) & (label <= 1)
             case LabelRule.BINARY:
                 fits = np.isin(label, (0, 1))
-            case LabelRule.CLASSES:
-                fits = np.isin(label, np.arange(self.n_outputs))
+            case LabelRule.CLASSES | LabelRule.RELEVANCE:
+                fits = np.isin(label, np.arange(32 if self.label_rule is LabelRule.RELEVANCE else self.n_outputs))
             case LabelRule.POSITIVE:
                 fits = label > 0
             case LabelRule.NON_NEGATIVE:
@@ -172,6 +174,15 @@ _SOFTMAX = (Task.MULTICLASS, 1.0, 0.5, _CLASSES, LabelRule.CLASSES, "mlogloss", 
 _ABSOLUTE = (_REGRESSION, 1.0, 1.0)
 _OPEN = (_REGRESSION, None, None)  # labels and predictions drive gradients
 _SPW = ("scale_pos_weight",)
+_RANKING = (Task.RANKING, None, None, _STUMP, LabelRule.RELEVANCE, "ndcg@{depth}")  # sizes of queries drive gradients
+_PAIRS = (
+    "lambdarank_pair_method",
+    "lambdarank_num_pair_per_sample",
+    "lambdarank_normalization",
+    "lambdarank_score_normalization",
+    "ndcg_exp_gain",
+)
+_LIST = 32  # places of a list that XGBoost's ranking looks at where a job does not say
 _TWEEDIE, _POWER = "tweedie-nloglik@{power:g}", ("tweedie_variance_power",)
 
 _OBJECTIVES = {
@@ -232,6 +243,9 @@ _OBJECTIVES = {
             base_score_range=_POSITIVE,
             usual_hessian=3.0,
         ),
+        ObjectiveFacts("rank:ndcg", *_RANKING, _PAIRS),
+        ObjectiveFacts("rank:pairwise", *_RANKING, _PAIRS),
+        ObjectiveFacts("rank:map", *_RANKING[:4], LabelRule.BINARY, "map@{depth}", _PAIRS),
     )
 }
 """Each objective with parameters at their defaults."""
@@ -244,13 +258,12 @@ OBJECTIVE_PARAMETERS: dict[str, tuple[str, ...]] = {
     for parameter in (
         *("scale_pos_weight", "num_class", "huber_slope", "quantile_alpha", "tweedie_variance_power"),
         *("aft_loss_distribution", "aft_loss_distribution_scale"),
+        *_PAIRS,
     )
 }
 """Parameters that only some objectives read -> those objectives. XGBoost would ignore or misuse them elsewhere."""
 
 _REFUSED_OBJECTIVES: dict[str, str] = {
-    "rank:": "ranking groups rows by query, and its messages are not in the catalogue; use a binary or regression "
-    "objective",
     "reg:linear": "it is XGBoost's old name; write reg:squarederror",
 }
 
@@ -280,9 +293,22 @@ def objective_facts(params: dict[str, object]) -> ObjectiveFacts:
         hessian_bound=hessian_bound,
         base_score_source=_base_score_source(known, params),
         usual_hessian=_usual_hessian(known, params),
-        default_metric=known.default_metric.format(power=params.get("tweedie_variance_power", 1.5)),
+        default_metric=known.default_metric.format(
+            power=params.get("tweedie_variance_power", 1.5), depth=_depth(params)
+        ),
+        label_rule=_label_rule(known, params),
         n_outputs=int(params.get("num_class", 1)),  # type: ignore[call-overload]
     )
+
+
+def _depth(params: Mapping[str, object]) -> object:
+    is_mean = params.get("lambdarank_pair_method") == "mean"
+    return _LIST if is_mean else params.get("lambdarank_num_pair_per_sample", _LIST)
+
+
+def _label_rule(known: ObjectiveFacts, params: dict[str, object]) -> LabelRule:
+    is_linear = known.label_rule is LabelRule.RELEVANCE and not params.get("ndcg_exp_gain", True)
+    return LabelRule.NON_NEGATIVE if is_linear else known.label_rule
 
 
 def _bound_factors(name: str, params: dict[str, object]) -> tuple[float, float]:
@@ -372,11 +398,13 @@ _METRICS: dict[Task, tuple[str, ...]] = {
         "tweedie-nloglik",
     ),
     Task.SURVIVAL: ("aft-nloglik", "cox-nloglik"),
+    Task.RANKING: RANK_METRICS,
 }
 _METRIC_ARGUMENTS: dict[str, tuple[float, float, bool]] = {
     # name -> (low, high, argument required); both limits as XGBoost accepts them: error in (0, 1), rho in [1, 2).
     "error": (0.0, 1.0, False),
     "tweedie-nloglik": (1.0, 2.0, True),
+    **dict.fromkeys(RANK_METRICS, (1.0, 2.0**31, False)),
 }
 _OBJECTIVE_OF_METRIC = {
     "quantile": "reg:quantileerror",
@@ -384,6 +412,39 @@ _OBJECTIVE_OF_METRIC = {
     "cox-nloglik": COX,
     **dict.fromkeys(("aft-nloglik", "interval-regression-accuracy"), "survival:aft"),
 }
+
+
+def is_ranking(params: Mapping[str, object]) -> bool:
+    """Tell whether a job's parameters name an objective that ranks rows."""
+    return str(params.get("objective", "")).startswith("rank:")
+
+
+def check_query(params: Mapping[str, object], query: str | None) -> None:
+    """Refuse a ranking without a column of queries, and such a column without a ranking. Raises: ConfigurationError."""
+    expect(
+        f"{params.get('objective')} needs query: the column that says which rows are ranked together",
+        query is not None or not is_ranking(params),
+    )
+    expect(
+        "query is read only by objectives rank:ndcg, rank:pairwise and rank:map; leave it out",
+        query is None or is_ranking(params),
+    )
+
+
+def refuse_ranking(params: Mapping[str, object], where: str, remedy: str) -> None:
+    """Refuse objectives that rank rows where a kind of job has none. Raises: ConfigurationError."""
+    expect(f"{params.get('objective')} is refused in {where}: {remedy}", not is_ranking(params))
+
+
+def check_relevance(metrics: Sequence[str], label: NDArray[np.float32]) -> None:
+    """Refuse labels that precision does not take. Shapes: label: float32[n_rows].
+
+    Raises:
+        DataRefusal: a metric knows relevant rows and others alone, and there are other labels.
+    """
+    names = [metric for metric in metrics if metric.partition("@")[0] in ("map", "pre")]
+    if names and not np.isin(label, (0, 1)).all():
+        raise DataRefusal(f"{names[0]}: labels must be 0 or 1; some are not. Choose ndcg, or correct the label column.")
 
 
 def check_metric(metric: object, facts: ObjectiveFacts) -> str:
@@ -413,6 +474,6 @@ def check_metric(metric: object, facts: ObjectiveFacts) -> str:
             value = float(argument)
         except ValueError:
             value = np.nan
-        is_inside = low <= value < high
+        is_inside = low <= value < high and (facts.task is not Task.RANKING or argument.isdecimal())
         expect(f"eval_metric {shown(metric)}: the number after '@' must be in [{low:g}, {high:g}).", is_inside)
     return metric

@@ -15,6 +15,7 @@ from dp_components.split_candidates.dp_quantiles import quantile_cuts
 from he_processors.curve.registry import available_backends
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
+from nvflare_plugins.growth.ranking import Queries
 from nvflare_plugins.kinds.vertical import active_party, key_owner
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
@@ -41,6 +42,7 @@ class Joined:
     valid: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
     weight: NDArray[np.float32] | None = None
     categories: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    queries: NDArray[np.int64] | None = None  # of each training row, from 0, ascending
 
     @property
     def types(self) -> list[str]:
@@ -157,7 +159,8 @@ def federate(
         (f"site-{i + 2}", passive.schema(), link) for i, (passive, link) in enumerate(zip(passives, links, strict=True))
     ]
     parties = place_parties(joined.widths[0], introductions)
-    sets = [active_party.LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight)]
+    ranked = None if joined.queries is None else Queries.of(joined.queries, joined.weight)
+    sets = [active_party.LabelledSet("train", joined.part(0, joined.features), joined.label, joined.weight, ranked)]
     if joined.valid is not None:
         sets.append(active_party.LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
@@ -173,7 +176,10 @@ def federate(
 def central(joined: Joined, params: dict, num_rounds: int, initial: bytes | None = None, **options) -> xgb.Booster:
     """Train stock XGBoost on the joined table."""
     name = str(params.get("objective"))
-    matrix = joined.matrix(joined.features, **as_fields(joined.label, name), weight=joined.weight)
+    weight = joined.weight
+    if weight is not None and joined.queries is not None:
+        weight = weight[np.unique(joined.queries, return_index=True)[1]]
+    matrix = joined.matrix(joined.features, **as_fields(joined.label, name), weight=weight, qid=joined.queries)
     valid = [] if joined.valid is None else [(joined.valid[0], as_fields(joined.valid[1], name))]
     evals = [(joined.matrix(features, **fields), "valid") for features, fields in valid]
     settings = {"tree_method": "hist", "nthread": 1, **params}

@@ -10,6 +10,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.declared import Entries, Name, Names, Parameters, Rounds, Seconds, document
 from nvflare_plugins.data.labels import OneColumn
+from nvflare_plugins.xgb.objectives import refuse_ranking
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters, without_columns
 
 PROFILE = "own_trees"  # the one way in which this job protects trees; the evidence names it
@@ -58,6 +59,11 @@ class BaggingJob(JobDocument):
 
     def parameters(self, features: Sequence[str]) -> TrainingParameters:
         """Return the job's XGBoost parameters. Raises: ConfigurationError."""
+        refuse_ranking(
+            self.params,
+            "bagging",
+            "a tree's leaves hold enough rows because hessians are bounded; use a horizontal training",
+        )
         check_parameters({"base_score": BASE_SCORE, **self.params}, features)  # the metric too, which is not used
         used = {name: value for name, value in self.params.items() if name != "eval_metric"}
         parameters = check_parameters({"base_score": BASE_SCORE, **used}, features)

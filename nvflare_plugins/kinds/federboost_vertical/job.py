@@ -36,6 +36,7 @@ from nvflare_plugins.base.declared import (
     document,
 )
 from nvflare_plugins.data.labels import OneColumn
+from nvflare_plugins.xgb.objectives import refuse_ranking
 
 # What a job of FederBoost's vertical training says.
 
@@ -102,6 +103,7 @@ class BucketJob(JobDocument):
     """Longest time that an exchange may wait for the slowest site; 0 derives it from the data's size."""
 
     def __post_init__(self) -> None:
+        refuse_ranking(self.params, "this kind of job", "its rows are in no groups; use a vertical training")
         expect("edges_epsilon must be a number from 0 to less than epsilon", self.edges_epsilon < self.epsilon)
 
     @property

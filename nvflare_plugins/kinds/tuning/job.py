@@ -38,7 +38,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.profiles import Profile
-from nvflare_plugins.xgb.objectives import COX
+from nvflare_plugins.xgb.objectives import COX, refuse_ranking
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # The search space of a tuning job: a list of parameter sets, or ranges from which all sites draw the same sets.
@@ -375,6 +375,7 @@ class TuningJob(Tuned):
             "survival:aft, or train with eval_data_set and early_stopping_rounds",
             self.params.get("objective") != COX,
         )
+        refuse_ranking(self.params, "a tuning", "folds divide rows, and queries are ranked whole; train it by itself")
         for trial in self.all_trials():
             self.training_of(trial)
 

@@ -18,7 +18,8 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS, SplitFormula, TreePar
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import base_score_of, continued_model, new_model
 from nvflare_plugins.growth.objectives import FirstEstimate, Objective, Scale, adaptive_leaves
-from nvflare_plugins.growth.sampling import TreeRandom, sampled_rows, with_own_seed
+from nvflare_plugins.growth.ranking import Queries
+from nvflare_plugins.growth.sampling import TreeRandom, first_pair_seed, sampled_rows, with_own_seed
 from nvflare_plugins.growth.training import GrownModel
 from nvflare_plugins.growth.tree import Tree
 from nvflare_plugins.kinds.vertical import model as vertical_model
@@ -44,6 +45,8 @@ from nvflare_plugins.kinds.vertical.messages import (
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, PartySums, SumsOfTraining, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
+from nvflare_plugins.pooled.queries import queries_of
+from nvflare_plugins.pooled.value_bounds import pair_bounds
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.xgb.continuation import check_initial_model
 from nvflare_plugins.xgb.cuts import leaf_quantiles
@@ -155,6 +158,7 @@ class LabelledSet:
     features: Floats
     label: Floats
     weight: Floats | None = None
+    queries: Queries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +249,9 @@ def _first_model(
     if source is BaseScoreSource.GIVEN:
         base = np.atleast_1d(np.asarray(params.agreed["base_score"], dtype=np.float32))
     else:
-        estimate = FirstEstimate(objective, source, 1)
+        arithmetic, seed = ARITHMETICS[settings.arithmetic], int(str(params.agreed["seed"]))
+        pairs = 0 if rows.queries is None else first_pair_seed(arithmetic, seed, rows.queries.n)
+        estimate = FirstEstimate(objective, source, 1, rows.queries, pairs)
         while estimate.due:
             estimate.take(estimate.local(rows.label, rows.weight))
         base = estimate.base_score()
@@ -368,6 +374,13 @@ class VerticalTraining:
         arithmetic, self._seed = ARITHMETICS[settings.arithmetic], int(str(params.agreed["seed"]))
         self._formula = SplitFormula(self._tree, arithmetic)
         self._random = TreeRandom(self._tree, self._n_columns, arithmetic, self._seed)
+        self._draws_pairs = objective.rules is not None and objective.rules.is_mean
+        if (
+            self._draws_pairs
+            and initial_model is None
+            and params.objective.base_score_source is not BaseScoreSource.GIVEN
+        ):
+            self._random.pair_seed(0, 0)  # what the base score was drawn from
         self._monotone = np.zeros(self._n_columns, dtype=np.int8)
         self._monotone[: len(self._tree.monotone)] = self._tree.monotone
         train = sets[0]
@@ -378,6 +391,8 @@ class VerticalTraining:
         largest_weight = 1.0 if train.weight is None else float(train.weight.max(initial=0.0)) or 1.0
         # Places in time say nothing of the size of gradients.
         sized = np.zeros(1, np.float32) if objective.n_times else train.label
+        if train.queries is not None:
+            bounds, largest_weight = pair_bounds(params, train.queries), 1.0
         self._scale = GradientScale(bounds, sized, largest_weight, owner.pair_format)
         self._walker = vertical_model.PathWalker(self._parties, self._n_own, settings.deadline_s)
         base = np.broadcast_to(objective.margins_of(base_score_of(model.document)), (objective.n_outputs,))
@@ -423,7 +438,7 @@ class VerticalTraining:
                 margins = self._margins[i]
                 margins.follow(self._model, self._walker)
                 for metric in self._metrics:
-                    parts = metric.parts(margins.values, one.label, one.weight)
+                    parts = metric.parts(margins.values, one.label, one.weight, one.queries)
                     metrics[f"{one.name}-{metric.name}"] = metric.value(parts)
         return VerticalRound(number, metrics, time.perf_counter() - started)
 
@@ -431,7 +446,7 @@ class VerticalTraining:
 
     def _grow_round(self, number: int) -> None:
         self._random.begin_round(number)
-        gradients = self._gradients()
+        gradients = self._gradients(number)
         n_before = len(trees_model(self._model.document["learner"])["trees"])
         grown: list[list[Tree]] = []
         leaves: list[tuple[int, Floats]] = []
@@ -448,7 +463,7 @@ class VerticalTraining:
         for output, values in leaves:
             self._margins[0].add(output, values)
 
-    def _gradients(self) -> Floats:
+    def _gradients(self, number: int) -> Floats:
         """Return the gradients of all rows. Shapes: float32[n_outputs, n_rows, 2]."""
         rows, margins, objective = self._sets[0], self._margins[0].values, self._objective
         scale: Scale = np.float32(0)
@@ -458,7 +473,8 @@ class VerticalTraining:
             total = float(len(rows.label)) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
             parts = objective.scale_rows(margins, rows.label, rows.weight)
             scale = objective.scale(float(parts.sum(dtype=np.float64)), total)
-        return objective.gradients(margins, rows.label, rows.weight, scale)
+        pair_seed = self._random.pair_seed(number, rows.queries.n) if self._draws_pairs and rows.queries else 0
+        return objective.gradients(margins, rows.label, rows.weight, scale, rows.queries, pair_seed)
 
     def _grow_tree(self, number: int, tree_number: int, g: Floats, h: Floats) -> Tree:
         drawn = None
@@ -585,7 +601,7 @@ class ActiveSite:
             n_trees = max(job.num_rounds - max(start.n_done, job.own_rounds), 0) * start.trees_per_round
             with PrecomputingKeyOwner(owner, n_rows, n_trees, start.stages.measure) as filled:
                 training = VerticalTraining(
-                    params, self._sets(), parties, filled, self._own, self._settings(), self._model
+                    params, self._sets(params), parties, filled, self._own, self._settings(), self._model
                 )
                 result = training.run(self._after_round)
         columns = tuple(vertical_model.PartyColumns(party.name, party.schema.aliases) for party in parties)
@@ -649,9 +665,15 @@ class ActiveSite:
             check_lists(part.booster, str(start.job.initial_model), categories, start.job.label_classes)
         return params
 
-    def _sets(self) -> list[LabelledSet]:
+    def _sets(self, params: TrainingParameters) -> list[LabelledSet]:
         return [
-            LabelledSet(one.name, one.table.held_features(), one.table.label, one.table.weight)
+            LabelledSet(
+                one.name,
+                one.table.held_features(),
+                one.table.label,
+                one.table.weight,
+                queries_of(params, one.table, one.data_set),
+            )
             for one in self._start.data.sets
         ]
 

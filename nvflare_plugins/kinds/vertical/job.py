@@ -40,7 +40,7 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.data.declaration import Delta, Epsilon
 from nvflare_plugins.data.labels import Label, LabelColumns, check_classes
 from nvflare_plugins.site.profiles import REMOVED_PROFILES
-from nvflare_plugins.xgb.objectives import COX
+from nvflare_plugins.xgb.objectives import COX, check_query
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
 # What a vertical job says. Where the data lie and what is allowed, each site's own policy says.
@@ -163,9 +163,13 @@ class VerticalJob(JobDocument):
     """Column of sample weights at the active party. They stay there: the cut points of other parties' columns are those
     of unweighted rows. Noise of preset ``noised`` is meant for the heaviest row, whose gradients fill the format.
     """
+    query: Name | None = None
+    """Column at the active party that says which rows are ranked together, of objectives ``rank:*``; it is no feature
+    and stays there. Weights are those of queries, the same in each row of one.
+    """
     features: NamesOfSites = field(default_factory=dict)
     """By site, the columns to train on in this order; a site that is not named takes all columns of its file but label,
-    weight and id. An empty list at the active party: it has the label alone.
+    weight, query and id. An empty list at the active party: it has the label alone.
     """
     categories: EntriesOfSites = field(default_factory=dict)
     """By site, the public category list of each of its categorical columns. All sites and the server read the lists,
@@ -209,6 +213,7 @@ class VerticalJob(JobDocument):
     def __post_init__(self) -> None:
         check_classes(self.label, self.label_classes)
         self._check_cox()
+        check_query(self.params, self.query)
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
         if self.is_noised and self.profile == VerticalProfile.ELGAMAL.value:

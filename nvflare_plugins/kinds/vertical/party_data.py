@@ -102,7 +102,7 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
         ConfigurationError: a data set cannot be read, lacks a column, or holds what cannot be trained on.
         PolicyRefusal: this site has no data set of that name.
     """
-    is_active = context.site == job.active
+    is_active, group = context.site == job.active, job.query or group
     for name, by_site in (("features", job.features), ("categories", job.categories)):
         unknown = sorted(set(by_site) - set(context.sites))
         if unknown:

@@ -45,11 +45,13 @@ from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, N
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
+from nvflare_plugins.pooled.queries import queries_of
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.workers.dask_workers import open_workers
 from nvflare_plugins.workers.workers import OnCluster, Workers, evaluated_elsewhere, shards_line, work_section
 from nvflare_plugins.xgb.model_json import marked_as_part
+from nvflare_plugins.xgb.objectives import check_relevance
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
 
 MASKED_MODEL = "masked_model.json"
@@ -301,6 +303,8 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)
+            check_relevance(parameters.metrics, one.table.label)
+            queries_of(parameters, one.table, one.data_set)  # to refuse what is amiss with it before others are asked
             if one is data.train:
                 _check_weights(job, one.table, parameters, noised)
         for note in one.table.notes:

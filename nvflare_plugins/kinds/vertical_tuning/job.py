@@ -36,6 +36,7 @@ from nvflare_plugins.kinds.vertical.job import (
     check_active_party,
     check_vertical_parameters,
 )
+from nvflare_plugins.xgb.objectives import refuse_ranking
 from nvflare_plugins.xgb.parameters import without_columns
 
 
@@ -132,6 +133,7 @@ class VerticalTuningJob(Tuned):
 
     def __post_init__(self) -> None:
         expect("group must not be the label", self.group not in columns_of(self.label))
+        refuse_ranking(self.params, "a tuning", "folds divide rows, and queries are ranked whole; train it by itself")
         for trial in self.all_trials():
             self.training_of(trial)
 

@@ -51,7 +51,9 @@ def test_gradients_in_c_are_those_of_numpy(name: str, weighted: bool, spread: fl
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != COX])  # which test_cox.py bounds
+@pytest.mark.parametrize(  # others are bounded in test_cox.py and test_ranking.py
+    "name", [name for name in OBJECTIVES if name != COX and not name.startswith("rank:")]
+)
 def test_rows_stay_within_the_public_bounds(name: str, arithmetic: str) -> None:
     parameters = _job(name)
     objective = Objective.of_job(parameters, arithmetic)

@@ -5,6 +5,7 @@ import pytest
 from nvflare_plugins.growth.arithmetic import why_not_own
 from nvflare_plugins.growth.metrics import _COX, _LOSSES
 from nvflare_plugins.growth.objectives import _FORMULAS, _SOFTMAX
+from nvflare_plugins.growth.ranking import _OF_LISTS, RANK_OBJECTIVES
 from nvflare_plugins.wire.envelope import CURVE_METRICS
 from nvflare_plugins.xgb.objectives import _METRICS, COX, OBJECTIVES
 from nvflare_plugins.xgb.parameters import _ALLOWED, _DART_ONLY, check_parameters
@@ -40,5 +41,6 @@ def test_every_parameter_that_a_job_may_have_is_decided() -> None:
 
 
 def test_every_objective_and_metric_has_its_formula() -> None:
-    assert {*_FORMULAS, *_SOFTMAX, COX} == set(OBJECTIVES)
-    assert {*_LOSSES, *CURVE_METRICS, _COX} == {name for names in _METRICS.values() for name in names}
+    assert {*_FORMULAS, *_SOFTMAX, COX, *RANK_OBJECTIVES} == set(OBJECTIVES)
+    of_all = {name for names in _METRICS.values() for name in names}
+    assert {*_LOSSES, *CURVE_METRICS, _COX, *_OF_LISTS} == of_all

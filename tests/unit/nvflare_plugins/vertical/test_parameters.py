@@ -24,7 +24,7 @@ REFUSED = {
     "enable_categorical": [True],
     "feature_types": [["c", "q", "q"]],
     "seed_per_iteration": [True],
-    "objective": ["rank:ndcg", "rank:pairwise", "survival:cox", "survival:aft", "reg:linear", "unknown"],
+    "objective": ["survival:cox", "survival:aft", "reg:linear", "unknown"],
     "quantile_alpha": [[0.2, 0.8]],
     "no_such_parameter": [1],
 }

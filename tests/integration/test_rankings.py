@@ -1,0 +1,134 @@
+"""Ranking jobs: what is refused, by name or without a word on rows, and rows that do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from he_processors.errors import ConfigurationError
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
+from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.pooled.row_floors import TOO_FEW
+from nvflare_plugins.wire.envelope import Kind
+from nvflare_plugins.wire.sums import ProtectedSums
+from tests.support.federation import Federation, succeed
+
+RANK = {"objective": "rank:ndcg", "max_depth": 2, "max_bin": 8}
+
+
+def frame(n_queries: int = 60, size: int = 8) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n_queries * size, 3)).astype(np.float32)
+    label = np.clip(np.round(x[:, 0] + rng.normal(size=len(x))), 0, 4)
+    query = np.repeat([f"q{n}" for n in range(n_queries)], size)
+    return pd.DataFrame(x, columns=["a", "b", "c"]).assign(y=label.astype(np.float32), query=query, w=2.0)
+
+
+def rank(folder, rows: pd.DataFrame, params: dict | None = None, **fields: Any) -> tuple[Federation, dict]:
+    federation = Federation(folder, 3, fields.pop("policy", {}))
+    number = rows.groupby("query", sort=False, dropna=False).ngroup().to_numpy()
+    federation.give_data("train", rows, [np.flatnonzero(number % 3 == one) for one in range(3)])
+    fields = {"query": "query", "features": ["a", "b", "c"], **fields}
+    return federation, federation.run(HorizontalJob("train", "y", {**RANK, **(params or {})}, 2, **fields))
+
+
+JOBS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no query": (lambda: HorizontalJob("train", "y", RANK), "rank:ndcg needs query"),
+    "no query, vertical": (lambda: VerticalJob("bank", "train", "y", RANK), "rank:ndcg needs query"),
+    "no ranking": (lambda: HorizontalJob("train", "y", {}, query="q"), "read only by objectives rank:ndcg"),
+    "no ranking, vertical": (lambda: VerticalJob("bank", "train", "y", {}, query="q"), "read only by objectives"),
+    "lost site": (lambda: HorizontalJob("train", "y", RANK, query="q", on_lost_site="continue"), "Use 'wait'"),
+    "mediated": (lambda: HorizontalJob("train", "y", RANK, query="q", engine="xgboost"), "set engine='own'"),
+    "tuning": (lambda: TuningJob("train", "y", RANK, trials=[{}]), "rank:ndcg is refused in a tuning"),
+    "vertical tuning": (
+        lambda: VerticalTuningJob("bank", "train", "y", RANK, trials=[{}]),
+        "rank:ndcg is refused in a tuning",
+    ),
+    "bagging": (lambda: BaggingJob("train", "y", RANK).parameters(["a"]), "rank:ndcg is refused in bagging"),
+    "buckets": (
+        lambda: BucketJob(active="bank", data_set="train", label="y", params=RANK, epsilon=1.0),
+        "rank:ndcg is refused in this kind",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_jobs_that_no_site_would_see(name: str) -> None:
+    make, said = JOBS[name]
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_words_of_32_bits_and_queries_as_features_are_refused(tmp_path) -> None:
+    for number, (fields, said) in enumerate(
+        (({"word_bits": 32}, "set word_bits to 64"), ({"features": ["a", "query"]}, "weight, group or id column"))
+    ):
+        _, outcomes = rank(tmp_path / str(number), frame(), **fields)
+        assert all(isinstance(one, ConfigurationError) for one in outcomes.values())
+        assert said.lower() in str(next(iter(outcomes.values()))).lower()
+
+
+def only_fifth(rows: pd.DataFrame) -> pd.Series:
+    return rows.index == 4
+
+
+ROWS: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], dict, dict, str]] = {
+    "no query": (lambda rows: rows.assign(query=rows["query"].mask(only_fifth(rows))), {}, {}, "query column lacks"),
+    "two weights": (
+        lambda rows: rows.assign(w=rows.w + only_fifth(rows)),
+        {},
+        {"weight": "w"},
+        "differ from row to row",
+    ),
+    "half": (lambda rows: rows.assign(y=rows.y + 0.5 * only_fifth(rows)), {}, {}, "whole numbers from 0 to 31"),
+    "negative": (
+        lambda rows: rows.assign(y=rows.y - 9 * only_fifth(rows)),
+        {"ndcg_exp_gain": False},
+        {},
+        "labels must be 0 or greater",
+    ),
+    "grades under map": (lambda rows: rows, {"eval_metric": "map"}, {}, "map: labels must be 0 or 1"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_cannot_be_ranked(tmp_path, caplog, name: str) -> None:
+    change, params, fields, reason = ROWS[name]
+    _, outcomes = rank(tmp_path, change(frame()), params, policy={"share_data_errors": False}, **fields)
+    assert reason in caplog.text
+    assert all(isinstance(one, Exception) and reason not in str(one) for one in outcomes.values())
+
+
+def test_rows_of_queries_without_pairs_are_no_effective_rows(tmp_path) -> None:
+    """A column that puts all rows but a few into queries of their own would else show sums over these few."""
+    rows = frame()
+    alone = rows.assign(query=[f"r{n}" if n >= 48 else f"q{n // 8}" for n in rows.index])
+    policy = {"min_effective_rows": 100}
+    _, outcomes = rank(tmp_path / "few", alone, policy=policy)
+    assert all(TOO_FEW in str(one) for one in outcomes.values())
+    succeed(rank(tmp_path / "enough", rows, policy=policy)[1])
+
+
+def test_what_the_sites_learn_of_queries(tmp_path, monkeypatch) -> None:
+    """Nothing before training, their number with weights, and each site's under mean."""
+    rows, counted, seen = frame(61), ProtectedSums.sum_counts, list[list[int]]()
+
+    def listened(self: ProtectedSums, kind: Kind, own: np.ndarray) -> np.ndarray:
+        found = counted(self, kind, own)
+        seen.append(found.tolist())
+        return found
+
+    monkeypatch.setattr(ProtectedSums, "sum_counts", listened)
+    weighted, drawn = {"weight": "w"}, {"lambdarank_pair_method": "mean"}
+    for params, fields, expected in (({}, {}, []), ({}, weighted, [61]), (drawn, {}, [21, 20, 20])):
+        seen.clear()
+        succeed(rank(tmp_path / str(expected), rows, params, **fields)[1])
+        assert max((one[4:] for one in seen if one[0] == len(rows)), key=len) == expected
