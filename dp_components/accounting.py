@@ -15,6 +15,7 @@ from dp_components.errors import SecondOpinionDiffers, UnknownEvent
 from dp_components.events import (
     ConcentratedEvent,
     DiscreteGaussianEvent,
+    DiscreteLaplaceEvent,
     DisjointPartEvent,
     Event,
     ExponentialEvent,
@@ -322,7 +323,7 @@ def cost_of(event: PricedEvent) -> PrivacyCost:
             slack = discrete_distance(event.scales, event.n_shares)
             narrowed = least_narrowed(event.scales, event.n_shares)
             return PrivacyCost(mu_squared=1 / event.noise_multiplier**2 / narrowed, total_variation=slack)
-        case LaplaceEvent() | ExponentialEvent():
+        case LaplaceEvent() | DiscreteLaplaceEvent() | ExponentialEvent():
             return PrivacyCost(pure_epsilon=event.epsilon)
         case LocalRandomisedResponseEvent():
             is_element = event.relation is NeighbouringRelation.CHANGE_VALUE

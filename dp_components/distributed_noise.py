@@ -1,7 +1,7 @@
 """Noise in shares: each site adds a part, so that no one ever holds an exact sum.
 
 Every site sees the model and knows its own share, and so does a coalition of sites. The noise that counts is the one
-that remains when the shares of t colluders are known: each of W sites adds variance s^2 / (W - t).
+that remains when the shares of t colluders are known: each of W sites adds 1 / (W - t) of its variance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import Release
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import add_noise
 from dp_components.sensitivity import Sensitivity
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 
@@ -80,19 +80,21 @@ def add_noise_share(
 
     Shapes:   sums: int64[..., n_coordinates], this site's.
     Units:    grid units.
-    Privacy:  each coordinate's share has variance s^2 / (W - t), rounded up, so that the shares of the sites outside a
-        coalition sum to at least s^2. The event is that of their sum, which is what is sampled: a sum of discrete
-        Gaussians. One share alone protects less: the value must leave this site under masks only.
+    Privacy:  for an L2 sensitivity each coordinate's share has variance s^2 / (W - t), rounded up, so that the shares
+        of the sites outside a coalition sum to at least s^2. The event is that of their sum, which is what is sampled:
+        a sum of discrete Gaussians. For an L1 sensitivity a share is a difference of negative binomials of order
+        1 / (W - t), so that those of the sites outside a coalition sum to exactly discrete Laplace noise. One share
+        alone protects less: the value must leave this site under masks only.
     Security: the share must never be known to any other site; it comes from this site's operating system.
 
     Returns:
-        The site's noised sums with the ``DiscreteGaussianEvent`` of the honest sites' total.
+        The site's noised sums with the event of the honest sites' total (``noise_event``).
 
     Raises:
-        ValueError: as ``add_gaussian_noise``.
+        ValueError: as ``add_noise``.
     Reference: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism, Theorem 9.
     """
-    return add_gaussian_noise(sums, sensitivity, noise_multiplier, randomness, shares.n_honest)
+    return add_noise(sums, sensitivity, noise_multiplier, randomness, shares.n_honest)
 
 
 # Who may see what before the noise is on it.

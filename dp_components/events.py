@@ -57,6 +57,14 @@ def _require_count(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1")
 
 
+def _require_scales(scales: tuple[tuple[float, int], ...]) -> None:
+    if not scales:
+        raise ValueError("scales must not be empty")
+    for scale, n_coordinates in scales:
+        _require_positive("scale", scale)
+        _require_count("number of coordinates", n_coordinates)
+
+
 @dataclass(frozen=True, slots=True)
 class GaussianEvent:
     """A query plus continuous Gaussian noise N(0, s^2 I), with s = ``noise_multiplier`` times the L2 sensitivity."""
@@ -91,11 +99,7 @@ class DiscreteGaussianEvent:
     def __post_init__(self) -> None:
         _require_positive("noise_multiplier", self.noise_multiplier)
         _require_count("n_shares", self.n_shares)
-        if not self.scales:
-            raise ValueError("scales must not be empty")
-        for scale, n_coordinates in self.scales:
-            _require_positive("scale", scale)
-            _require_count("number of coordinates", n_coordinates)
+        _require_scales(self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,35 @@ class LaplaceEvent:
 
     def __post_init__(self) -> None:
         _require_positive("epsilon", self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteLaplaceEvent:
+    """An integer query plus, in each coordinate, a sum of shares that is exactly discrete Laplace.
+
+    P(sum = y) is proportional to exp(-|y| / b) on the integers. A share is the difference of two negative binomials of
+    order 1 / ``n_shares``; one share is the whole noise.
+
+    Attributes:
+        epsilon: likelihood ratios of the whole query stay below exp(epsilon).
+        relation: what neighbouring data sets differ in.
+        scales: pairs (b, number of coordinates): the parameter of the summed noise in grid units, and how many
+            coordinates of the query have it.
+        grid_bits: the grid's unit is 2^-grid_bits of the rows' units; rows were rounded onto it before they were added.
+        n_shares: shares that an adversary does not know: 1 for a trusted aggregator, sites minus colluders otherwise.
+    """
+
+    epsilon: float
+    relation: NeighbouringRelation
+    scales: tuple[tuple[float, int], ...]
+    grid_bits: int
+    n_shares: int = 1
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+        _require_count("grid_bits", self.grid_bits)
+        _require_count("n_shares", self.n_shares)
+        _require_scales(self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +191,7 @@ SimpleEvent = (
     GaussianEvent
     | DiscreteGaussianEvent
     | LaplaceEvent
+    | DiscreteLaplaceEvent
     | ExponentialEvent
     | LocalRandomisedResponseEvent
     | ConcentratedEvent
@@ -230,6 +264,7 @@ _NAMES: dict[str, type[SimpleEvent]] = {
     "gaussian": GaussianEvent,
     "discrete_gaussian": DiscreteGaussianEvent,
     "laplace": LaplaceEvent,
+    "discrete_laplace": DiscreteLaplaceEvent,
     "exponential": ExponentialEvent,
     "local_randomised_response": LocalRandomisedResponseEvent,
     "concentrated": ConcentratedEvent,

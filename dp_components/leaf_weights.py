@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dp_components.sensitivity import (
     GRID_BITS,
     ClippedRows,
+    Norm,
     Sensitivity,
     clip_class_rows,
     clip_gradients,
@@ -24,8 +25,9 @@ from dp_components.split_candidates.candidates import FeatureBounds
 
 # The query for leaf sums: how the pair (g, h) of a row is clipped, and which noise its two sums get.
 #
-# Each form is one Gaussian query over the pair; they differ in the weights of its two coordinates, hence in how the
-# noise is divided between G and H. The sensitivity comes with the clipped rows (sensitivity.py).
+# Each form is one query over the pair; they differ in the weights of its two coordinates, hence in how the noise is
+# divided between G and H. Noise is Laplace's for the pure form, whose rows are clipped in the L1 norm, and Gaussian for
+# all others. The sensitivity comes with the clipped rows (sensitivity.py).
 
 
 UNIT = 1 << GRID_BITS
@@ -41,6 +43,22 @@ class LeafQuery(Enum):
     VECTOR = "both get the noise of the pair's sensitivity"
     JOINT = "(G, 3.330 H) has sensitivity 1 for the logistic loss: H costs nothing beside G"
     CLIPPED = "g is clipped at 0.6 and h to what that leaves: (G, 2 H) has sensitivity 0.6"
+    PURE = "g is clipped at 0.6 and h to what that leaves: (G, 2 H) has sensitivity 0.6 in the L1 norm"
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether gradients are clipped below what the loss gives."""
+        return self in (LeafQuery.CLIPPED, LeafQuery.PURE)
+
+    @property
+    def is_for_newton(self) -> bool:
+        """Whether it is made for the logistic loss's pairs, and what stands for them with other labels."""
+        return self is LeafQuery.JOINT or self.is_clipped
+
+    @property
+    def norm(self) -> Norm:
+        """Norm in which rows are clipped."""
+        return Norm.L1 if self is LeafQuery.PURE else Norm.L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +77,26 @@ def clip_pairs(query: LeafQuery, g: NDArray[np.float64], h: NDArray[np.float64],
     Privacy: the bounds hold in integers afterwards, whatever came in.
 
     Raises:
-        ValueError: a value is not finite, or for the joint and the clipped query of rows of another loss.
-    Reference: Maddock et al., section 4.2; the joint and the clipped query are ours.
+        ValueError: a value is not finite, or for the joint and the clipped queries of rows of another loss.
+    Reference: Maddock et al., section 4.2; the joint and the clipped queries are ours.
     """
-    if query in (LeafQuery.JOINT, LeafQuery.CLIPPED):
+    if query.is_for_newton:
         if not bounds.is_logistic:
             raise ValueError(f"the {query.name.lower()} query is for Newton updates of the logistic loss only")
-        return clip_logistic_rows(g, h) if query is LeafQuery.JOINT else clip_gradients(g, h, CLIPPED_AT)
+        if query is LeafQuery.JOINT:
+            return clip_logistic_rows(g, h)
+        return clip_gradients(g, h, CLIPPED_AT, norm=query.norm)
     weights = (1 / bounds.gradient, 1 / bounds.hessian) if query is LeafQuery.SCALAR else None
     return clip_rows(np.stack([g, h], axis=1), (bounds.gradient, bounds.hessian), weights=weights)
 
 
 def real_noise_std(sensitivity: Sensitivity, noise_multiplier: float) -> tuple[float, ...]:
-    """Return the standard deviation of the noise on each coordinate. Units: of g and h themselves."""
-    return tuple(noise_multiplier * sensitivity.bound / weight / UNIT for weight in sensitivity.weights)
+    """Return the standard deviation of the noise on each coordinate, root 2 of the parameter of Laplace noise.
+
+    Units: of g and h themselves.
+    """
+    of_parameter = math.sqrt(2) if sensitivity.norm is Norm.L1 else 1.0
+    return tuple(of_parameter * noise_multiplier * sensitivity.bound / weight / UNIT for weight in sensitivity.weights)
 
 
 # What every weight update offers.
@@ -247,6 +271,8 @@ def noise_proportional_ridge(ridge: float, factor: float, gradient_noise_std: fl
 CLASSES_CLIPPED_AT = 0.85
 """Where the clipped query clips the length of a row's vector."""
 CLASS_HESSIAN_WEIGHT = 1.5
+PURE_CLASSES_CLIPPED_AT = 1.2
+"""The same in the L1 norm, where H has the weight 1."""
 UNCLIPPED = math.sqrt(2.0)
 """|p - y| is below this at every score: (1 - p_y)^2 + the squares of the others, which add up to 1 - p_y at most."""
 
@@ -261,7 +287,7 @@ class SoftmaxWeights(LeafWeights):
     The g_k of a row add up to 0, shortened or not. So the mean over classes of a leaf's noised G_k holds noise alone,
     and is taken away: what remains of the noise is sqrt((K - 1) / K) of it.
 
-    Privacy: L2 sensitivity C for ADD_OR_REMOVE_ROW, 2 C for CHANGE_LABEL and REPLACE_ROW (``clip_class_rows``).
+    Privacy: sensitivity C for ADD_OR_REMOVE_ROW, 2 C for CHANGE_LABEL and REPLACE_ROW (``clip_class_rows``).
     """
 
     bounds = PairBounds(gradient=1.0, hessian=0.25)
@@ -276,7 +302,7 @@ class SoftmaxWeights(LeafWeights):
         p = class_probabilities(margin)
         grad = p.copy()
         grad[np.arange(label.size), label.astype(np.intp)] -= 1.0
-        return clip_class_rows(grad, p * (1.0 - p), *_clipping(query))
+        return clip_class_rows(grad, p * (1.0 - p), *_clipping(query), norm=query.norm)
 
     def repaired(self, sums: Sums) -> Sums:
         """Take the mean over classes away from the gradients: it is noise. Sums on the grid add up exactly."""
@@ -377,6 +403,8 @@ def _cut(values: NDArray[np.int64], bound: float) -> NDArray[np.int64]:
 
 def _clipping(query: LeafQuery) -> tuple[float, float]:
     """Return C and c."""
+    if query is LeafQuery.PURE:
+        return PURE_CLASSES_CLIPPED_AT, 1.0
     if query is LeafQuery.VECTOR:
         return UNCLIPPED, 1.0
     return CLASSES_CLIPPED_AT if query is LeafQuery.CLIPPED else UNCLIPPED, CLASS_HESSIAN_WEIGHT
@@ -509,9 +537,9 @@ class SquaredWeights(LeafWeights):
     The label is clipped to its public bounds, and the residual, score - label, to [-u, u]; g is the residual in units
     of u, and h = 1. u is half of the distance of the bounds, or for the clipped query a part of it.
 
-    Privacy: (g, w h) of a row lies within B = |(1, w)|, whatever its label is. L2 sensitivity B for adding or removing
-        a row, which brings or takes its own pair. Where a label changes h stays, and g moves by up to 2; 2 B, the bound
-        for replaced rows, covers both (``clip_rows``).
+    Privacy: (g, w h) of a row lies within B = |(1, w)|, whatever its label is; in the L1 norm of the pure query that is
+        1 + w. Sensitivity B for adding or removing a row, which brings or takes its own pair. Where a label changes h
+        stays, and g moves by up to 2; 2 B, the bound for replaced rows, covers both (``clip_rows``).
     Reference: Maddock et al., section 4.4; their code clips residuals likewise.
     """
 
@@ -548,13 +576,13 @@ class MeanLabels(SquaredWeights):
 
 def residual_unit(target: Number, query: LeafQuery) -> float:
     """Return u, where residuals are clipped, and the unit of gradients and leaves. Units: of the label."""
-    return target.unit * (RESIDUAL_CLIPPED_AT if query is LeafQuery.CLIPPED else 1.0)
+    return target.unit * (RESIDUAL_CLIPPED_AT if query.is_clipped else 1.0)
 
 
 def _clip(query: LeafQuery, residuals: NDArray[np.float64], h: NDArray[np.float64] | float = 1.0) -> ClippedRows:
     weights = {LeafQuery.VECTOR: None, LeafQuery.SCALAR: (1.0, 1.0)}.get(query, (1.0, COUNT_WEIGHT))
     pairs = np.stack([residuals, np.broadcast_to(h, residuals.shape)], axis=1)
-    return clip_rows(pairs, (1.0, 1.0), weights=weights)
+    return clip_rows(pairs, (1.0, 1.0), weights=weights, norm=query.norm)
 
 
 # Leaves of an accelerated failure time model: clipped gradients of censored times (C2).
@@ -571,8 +599,8 @@ class TimesWeights(LeafWeights):
     without one its hazard. It is clipped to [-u, u], and g' = s g / u; h' is s^2 h cut to [0, 1], or 1. A Newton step
     is then s u times -G' / H' (``leaf_unit``). Normal noise has s^2 h <= 1 at every score, so that nothing is cut.
 
-    Privacy: (g', w h') of a row lies within B = |(1, w)|, whatever its times and its margin are: L2 sensitivity B for
-        adding or removing a row, 2 B where its times or all of it are replaced (``clip_rows``). No bound of the loss is
+    Privacy: (g', w h') of a row lies within B = |(1, w)|, whatever its times and its margin are: sensitivity B for
+        adding or removing a row, in the norm of the query, 2 B where its times or all of it are replaced (``clip_rows``). No bound of the loss is
         relied on.
     Reference: Barnwal, Cho, Hocking, arXiv:2006.04920; the clipping is ours, dp_components/README.md, section 4.
     """
@@ -597,6 +625,6 @@ class TimesWeights(LeafWeights):
 
 def surprise_unit(target: Times, query: LeafQuery) -> float:
     """Return u, where a row's surprise is clipped; but for the clipped query it is that of a time at a bound."""
-    if query is LeafQuery.CLIPPED:
+    if query.is_clipped:
         return TIMES_CLIPPED_AT
     return max(math.log(target.bounds.high / target.bounds.low) / (2 * target.loss.scale), TIMES_CLIPPED_AT)

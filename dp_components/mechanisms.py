@@ -13,13 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dp_components.events import (
     DiscreteGaussianEvent,
+    DiscreteLaplaceEvent,
     ExponentialEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
     NeighbouringRelation,
     Release,
 )
-from dp_components.sensitivity import Norm, Sensitivity
+from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity
 from he_processors.randomness import OS_RANDOMNESS, RandomSource, random_integers_below, random_uint64
 
 # Exact coin tosses with irrational probabilities, fast.
@@ -95,6 +96,19 @@ _SIGN_BIT = 46
 _J_BITS = 64 - _SIGN_BIT - 1
 
 
+def _block_bits(scale: float) -> int:
+    """Return log2 of the least power of two that is at least the scale, and at least 1."""
+    fraction, exponent = math.frexp(scale)
+    return max(0, exponent - 1 if fraction == 0.5 else exponent)
+
+
+def _check_draw(scale: float, n: int) -> None:
+    if n < 0:
+        raise ValueError("n must not be negative")
+    if not 0 < scale <= LARGEST_SCALE:
+        raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     """P(y) proportional to exp(-energy(|y|)): the energy is y^2 / (2 s^2) of a Gaussian, |y| / b of a Laplace value.
@@ -110,9 +124,8 @@ class _Target:
 
     @property
     def block_bits(self) -> int:
-        """log2 of the block width: of the least power of two that is at least the scale, and at least 1."""
-        fraction, exponent = math.frexp(self.scale)
-        return max(0, exponent - 1 if fraction == 0.5 else exponent)
+        """log2 of the block width."""
+        return _block_bits(self.scale)
 
     def energy(self, magnitude: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the energy in doubles, with a relative error of at most 10 * 2^-53."""
@@ -128,10 +141,7 @@ class _Target:
 
 def _sample(target: _Target, n: int, randomness: RandomSource) -> NDArray[np.int64]:
     """Draw ``n`` independent integers. Shapes: result: int64[n]."""
-    if n < 0:
-        raise ValueError("n must not be negative")
-    if not 0 < target.scale <= LARGEST_SCALE:
-        raise ValueError("the noise scale must be above 0 and at most 2^44 grid units: use a coarser grid")
+    _check_draw(target.scale, n)
     parts = [np.zeros(0, dtype=np.int64)]
     missing = n
     while missing > 0:
@@ -201,6 +211,83 @@ def sample_discrete_laplace(scale: float, n: int, randomness: RandomSource = OS_
         ValueError: ``scale`` is out of range or ``n`` is negative.
     """
     return _sample(_Target(float(scale), is_gaussian=False, envelope=1.0), n, randomness)
+
+
+# A share of discrete Laplace noise, drawn exactly.
+#
+# Discrete Laplace noise of parameter b is X - X' with X, X' geometric: P(n) = (1 - q) q^n, q = exp(-1 / b). A geometric
+# number is the sum of k negative binomials of order a = 1 / k, which have the generating function ((1 - q) / (1 - q
+# z))^a = exp(sum over n >= 1 of (a q^n / n)(z^n - 1)). That is the sum of the points of a Poisson process on 1, 2, ..
+# with the mean number a q^n / n at n. The process is drawn by thinning. With w = 2^J >= b the numbers below w lie in
+# blocks [2^j, 2^(j + 1)), j < J, and those from w on in blocks [i w, (i + 1) w), i >= 1.
+#
+# * Proposals: Poisson(a) of them in each block j, uniform there, so a / 2^j at each n. From w on Poisson(a) of them in
+#   all, in block i with probability 2^-i and uniform there, so a 2^-i / w at each n.
+# * Kept with probability (2^j / n) q^n below w, and 2^i (w / n) q^n from there on: at most 1, as w / n <= 1 / i and q^n
+#   <= e^-i. In both cases a q^n / n are left at n, independently: the process.
+#
+# Poisson(a), a = 1 / k <= 1 / 2: propose m with probability 2^-(m + 1), keep it with probability (2 a)^m / m!.
+#
+# All coins are exact (``toss``), nothing is cut off: the honest shares sum to discrete Laplace noise, without a delta.
+#
+# Reference: Harrison and Manurangsi, Infinitely Divisible Noise for Differential Privacy (arXiv 2504.05202), for the
+# shares; Lewis and Shedler (1979) for thinning.
+
+
+def sample_laplace_share(
+    scale: float, n_shares: int, n: int, randomness: RandomSource = OS_RANDOMNESS
+) -> NDArray[np.int64]:
+    """Draw ``n`` independent shares, exactly: ``n_shares`` of them sum to discrete Laplace noise of parameter b.
+
+    Shapes:   result: int64[n].
+    Units:    ``scale`` is b in grid units.
+    Capacity: b up to 2^44; about 2 log2(2 b) / n_shares coins each.
+
+    Raises:
+        ValueError: ``scale`` or ``n_shares`` is out of range, or ``n`` is negative.
+    """
+    if n_shares < 1:
+        raise ValueError("n_shares must be at least 1")
+    if n_shares == 1:
+        return sample_discrete_laplace(scale, n, randomness)
+    _check_draw(scale, n)
+    last = _block_bits(scale)
+    counts = _poisson_of_share(n_shares, n * 2 * (last + 1), randomness)
+    point = np.repeat(np.arange(counts.size), counts)
+    shift, place = point % (last + 1), point // (last + 1)
+    words = random_uint64(point.size, randomness)
+    offset = (words & ((np.uint64(1) << shift.astype(np.uint64)) - np.uint64(1))).astype(np.int64)
+    beyond = np.where(shift == last, 1 + _geometric(words >> np.uint64(_SIGN_BIT + 1), randomness), 0)
+    magnitude = (np.maximum(beyond, 1) << shift) + offset
+
+    def exact(i: int, context: Context) -> Decimal:
+        falling = context.exp(context.minus(context.divide(Decimal(int(magnitude[i])), Decimal(scale))))
+        power = Decimal(2 ** int(shift[i] + beyond[i]))
+        return context.divide(context.multiply(falling, power), Decimal(int(magnitude[i])))
+
+    probability = np.ldexp(np.exp(-magnitude / scale) / magnitude, shift + beyond)
+    kept = np.where(toss(probability, exact, randomness), magnitude, 0)
+    shares = np.zeros(n, dtype=np.int64)
+    np.add.at(shares, place // 2, np.where(place % 2 == 0, kept, -kept))
+    return shares
+
+
+def _poisson_of_share(n_shares: int, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+    """Draw ``n`` Poisson numbers of mean 1 / ``n_shares``, which is at most 1/2. Shapes: result: int64[n]."""
+    parts = [np.zeros(0, dtype=np.int64)]
+    missing = n
+    while missing > 0:
+        proposed = _geometric(random_uint64(2 * missing + 16, randomness), randomness)
+
+        def exact(i: int, context: Context, proposed: NDArray[np.int64] = proposed) -> Decimal:
+            m = int(proposed[i])
+            return context.divide(Decimal(2**m), Decimal(n_shares**m * math.factorial(m)))
+
+        ratios = np.array([1.0, *(2 / n_shares / m for m in range(1, int(proposed.max()) + 1))], dtype=np.float64)
+        probability = np.multiply.accumulate(ratios)[proposed]
+        parts.append(proposed[toss(probability, exact, randomness)][:missing])
+        missing -= parts[-1].size
+    return np.concatenate(parts)
 
 
 # The exponential mechanism, drawn exactly.
@@ -338,14 +425,16 @@ def share_scales(sensitivity: Sensitivity, noise_multiplier: float, n_shares: in
     Units: grid units.
 
     Raises:
-        ValueError: it is not an L2 sensitivity, or the multiplier is not a number above 0.
+        ValueError: it is not an L2 sensitivity, the multiplier is not a number above 0, or there is no noise so large.
     """
     if sensitivity.norm is not Norm.L2:
         raise ValueError("Gaussian noise needs an L2 sensitivity")
     if not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise ValueError("noise_multiplier must be a finite number above 0")
     whole = noise_multiplier * sensitivity.bound / math.sqrt(n_shares)
-    return tuple(whole / weight * (1 + 2.0**-50) for weight in sensitivity.weights)
+    scales = tuple(whole / weight * (1 + 2.0**-50) for weight in sensitivity.weights)
+    _check_draw(max(scales), 0)
+    return scales
 
 
 def require_integers(sums: ArrayLike, sensitivity: Sensitivity) -> NDArray[np.int64]:
@@ -381,25 +470,89 @@ def draw_noise(shape: tuple[int, ...], scales: tuple[float, ...], randomness: Ra
 def add_laplace_noise(
     sums: ArrayLike, sensitivity: Sensitivity, epsilon: float, randomness: RandomSource = OS_RANDOMNESS
 ) -> Release:
-    """Add fresh discrete Laplace noise with parameter b = sensitivity / epsilon to each coordinate of one query.
+    """Add fresh discrete Laplace noise to each coordinate of one query.
 
-    Shapes:  sums: int64[...].
+    Shapes:  sums: int64[..., n_coordinates], the last axis as the sensitivity's weights; or any shape for weight 1.
     Units:   grid units, as the sensitivity.
-    Privacy: exactly ``epsilon``, delta 0: the likelihood ratio of any output is at most exp(|difference|_1 / b).
+    Privacy: exactly ``epsilon``, delta 0. Coordinate i has the parameter b_i = bound / (weights[i] epsilon), so that
+        the likelihood ratio of any output is at most exp(sum |difference_i| / b_i), and that sum is epsilon / bound
+        times the weighted L1 norm of the difference, which the sensitivity bounds.
 
     Raises:
-        ValueError: not an L1 sensitivity with one weight, not integers, or ``epsilon`` is out of range.
+        ValueError: not an L1 sensitivity, not integers, another number of coordinates, or ``epsilon`` is out of range.
     Reference: Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms.
     """
-    if sensitivity.norm is not Norm.L1 or sensitivity.weights not in ((1.0,), (1.0,) * len(sensitivity.weights)):
-        raise ValueError("Laplace noise needs an L1 sensitivity with weights 1")
     event = LaplaceEvent(epsilon, sensitivity.relation)
-    exact = require_integers(sums, sensitivity)
-    scale = sensitivity.bound / epsilon
-    while Fraction(sensitivity.bound) > Fraction(scale) * Fraction(epsilon):
-        scale = math.nextafter(scale, math.inf)
-    noise = sample_discrete_laplace(scale, exact.size, randomness)
-    return Release(exact + noise.reshape(exact.shape), event)
+    return Release(_with_laplace(sums, sensitivity, epsilon, randomness, 1), event)
+
+
+def _with_laplace(
+    sums: ArrayLike, sensitivity: Sensitivity, epsilon: float, randomness: RandomSource, n_shares: int
+) -> NDArray[np.int64]:
+    scales, exact = laplace_scales(sensitivity, epsilon), require_integers(sums, sensitivity)
+    columns = [sample_laplace_share(scale, n_shares, exact.size // len(scales), randomness) for scale in scales]
+    noised: NDArray[np.int64] = exact + np.stack(columns, axis=-1).reshape(exact.shape)
+    return noised
+
+
+def laplace_scales(sensitivity: Sensitivity, epsilon: float) -> tuple[float, ...]:
+    """Return the parameter b of each coordinate's noise, rounded up: bound <= b weight epsilon holds exactly.
+
+    Units: grid units.
+
+    Raises:
+        ValueError: it is not an L1 sensitivity, or there is no noise so large.
+    """
+    if sensitivity.norm is not Norm.L1:
+        raise ValueError("Laplace noise needs an L1 sensitivity")
+    scales = []
+    for weight in sensitivity.weights:
+        scale = sensitivity.bound / epsilon / weight
+        while Fraction(sensitivity.bound) > Fraction(scale) * Fraction(epsilon) * Fraction(weight):
+            scale = math.nextafter(scale, math.inf)
+        _check_draw(scale, 0)
+        scales.append(scale)
+    return tuple(scales)
+
+
+# The mechanism that a sensitivity asks for by its norm.
+
+
+def add_noise(
+    sums: ArrayLike,
+    sensitivity: Sensitivity,
+    noise_multiplier: float,
+    randomness: RandomSource = OS_RANDOMNESS,
+    n_shares: int = 1,
+) -> Release:
+    """Add fresh noise to each coordinate of one query: Gaussian for an L2 sensitivity, Laplace for an L1 one.
+
+    Shapes:  sums: int64[..., n_coordinates], the last axis as the sensitivity's weights; or any shape for weight 1.
+    Privacy: see ``add_gaussian_noise`` and ``add_laplace_noise``; the event is ``noise_event``'s.
+
+    Args:
+        noise_multiplier: parameter of the noise over the sensitivity: s of Gaussian noise, b of Laplace noise, whose
+            epsilon is the reciprocal.
+        n_shares: of how many such releases the noise together is what is accounted (``add_noise_share``).
+
+    Raises:
+        ValueError: as there.
+    """
+    if sensitivity.norm is not Norm.L1:
+        return add_gaussian_noise(sums, sensitivity, noise_multiplier, randomness, n_shares)
+    value = _with_laplace(sums, sensitivity, 1 / noise_multiplier, randomness, n_shares)
+    return Release(value, noise_event(value.size, sensitivity, noise_multiplier, n_shares))
+
+
+def noise_event(
+    n_values: int, sensitivity: Sensitivity, noise_multiplier: float, n_shares: int = 1
+) -> DiscreteGaussianEvent | DiscreteLaplaceEvent:
+    """Return the event that ``add_noise`` will give, for a plan made before anything is drawn."""
+    if sensitivity.norm is not Norm.L1:
+        return gaussian_event(n_values, sensitivity, noise_multiplier, n_shares)
+    scales = laplace_scales(sensitivity, 1 / noise_multiplier)
+    each = tuple((scale, n_values // len(scales)) for scale in scales)
+    return DiscreteLaplaceEvent(1 / noise_multiplier, sensitivity.relation, each, GRID_BITS, n_shares)
 
 
 # Randomised response over the buckets of a feature: FederBoost's local differential privacy.

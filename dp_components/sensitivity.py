@@ -118,37 +118,42 @@ def clip_gradients(
     max_gradient: float,
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    norm: Norm = Norm.L2,
 ) -> ClippedRows:
     """Clip gradient pairs to |g| <= C first, then h to what C leaves: |(g, 2 h)| <= C holds exactly, in integers.
 
     With B = C in grid units, g' = min(max(g, -B), B) and h' = min(h, floor(sqrt(B^2 - g'^2) / 2)), so that
-    g'^2 + (2 h')^2 <= g'^2 + B^2 - g'^2 = B^2 for every row, whatever came in.
+    g'^2 + (2 h')^2 <= g'^2 + B^2 - g'^2 = B^2 for every row, whatever came in. In the L1 norm h' = min(h,
+    floor((B - |g'|) / 2)), so that |g'| + 2 h' <= B.
 
     Shapes:  grad, hess: float[n_rows].
-    Privacy: L2 sensitivity C for ADD_OR_REMOVE_ROW: one row's own pair. Twice that for CHANGE_LABEL and REPLACE_ROW:
+    Privacy: sensitivity C for ADD_OR_REMOVE_ROW: one row's own pair. Twice that for CHANGE_LABEL and REPLACE_ROW:
         two pairs, each within C. (g of the clipped loss moves by up to 2 C where a label changes, not by 1.)
 
     Args:
         max_gradient: C, public.
         relation: what neighbouring data sets differ in.
+        norm: L1 or L2.
 
     Raises:
         ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
     Reference: dp_components/README.md, section 4.
     """
     bound = grid_bound(max_gradient)
-    values = _pairs_within(grad, hess, bound, CLIPPED_HESSIAN_WEIGHT**2)
+    values = _pairs_within(grad, hess, bound, CLIPPED_HESSIAN_WEIGHT**2, norm)
     length = float(bound * _factor(_TWO_SIDED, relation))
-    return ClippedRows(values, Sensitivity(length, Norm.L2, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)))
+    return ClippedRows(values, Sensitivity(length, norm, relation, (1.0, CLIPPED_HESSIAN_WEIGHT)))
 
 
-def _pairs_within(grad: ArrayLike, hess: ArrayLike, bound: int, weight_squared: float) -> NDArray[np.int64]:
+def _pairs_within(
+    grad: ArrayLike, hess: ArrayLike, bound: int, weight_squared: float, norm: Norm = Norm.L2
+) -> NDArray[np.int64]:
     """Clip g to the bound, then h to what |(g, c h)| <= bound leaves of it. Units: grid units; weight_squared: c^2."""
     g, h = np.clip(_truncate(grad), -bound, bound), _truncate(hess)
     if g.shape != h.shape or g.ndim != 1:
         raise ValueError("grad and hess must be vectors of one length")
-    # (B - |g|)(B + |g|) is exact in int64; the factor below 1 covers the rounding of the division and the root.
-    room = (bound - np.abs(g)) * (bound + np.abs(g))
+    # Both are exact in int64; the factor below 1 covers the rounding of the division and the root.
+    room = (bound - np.abs(g)) * (bound - np.abs(g) if norm is Norm.L1 else bound + np.abs(g))
     largest = np.floor(np.sqrt(room / weight_squared) * (1 - 2.0**-40)).astype(np.int64)
     return np.stack([g, np.clip(h, 0, largest)], axis=1)
 
@@ -160,15 +165,17 @@ def clip_class_rows(
     hessian_weight: float,
     *,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_OR_REMOVE_ROW,
+    norm: Norm = Norm.L2,
 ) -> ClippedRows:
     """Clip rows of several classes as vectors v = (g_1 .. g_K, c h_1 .. c h_M): |v| <= C holds, in integers.
 
     A row that is too long is shortened as a whole, v' = v min(1, C / |v|), so that the classes keep their proportions.
     With B = C in grid units and v on the grid, a row of |v|^2 <= B^2 stays; any other is multiplied by a factor that is
     below B / |v| by more than floating point errs, and truncated toward zero, which shortens it further: |v'| <= B.
+    Both norms, L1 and L2, scale with a row and fall with each of its numbers, so that the argument holds in both.
 
     Shapes:  grad: float[n_rows, K]; hess: float[n_rows, M], at least 0; values: int64[n_rows, K + M].
-    Privacy: L2 sensitivity C for ADD_OR_REMOVE_ROW: one row's own vector. Twice that for CHANGE_LABEL and REPLACE_ROW:
+    Privacy: sensitivity C for ADD_OR_REMOVE_ROW: one row's own vector. Twice that for CHANGE_LABEL and REPLACE_ROW:
         two vectors, each within C. For the softmax alone |p - y| < sqrt(2), and two labels' gradients are sqrt(2) apart
         where nothing is shortened; the bound of twice C holds for every C.
 
@@ -176,6 +183,7 @@ def clip_class_rows(
         max_length: C, public.
         hessian_weight: c, public.
         relation: what neighbouring data sets differ in.
+        norm: L1 or L2.
 
     Raises:
         ValueError: values that are not finite, shapes that differ, C off the grid, or no row changes in the relation.
@@ -187,12 +195,13 @@ def clip_class_rows(
         raise ValueError("grad and hess must be matrices with one row for each row")
     values = np.concatenate([g, h], axis=1)
     weights = np.concatenate([np.ones(g.shape[1]), np.full(h.shape[1], float(hessian_weight))])
-    lengths = np.sqrt(((values * weights) ** 2).sum(axis=1))
+    weighted = np.abs(values * weights)
+    lengths = weighted.sum(axis=1) if norm is Norm.L1 else np.sqrt((weighted**2).sum(axis=1))
     # 2^-40 is far more than products, squares and the root of their sum err by, all of them positive.
     is_long = lengths * (1 + 2.0**-40) > bound
     factors = np.where(is_long, bound / np.maximum(lengths, 1.0) * (1 - 2.0**-40), 1.0)
     values = np.trunc(values * factors[:, None]).astype(np.int64)
-    sensitivity = Sensitivity(float(bound * _factor(_TWO_SIDED, relation)), Norm.L2, relation, tuple(weights.tolist()))
+    sensitivity = Sensitivity(float(bound * _factor(_TWO_SIDED, relation)), norm, relation, tuple(weights.tolist()))
     return ClippedRows(values, sensitivity)
 
 

@@ -95,7 +95,7 @@ def float_gaussian(*seed: int) -> Mechanism:
 
 def run_published(method: Method, data: Split, epsilon: float, seed: int, repeat: int) -> NDArray[np.float32]:
     """Train as published and return the raw scores of the test rows."""
-    n_queries = ReleasePlan.of(method, data.bounds, mu=1.0).n_queries
+    n_queries = ReleasePlan.of(method, data.bounds, total=1.0).n_queries
     multiplier = published_multiplier(n_queries, epsilon, data.delta)
     mechanism = float_gaussian(seed, repeat, round(1000 * epsilon))
     plan = plan_with(method, data.bounds, 1.0, seed=1000 * seed + repeat, published_multiplier=multiplier)

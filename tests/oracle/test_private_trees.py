@@ -21,6 +21,7 @@ from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.forest import public_candidates
 from nvflare_plugins.kinds.private_trees.methods import (
+    PURE_2026_11,
     CandidateSource,
     Grower,
     Interactions,
@@ -66,6 +67,7 @@ PARTIALLY = replace(feverless(), split_method=SplitMethod.PARTIALLY_RANDOM)
 AVERAGING = {"weight_update": WeightUpdate.AVERAGING, "batch_size": 6, "ridge": 0.0, "clip": 1.0, "learning_rate": 1.0}
 OTHERS = {
     "informed": replace(OURS, interactions=Interactions.INFORMED, query=LeafQuery.CLIPPED),
+    "pure": replace(PURE_2026_11, batch_size=2),
     "informed_batches": replace(OURS, interactions=Interactions.INFORMED, batch_size=3),
     "partially_random": PARTIALLY,
     "partially_random_joint": replace(PARTIALLY, query=LeafQuery.JOINT, noise_ridge=3.0),

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from dp_components.distributed_noise import NoiseShares, add_noise_share
-from dp_components.events import NeighbouringRelation
+from dp_components.events import DiscreteLaplaceEvent, NeighbouringRelation
 from dp_components.mechanisms import (
     add_gaussian_noise,
     add_laplace_noise,
@@ -22,8 +22,9 @@ from dp_components.mechanisms import (
     randomise_buckets,
     sample_discrete_gaussian,
     sample_discrete_laplace,
+    sample_laplace_share,
 )
-from dp_components.sensitivity import Norm, Sensitivity, clip_logistic_rows
+from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity, clip_logistic_rows
 from tests.support.seeded_randomness import SeededRandomness
 
 ALPHA = 1e-5
@@ -158,6 +159,68 @@ def test_shares_that_a_coalition_does_not_know(n_sites: int, n_colluders: int) -
     assert not has_scale(missing, scale), "a missing share must be noticed"
     twice = sum(releases[0].value[:, 0] for _ in range(n_sites - n_colluders))
     assert n_sites - n_colluders == 1 or not has_scale(twice, scale), "the same share at two sites must be noticed"
+
+
+SHARES = [(0.6, 2), (1.0, 3), (5.3, 2), (12.0, 4)]
+"""Scale in grid units, and of how many shares; blocks of width 1, 1, 8 and 16."""
+
+
+def fits_share(drawn: np.ndarray, scale: float, order: float) -> bool:
+    """Chi-square against the difference of two negative binomials, convolved numerically."""
+    reach = np.arange(int(40 * scale) + 40)
+    one = stats.nbinom.pmf(reach, order, -math.expm1(-1 / scale))
+    expected = drawn.size * np.convolve(one, one[::-1])
+    inner = np.flatnonzero(expected >= 10)
+    first, last = inner[0], inner[-1]
+    pooled = expected[first : last + 1].copy()
+    pooled[0] += expected[:first].sum()
+    pooled[-1] += expected[last + 1 :].sum()
+    counts = np.bincount(np.clip(drawn + reach[-1], first, last) - first, minlength=pooled.size)
+    return is_plausible(stats.chisquare(counts, pooled * (drawn.size / pooled.sum())).pvalue)
+
+
+@pytest.mark.parametrize(("scale", "n_shares"), SHARES)
+def test_a_share_is_a_difference_of_negative_binomials(scale: float, n_shares: int) -> None:
+    drawn = sample_laplace_share(scale, n_shares, N, SeededRandomness(14))
+    assert fits_share(drawn, scale, 1 / n_shares)
+    for wrong in WRONG:
+        assert not fits_share(drawn, wrong * scale, 1 / n_shares)
+        assert not fits_share(drawn, scale, wrong / n_shares)
+
+
+@pytest.mark.parametrize(("scale", "n_shares"), [*SHARES, (23.0, 2)])
+def test_honest_shares_sum_to_exactly_laplace_noise(scale: float, n_shares: int) -> None:
+    """As many shares as are counted on; one less, or shares of one order less (1/W, say), is noticed."""
+    shares = [sample_laplace_share(scale, n_shares, N, SeededRandomness(30 + k)) for k in range(n_shares)]
+    assert fits_integers(sum(shares), laplace_energy, scale)
+    assert not fits_integers(sum(shares[1:]), laplace_energy, scale)
+    for wrong in WRONG:
+        assert not fits_integers(sum(shares), laplace_energy, wrong * scale)
+    smaller = sum(sample_laplace_share(scale, n_shares + 1, N, SeededRandomness(40 + k)) for k in range(n_shares))
+    assert not fits_integers(smaller, laplace_energy, scale)
+
+
+@pytest.mark.parametrize("scale", [1000.0, LARGE, 2.0**44])
+def test_large_scales_of_shares(scale: float) -> None:
+    drawn = sum(sample_laplace_share(scale, 3, N, SeededRandomness(50 + k)) for k in range(3))
+    assert fits_continuous(drawn, stats.laplace(scale=scale))
+    for wrong in WRONG:
+        assert not fits_continuous(drawn, stats.laplace(scale=wrong * scale))
+
+
+def test_laplace_noise_by_coordinate() -> None:
+    """Coordinates of weights 1 and 2 have scales of bound / epsilon and half of that, as the event says."""
+    sensitivity = Sensitivity(3.0, Norm.L1, ROW, (1.0, 2.0))
+    shares = [
+        add_noise_share(np.zeros((N, 2), int), sensitivity, 4.0, NoiseShares(3, 1), SeededRandomness(60 + k))
+        for k in range(2)
+    ]
+    assert shares[0].event == DiscreteLaplaceEvent(0.25, ROW, ((12.0, N), (6.0, N)), GRID_BITS, 2)
+    total = sum(share.value for share in shares)
+    for column, scale in enumerate((12.0, 6.0)):
+        assert fits_integers(total[:, column], laplace_energy, scale)
+        for wrong in WRONG:
+            assert not fits_integers(total[:, column], laplace_energy, wrong * scale)
 
 
 def test_laplace_mechanism_on_zero_data() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from dp_components.ledger import Ledger
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import add_noise
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer
@@ -49,6 +49,8 @@ PUBLIC = {
 def job_of(**changes: object) -> PrivateTreesJob:
     """Return a short job over the columns of ``frame_of``."""
     document = {**PUBLIC, "components": {"n_trees": 8}, **changes}
+    if str(document.get("method")).startswith("pure") and "delta" not in changes:
+        del document["delta"]
     return PrivateTreesJob.from_dict(document)
 
 
@@ -104,7 +106,7 @@ class PrivateFederation(Federation):
         job: PrivateTreesJob,
         job_id: str = "job",
         tamper: Mapping[str, Tamper] | None = None,
-        server_noise: Mechanism = add_gaussian_noise,
+        server_noise: Mechanism = add_noise,
         sites: tuple[str, ...] | None = None,
         make_server: Callable[..., Aggregator] = Aggregator,
         number: int = 1,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import add_noise
 from dp_components.split_candidates.candidates import Candidates
 from dp_components.split_methods.tree import Tree
 from nvflare_plugins.kinds.private_trees.forest import ForestGrower, GrownTree
@@ -41,9 +41,7 @@ class MechanismSums:
 class Simulation:
     """One training; ``run`` returns the scores of the test rows."""
 
-    def __init__(
-        self, plan: PrivateTreesPlan, train: Table, test: Table, mechanism: Mechanism = add_gaussian_noise
-    ) -> None:
+    def __init__(self, plan: PrivateTreesPlan, train: Table, test: Table, mechanism: Mechanism = add_noise) -> None:
         self._test = test
         self._grower = ForestGrower(plan, OwnRows(train.columns, train.label), MechanismSums(plan, mechanism))
         self.candidates: Candidates | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import gaussian_limit
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import add_noise
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.masks import PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
@@ -64,7 +64,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     return math.sqrt(gaussian_limit(epsilon, delta).mu_squared)
 
 
-def trusted_server(plan: PrivateTreesPlan, mechanism: Mechanism = add_gaussian_noise) -> Callable[..., bytes]:
+def trusted_server(plan: PrivateTreesPlan, mechanism: Mechanism = add_noise) -> Callable[..., bytes]:
     """Return a trusted server's answers for a training without a job, for an aggregator; nothing is written down."""
     server = TrustedServer(JobPlan(_JOB, plan), mechanism)
     return lambda frame, total: server.answer(frame, total, lambda *spend: None)
@@ -73,7 +73,7 @@ def trusted_server(plan: PrivateTreesPlan, mechanism: Mechanism = add_gaussian_n
 def train_in_process(
     plan: PrivateTreesPlan,
     parts: Sequence[Part],
-    server_noise: Mechanism = add_gaussian_noise,
+    server_noise: Mechanism = add_noise,
     site_randomness: RandomSource = OS_RANDOMNESS,
     seen: list | None = None,
 ) -> list[bytes]:

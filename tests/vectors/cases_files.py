@@ -168,8 +168,9 @@ def _ledgers() -> dict[str, list[ledger.Record]]:
     identity = ledger.LedgerIdentity("site-1", "credit", _ROW, 2)
     gaussian = events.DiscreteGaussianEvent(2.0, _ROW, ((16.0, 4), (8.0, 1)), 2)
     part = events.DisjointPartEvent(events.ExponentialEvent(0.25, _ROW), "ensemble 3", 1)
+    laplace = events.DiscreteLaplaceEvent(0.125, _ROW, ((16.0, 4), (8.0, 4)), 20, 2)
     plan = count_events(
-        events.ComposedEvent((events.RepeatedEvent(gaussian, 10), events.LaplaceEvent(0.5, _ROW), part))
+        events.ComposedEvent((events.RepeatedEvent(gaussian, 10), events.LaplaceEvent(0.5, _ROW), laplace, part))
     )
     spent = [count_events(event) for event in (gaussian, events.LaplaceEvent(0.5, _ROW))]
     begun = [ledger.ledger_record(identity), ledger.budget_record(ledger.Budget(4.0, 1e-5, 1.0, 0.0))]

@@ -227,6 +227,7 @@ EVENTS: dict[str, Rules] = {
     "gaussian": {"noise_multiplier": _size},
     "discrete_gaussian": {"noise_multiplier": _size, "n_shares": _whole, "scales": _scales},
     "laplace": {"epsilon": _size},
+    "discrete_laplace": {"epsilon": _size, "grid_bits": _whole, "n_shares": _whole, "scales": _scales},
     "exponential": {"epsilon": _size},
     "local_randomised_response": {"epsilon": _size, "n_values": _whole},
     "concentrated": {"rho": _size},

@@ -80,6 +80,9 @@ def public_candidates(method: Method, bounds: Sequence[FeatureBounds]) -> Candid
     """Return public candidates; for mixed ones only the uniform half."""
     if method.candidates is CandidateSource.LOGARITHMIC:
         return by_rule(logarithmic_candidates, bounds, method.n_candidates)
+    if method.candidates is CandidateSource.SPREAD:
+        n = method.n_candidates // 2
+        return union(by_rule(uniform_candidates, bounds, n), by_rule(logarithmic_candidates, bounds, n))
     n = method.n_candidates // 2 if method.candidates is CandidateSource.MIXED else method.n_candidates
     return by_rule(uniform_candidates, bounds, n)
 

@@ -62,8 +62,8 @@ _COLLUDERS = Words("at least 1: every site sees the model and knows its own shar
 class PrivateTreesJob(JobDocument):
     """One private training: same columns at every site, other rows; labels of two or more classes, or numbers.
 
-    Privacy: (epsilon, delta) towards adding or removing the rows of one person, up to ``rows_per_person`` of them in
-        the union of the sites. Sites as a whole are not protected.
+    Privacy: (epsilon, delta), or epsilon alone of a pure method, towards adding or removing the rows of one person, up
+        to ``rows_per_person`` of them in the union of the sites. Sites as a whole are not protected.
     """
 
     REFUSED: ClassVar[dict[str, str]] = {
@@ -95,9 +95,9 @@ class PrivateTreesJob(JobDocument):
     ``label_bounds``, as in horizontal jobs.
     """
     epsilon: Epsilon
-    """What this job may spend; delta is given, never computed from the data."""
-    delta: Delta
-    """What this job may spend; delta is given, never computed from the data."""
+    """What this job may spend."""
+    delta: Delta | None = None
+    """What this job may spend; delta is given, never computed from the data. Left out with ``pure``: there is none."""
     feature_bounds: BoundsOfColumns = field(default_factory=dict)
     """Public (low, high) of every numeric feature; values outside are clipped to it."""
     categories: EntriesOfColumns = field(default_factory=dict)
@@ -120,8 +120,8 @@ class PrivateTreesJob(JobDocument):
     aft_loss_distribution_scale: Positive = 1.0
     """For times: XGBoost's parameter, the scale of that noise."""
     method: Annotated[str, STRICT] = "default"
-    """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name such as
-    ``dp_rf`` (methods.py)."""
+    """A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, ``pure`` (epsilon without a
+    delta), or a paper's name such as ``dp_rf`` (methods.py)."""
     components: Annotated[dict[Name, Any], Words("a dictionary with names for keys")] = field(default_factory=dict)
     """Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2), ``candidates``
     (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``, ``n_trees``, ``depth``,
@@ -178,7 +178,25 @@ class PrivateTreesJob(JobDocument):
         else:
             is_default = (self.aft_loss_distribution, self.aft_loss_distribution_scale) == (DISTRIBUTIONS[0], 1.0)
             expect("aft_loss_distribution and its scale are for times: leave them out, or name times", is_default)
-        self.resolve(self.n_features or _ASSUMED_FEATURES)
+        self._check_delta(self.resolve(self.n_features or _ASSUMED_FEATURES))
+
+    def _check_delta(self, method: Method) -> None:
+        if not method.is_pure:
+            expect(
+                "delta is missing: method pure alone does without one. Give a number far below one over the number of "
+                "rows, never computed from them",
+                self.delta is not None,
+            )
+            return
+        expect(
+            "delta is given, and a pure method has none: its promise is epsilon alone. Leave delta out",
+            self.delta is None,
+        )
+        expect(
+            "trust=local is refused for a pure method: the noise of each row has no share of a pure sum. Choose "
+            "distributed or trusted_aggregator",
+            self.trust_model is not TrustModel.LOCAL,
+        )
 
     def _check_trust(self) -> None:
         if (self.trust == TrustModel.LOCAL.value) != (self.n_rows is not None):
@@ -238,6 +256,11 @@ class PrivateTreesJob(JobDocument):
     def profile(self) -> str:
         """The profile in the words of site policies."""
         return PROFILES[self.trust_model]
+
+    @property
+    def at_delta(self) -> float:
+        """The delta of what it spends: 0 for a pure method."""
+        return 0.0 if self.delta is None else self.delta
 
     @property
     def n_features(self) -> int:
@@ -321,9 +344,10 @@ class JobPlan:
         job.check_features(names)
         method, bounds, trust = job.resolve(len(names)), tuple(map(job.bounds_of, names)), _trust(job, n_sites)
         target = job.target
-        mu = math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared) / job.rows_per_person * _BELOW
+        whole = job.epsilon if job.delta is None else math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared)
+        total = whole / job.rows_per_person * _BELOW
         try:
-            releases = ReleasePlan.of(method, bounds, mu, trust.n_honest, target=target)
+            releases = ReleasePlan.of(method, bounds, total, trust.n_honest, target=target)
         except ValueError:  # of an event's scale; bounds far apart and many rows of a person lead there
             raise ConfigurationError(
                 "the noise would be beyond all bounds: ask for more epsilon, or for fewer rows_per_person"
@@ -345,10 +369,10 @@ class JobPlan:
             delta = compose(self.releases.events).for_person(job.rows_per_person).delta(job.epsilon)
         except ValueError as error:
             raise ConfigurationError(f"epsilon {job.epsilon:g} with this method: {error}") from None
-        if not delta <= job.delta:
+        if not delta <= job.at_delta:
             raise ConfigurationError(
                 f"the noise of this plan keeps epsilon {job.epsilon:g} at delta {delta:.3g} only, and the job promises "
-                f"{job.delta:g}: ask for a larger delta or a smaller epsilon"
+                f"{job.at_delta:g}: ask for a larger delta or a smaller epsilon"
             )
 
     def epsilon_after_rounds(self) -> list[float]:
@@ -361,7 +385,7 @@ class JobPlan:
         for release in self.releases.releases:
             total = total + cost(release.event)
             after[max(release.round, 0)] = total
-        return [after[n].for_person(self.job.rows_per_person).epsilon(self.job.delta) for n in sorted(after)]
+        return [after[n].for_person(self.job.rows_per_person).epsilon(self.job.at_delta) for n in sorted(after)]
 
 
 def _trust(job: PrivateTreesJob, n_sites: int) -> Trust:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dp_components.accounting import PrivacyCost, compose
 from dp_components.distributed_noise import add_noise_share
 from dp_components.events import Release
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import add_gaussian_noise, add_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_methods.greedy import Histograms, in_numpy
 from he_processors.errors import ProtocolError
@@ -136,7 +136,7 @@ def node_histograms(
 
 
 Mechanism = Callable[[NDArray[np.int64], Sensitivity, float], Release]
-"""Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_gaussian_noise`` is one."""
+"""Adds noise to an exact query: (sums, sensitivity, noise multiplier) -> release. ``add_noise`` is one."""
 
 Spend = Callable[[str, str, float, float], None]
 """``EvidenceLog.spend``: (query, event, epsilon so far, delta)."""
@@ -150,7 +150,7 @@ class TrustedServer:
     Privacy: one release per exchange, no more of them than the plan has: the aggregator keeps the answer for retries.
     """
 
-    def __init__(self, plan: JobPlan, mechanism: Mechanism = add_gaussian_noise) -> None:
+    def __init__(self, plan: JobPlan, mechanism: Mechanism = add_noise) -> None:
         self._job, self._mechanism = plan.job, mechanism
         self._due = ReleaseSchedule(plan.releases)
         self._spent = PrivacyCost()
@@ -173,6 +173,6 @@ class TrustedServer:
         except ValueError:
             raise ProtocolError(f"{frame.kind.name}: the sites' sum is beyond all bounds") from None
         job = self._job
-        epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.delta)
-        spend(f"{frame.kind.name} at {frame.moment}", event_text([planned.event]), epsilon, job.delta)
+        epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.at_delta)
+        spend(f"{frame.kind.name} at {frame.moment}", event_text([planned.event]), epsilon, job.at_delta)
         return noisy.astype("<i8").tobytes()

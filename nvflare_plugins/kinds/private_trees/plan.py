@@ -27,7 +27,7 @@ from dp_components.leaf_weights import (
     residual_unit,
     surprise_unit,
 )
-from dp_components.mechanisms import gaussian_event
+from dp_components.mechanisms import noise_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from dp_components.split_candidates.candidates import Columns, FeatureBounds
 from dp_components.split_candidates.dp_quantiles import public_grid
@@ -52,7 +52,8 @@ class PlannedNoise:
 
     Attributes:
         sensitivity: how far one row moves the query.
-        multiplier: standard deviation of the noise over the sensitivity.
+        multiplier: parameter of the noise over the sensitivity: of Gaussian noise its standard deviation, of Laplace
+            noise its scale (``add_noise``).
     """
 
     sensitivity: Sensitivity
@@ -117,7 +118,7 @@ class ReleasePlan:
 
     Attributes:
         releases: in order; training may skip some, and releases nothing else.
-        n_queries: Gaussian queries of the trees, paid candidates apart. Reference: Maddock et al., Table 1.
+        n_queries: queries of the trees, paid candidates apart. Reference: Maddock et al., Table 1.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -128,29 +129,33 @@ class ReleasePlan:
         cls,
         method: Method,
         bounds: Sequence[FeatureBounds],
-        mu: float,
+        total: float,
         n_honest: int = 1,
         published_multiplier: float | None = None,
         target: Target = TWO_CLASSES,
     ) -> ReleasePlan:
-        """List what a method releases, and divide a total of mu (exact Gaussian composition) among it.
+        """List what a method releases, and divide a total among it.
+
+        Gaussian queries compose exactly in the squares of their mu, pure ones in their epsilons.
 
         Args:
+            total: mu of everything together, or the epsilon of a pure method.
             n_honest: shares of the noise that the accounting relies on.
-            published_multiplier: noise over sensitivity of the trees' queries, in place of the one that mu gives: for
-                reproductions of other people's accounting.
+            published_multiplier: noise over sensitivity of the trees' queries, in place of the one that the total
+                gives: for reproductions of other people's accounting.
             target: what the label is.
         """
         weights = method.weight_update.weights(target)
         sums = list(_sums(method, bounds, len(weights.sensitivity(method.query).weights)))
         n_queries = sum(_n_queries(of_message, method) for of_message in sums)
-        multiplier = published_multiplier or math.sqrt(n_queries / method.training_share()) / mu
-        noise = _noise(method, weights, len(bounds), multiplier, mu)
+        composed = n_queries / method.training_share()
+        multiplier = published_multiplier or (composed if method.is_pure else math.sqrt(composed)) / total
+        noise = _noise(method, weights, len(bounds), multiplier, total)
 
         @cache  # thousands of trees ask alike
         def event(kind: Kind, sizes: tuple[int, ...]) -> Event:
             planned = noise[kind]
-            queries = (gaussian_event(size, planned.sensitivity, planned.multiplier, n_honest) for size in sizes)
+            queries = (noise_event(size, planned.sensitivity, planned.multiplier, n_honest) for size in sizes)
             return ComposedEvent(tuple(queries))
 
         releases = (PlannedRelease(*asked, noise[asked.kind], event(asked.kind, asked.sizes)) for asked in sums)
@@ -278,16 +283,18 @@ def _n_queries(asked: _Sums, method: Method) -> int:
 
 
 def _noise(
-    method: Method, weights: LeafWeights, n_features: int, multiplier: float, mu: float
+    method: Method, weights: LeafWeights, n_features: int, multiplier: float, total: float
 ) -> dict[Kind, PlannedNoise]:
     # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
     of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
     pairs = PlannedNoise(weights.sensitivity(method.query), of_pair)
-    hessians = PlannedNoise(clip_rows(np.zeros((0, 1)), (weights.largest_curvature,)).sensitivity, multiplier)
+    norm = method.query.norm
+    curvature = clip_rows(np.zeros((0, 1)), (weights.largest_curvature,), norm=norm).sensitivity
+    hessians = PlannedNoise(curvature, multiplier)
     noise = {Kind.NODE_STATS: pairs, Kind.LEFT_SUMS: pairs, Kind.HISTOGRAM: pairs, Kind.HESSIANS: hessians}
     if method.candidates.is_paid:
-        cells = 1.0 / (mu * math.sqrt(method.candidate_share))
-        noise[Kind.CELL_COUNTS] = PlannedNoise(count_sensitivity(n_features), cells)
+        share = method.candidate_share if method.is_pure else math.sqrt(method.candidate_share)
+        noise[Kind.CELL_COUNTS] = PlannedNoise(count_sensitivity(n_features, norm=norm), 1.0 / (total * share))
     return noise
 
 

@@ -34,6 +34,7 @@ GREEDY = (
     "not estimated: a formula was off by 26 points of a hundred on average on tables to which it was not fitted. Of 14 "
     "tables half lost more than 63 % of what XGBoost's AUC has above 0.5 at epsilon 0.5 and 1, 43 % at 4"
 )
+PURE = "not estimated: the formula is of Gaussian noise, whose trees share a budget otherwise"
 
 
 def plan(request: PlanRequest, job: PrivateTreesJob) -> Plan:
@@ -52,7 +53,7 @@ def plan(request: PlanRequest, job: PrivateTreesJob) -> Plan:
         of_row.for_person,
         noise=_of_mean_leaf(rows, method.depth, summary.rows_to_hear),
         expected=of_private_trees(job_plan.training, rows, request.base_rate),
-        warned=warnings(epsilon, job.delta, rows, bounds),
+        warned=warnings(epsilon, job.at_delta, rows, bounds),
     )
     text = "\n".join([*lines(summary), shown_lines(advice.shown)])
     return Plan({**dataclasses.asdict(summary), **advice.figures}, text)
@@ -70,6 +71,8 @@ def of_private_trees(plan: PrivateTreesPlan, rows: int | None, base_rate: float 
         return ExpectedLoss(NOT_TWO_CLASSES)
     if method.split_method is not SplitMethod.TOTALLY_RANDOM:
         return ExpectedLoss(GREEDY)
+    if method.is_pure:
+        return ExpectedLoss(PURE)
     if rows is None:
         return ExpectedLoss(NO_ROWS)
     return expected_loss(_fit_of(method), noise_over_signal(plan, rows, base_rate))

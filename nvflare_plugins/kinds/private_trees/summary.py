@@ -9,6 +9,11 @@ from nvflare_plugins.base.formatting import human_bytes, human_number
 from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 
+COMPUTATIONAL = (
+    "Without a delta it holds towards whoever sees the sum, all sites and readers of the model included. Towards the "
+    "server, which sees masked parts, it holds as long as the masks do, which is a computational promise."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
@@ -52,7 +57,7 @@ def summarise(plan: JobPlan) -> PlanSummary:
         trust_text(plan),
         label_words(target),
         tuple(plan.epsilon_after_rounds()),
-        plan.job.delta,
+        plan.job.at_delta,
         (g, h),
         g if is_number else 2 * g,
         unit if is_number else 0.0,
@@ -63,6 +68,11 @@ def summarise(plan: JobPlan) -> PlanSummary:
         len(plan.releases.releases),
         plan.releases.n_bytes,
     )
+
+
+def epsilon_text(epsilon: float, delta: float) -> str:
+    """Say what is spent."""
+    return f"epsilon {epsilon:.4g} at delta {delta:g}" if delta else f"pure epsilon {epsilon:.4g}, without a delta"
 
 
 def label_words(target: Target) -> str:
@@ -85,7 +95,8 @@ def trust_text(plan: JobPlan) -> str:
     shares = trust.shares
     if shares is None:
         return what
-    return f"{what} {shares.n_sites} sites, {shares.n_colluders} of which may pool what they know."
+    of_sites = f"{what} {shares.n_sites} sites, {shares.n_colluders} of which may pool what they know."
+    return f"{of_sites} {COMPUTATIONAL}" if plan.job.delta is None else of_sites
 
 
 def lines(summary: PlanSummary) -> list[str]:
@@ -102,7 +113,7 @@ def lines(summary: PlanSummary) -> list[str]:
         f"trust            {summary.trust}",
         f"label            {summary.label}",
         *(cut if summary.cut_at else []),
-        f"privacy          epsilon {summary.epsilon_after_rounds[-1]:.4g} at delta {summary.delta:g}",
+        f"privacy          {epsilon_text(summary.epsilon_after_rounds[-1], summary.delta)}",
         f"noise on a leaf  {human_number(g, 4)} on G, {human_number(h, 4)} on H (standard deviations); ridge "
         f"{human_number(summary.ridge, 4)}",
         f"                 about {summary.rows_to_hear:.0f} {heard} in a leaf outweigh it",
@@ -127,7 +138,7 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
         ("trust model", summary.trust),
         ("label", summary.label),
         ("protected", f"all rows of one person, up to {job.rows_per_person}, added or removed"),
-        ("spent by this job", f"epsilon {spent:.4g} at delta {job.delta:g}"),
+        ("spent by this job", epsilon_text(spent, job.at_delta)),
         ("noise on a leaf's G", f"{human_number(g, 4)} (standard deviation; a row moves G by at most {largest:g})"),
         ("noise on a leaf's H", f"{human_number(h, 4)}"),
         ("ridge", f"{human_number(summary.ridge, 4)}"),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.events import NeighbouringRelation
-from dp_components.leaf_weights import CLIPPED_AT, TWO_CLASSES, LeafQuery
+from dp_components.leaf_weights import CLIPPED_AT, TWO_CLASSES
 from he_processors.errors import ConfigurationError
 from he_processors.masks import PairwiseMasks
 from nvflare_plugins.attempt.job_context import JobResult, SiteContext, waiting_s
@@ -31,7 +31,7 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
-from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise
+from nvflare_plugins.kinds.private_trees.summary import epsilon_text, lines, report_sections, summarise
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.released import SentRows
@@ -76,7 +76,7 @@ class Payment(AttemptPayment):
         """
         job_id = job.resume_from or context.job_id
         relation = NeighbouringRelation.ADD_OR_REMOVE_ROW
-        ledger = JobLedger(context.policy, job.data_set, job_id, relation, evidence, job.delta)
+        ledger = JobLedger(context.policy, job.data_set, job_id, relation, evidence, job.at_delta)
         check_rows_per_person(context.policy, job.data_set, job.rows_per_person)
         if job.resume_from is not None and not ledger.is_known:
             raise ConfigurationError(f"the ledger of {context.site} knows no job {job.resume_from} to resume")
@@ -171,11 +171,11 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
     n_reports = table.n_rows
     for note in table.notes:
         _log.info("%s", note)
-    if job.delta * n_reports >= 1:
+    if job.at_delta * n_reports >= 1:
         _log.warning(
             "delta %g of this job is not below one over the rows of data set %r: it would allow to publish a row in "
             "full",
-            job.delta,
+            job.at_delta,
             job.data_set,
         )
     table = table.kept(job.accepts(table.label), f"whose label {job.label!r} is missing, or none that the job takes")
@@ -218,7 +218,7 @@ def _protection(job: PrivateTreesJob, prepared: PrivateInput) -> dict[str, str |
     return {
         "trust": job.trust,
         "epsilon": f"{job.epsilon:g}",
-        "delta": f"{job.delta:g}",
+        "delta": f"{job.at_delta:g}",
         "rows_per_person": str(job.rows_per_person),
         "method": plan.training.method.name,
         "colluders": "none" if shares is None else str(shares.n_colluders),
@@ -262,7 +262,7 @@ class _Training:
             trained = self._train(payment)
             names, job = self._plan.training.feature_names, self._job
             model = finished(with_positive_covers(trained), names, job.categories, job.label_classes)
-            if self._plan.training.method.query is LeafQuery.CLIPPED and job.target is TWO_CLASSES:
+            if self._plan.training.method.query.is_clipped and job.target is TWO_CLASSES:
                 model = with_clipping(model, CLIPPED_AT)
             hmac = attempt.conclude(model)
             path = attempt.folder.write_model(model)
@@ -277,8 +277,8 @@ class _Training:
             sections = (*sections, work_section(self._workers.work))
         method = self._terms().parameters["method"]
         attempt.write_record(TITLE, method, path.name, sections, data=(self._prepared.facts,), notes=notes)
-        self._progress.say(f"this job has spent epsilon {spent:.4g} at delta {self._job.delta:g}")
-        summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.delta}
+        self._progress.say(f"this job has spent {epsilon_text(spent, self._job.at_delta)}")
+        summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.at_delta}
         return JobResult(hmac.hex(), f"the model is {path}", summary)
 
     def _terms(self) -> Terms:

@@ -34,19 +34,20 @@ from dp_components.leaf_weights import (
     real_noise_std,
     residual_unit,
 )
-from dp_components.sensitivity import GRID_BITS, clip_class_rows
+from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity, clip_class_rows
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.tree import TreeBuilder
 
 LABEL, REPLACE = NeighbouringRelation.CHANGE_LABEL, NeighbouringRelation.REPLACE_ROW
-QUERIES = [LeafQuery.VECTOR, LeafQuery.JOINT, LeafQuery.CLIPPED]
+QUERIES = [LeafQuery.VECTOR, LeafQuery.JOINT, LeafQuery.CLIPPED, LeafQuery.PURE]
 TEMPERATURE = Number(FeatureBounds(-20.0, 60.0))
 STEP = 2.0**-GRID_BITS
 
 
-def exceeds(row: np.ndarray, weights: tuple[float, ...], bound: float) -> bool:
+def exceeds(row: np.ndarray, of: Sensitivity) -> bool:
     """Say exactly, in rational arithmetic, whether a row is longer than the bound."""
-    return sum((int(v) * Fraction(w)) ** 2 for v, w in zip(row, weights, strict=True)) > Fraction(bound) ** 2
+    parts = [abs(int(v)) * Fraction(w) for v, w in zip(row, of.weights, strict=True)]
+    return sum(parts) > of.bound if of.norm is Norm.L1 else sum(p * p for p in parts) > Fraction(of.bound) ** 2
 
 
 # -- several classes --------------------------------------------------------------------------------------------------
@@ -58,14 +59,17 @@ VALUE = st.floats(-1e300, 1e300)
     st.integers(1, 6).flatmap(lambda k: st.lists(st.tuples(*[VALUE] * (2 * k)), min_size=1, max_size=6)),
     st.floats(1e-3, 4.0),
     st.floats(0.1, 5.0),
+    st.sampled_from([Norm.L1, Norm.L2]),
 )
-def test_rows_of_classes_stay_within_their_bound_for_any_floats(rows: list, c: float, weight: float) -> None:
+def test_rows_of_classes_stay_within_their_bound_for_any_floats(
+    rows: list, c: float, weight: float, norm: Norm
+) -> None:
     both = np.array(rows)
     k = both.shape[1] // 2
-    clipped = clip_class_rows(both[:, :k], both[:, k:], c, weight)
+    clipped = clip_class_rows(both[:, :k], both[:, k:], c, weight, norm=norm)
     assert clipped.sensitivity.bound == math.floor(c * 2**GRID_BITS)
     assert clipped.sensitivity.weights == (1.0,) * k + (weight,) * k
-    assert not any(exceeds(row, clipped.sensitivity.weights, clipped.sensitivity.bound) for row in clipped.values)
+    assert not any(exceeds(row, clipped.sensitivity) for row in clipped.values)
     assert np.all(clipped.values[:, k:] >= 0)
 
 
@@ -97,15 +101,17 @@ def test_rows_that_cannot_be_clipped_are_refused(bad: tuple) -> None:
         clip_class_rows(*bad, 2.0)
 
 
-@pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("make", [SoftmaxWeights, SoftmaxGradientWeights, ClassShares])
+@pytest.mark.parametrize(
+    ("make", "query"),
+    [(make, query) for make in (SoftmaxWeights, SoftmaxGradientWeights, ClassShares) for query in QUERIES],
+)
 def test_no_row_of_several_classes_exceeds_its_sensitivity(make, query: LeafQuery) -> None:
     rng = np.random.default_rng(1)
     scores = np.concatenate([rng.normal(0, 6, (500, 5)), np.zeros((5, 5)), 1e30 * np.eye(5)]).astype(np.float32)
     label = rng.integers(0, 5, len(scores)).astype(np.float32)
     rows = make(5).row_statistics(scores, label, query)
     assert rows.sensitivity == make(5).sensitivity(query)
-    assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+    assert not any(exceeds(row, rows.sensitivity) for row in rows.values)
     curvature = make(5).curvature(rows.values)
     assert curvature.min() >= 0 and curvature.max() <= make(5).largest_curvature * 2**GRID_BITS
     far = make(5).curvature(np.full((1, rows.values.shape[1]), 2**40))
@@ -195,7 +201,7 @@ def test_residuals_stay_within_their_sensitivity_for_any_score_and_label(pairs: 
         for weights in (SquaredWeights(TEMPERATURE), MeanLabels(TEMPERATURE)):
             rows = weights.row_statistics(margin.astype(np.float32), label, query)
             assert rows.sensitivity == weights.sensitivity(query)
-            assert not any(exceeds(row, rows.sensitivity.weights, rows.sensitivity.bound) for row in rows.values)
+            assert not any(exceeds(row, rows.sensitivity) for row in rows.values)
             assert np.all(rows.values[:, 1] == UNIT)
 
 

@@ -20,6 +20,7 @@ from dp_components.leaf_weights import (
     probability,
     real_noise_std,
 )
+from dp_components.sensitivity import Norm
 
 MARGINS = np.linspace(-30, 30, 4001).astype(np.float32)
 ALL_WEIGHTS = [NewtonWeights(), GradientWeights(), AveragingWeights()]
@@ -29,11 +30,13 @@ ALL_WEIGHTS = [NewtonWeights(), GradientWeights(), AveragingWeights()]
 @pytest.mark.parametrize("query", list(LeafQuery))
 @pytest.mark.parametrize("weights", ALL_WEIGHTS, ids=lambda w: type(w).__name__)
 def test_no_row_exceeds_the_sensitivity_that_comes_with_it(weights, query: LeafQuery, label: float) -> None:
-    if query in (LeafQuery.JOINT, LeafQuery.CLIPPED) and not weights.bounds.is_logistic:
+    if query.is_for_newton and not weights.bounds.is_logistic:
         pytest.skip("joint and clipped queries are for Newton updates")
     rows = weights.row_statistics(MARGINS, np.full(MARGINS.size, label, dtype=np.float32), query)
     scaled = rows.values * np.array(rows.sensitivity.weights)
-    assert np.linalg.norm(scaled, axis=1).max() <= rows.sensitivity.bound
+    order = {Norm.L1: 1, Norm.L2: 2}[rows.sensitivity.norm]
+    assert np.linalg.norm(scaled, ord=order, axis=1).max() <= rows.sensitivity.bound
+    assert (query is LeafQuery.PURE) == (order == 1)
     assert rows.sensitivity == weights.sensitivity(query)
 
 
@@ -61,18 +64,22 @@ def test_a_margin_that_is_not_a_number_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("query", [LeafQuery.JOINT, LeafQuery.CLIPPED])
+@pytest.mark.parametrize("query", [LeafQuery.JOINT, LeafQuery.CLIPPED, LeafQuery.PURE])
 def test_queries_made_for_the_logistic_loss_are_refused_for_counts(query: LeafQuery) -> None:
     with pytest.raises(ValueError, match=f"the {query.name.lower()} query is for Newton"):
         clip_pairs(query, np.zeros(1), np.ones(1), PairBounds(1.0, 1.0))
 
 
 def test_noise_by_form_of_the_query() -> None:
-    """Newton: vector 1.0308 on both; joint 1 and 1/3.330; clipped .6 and .3; scalar sqrt(2) and sqrt(2)/4."""
+    """Newton: vector 1.0308 on both; joint 1 and 1/3.330; clipped .6 and .3; scalar sqrt(2) and sqrt(2)/4.
+
+    The deviation of Laplace noise is the root of two of its parameter.
+    """
     std = {query: real_noise_std(NewtonWeights().sensitivity(query), 10.0) for query in LeafQuery}
     assert std[LeafQuery.VECTOR] == pytest.approx((10.308, 10.308), rel=1e-4)
     assert std[LeafQuery.JOINT] == pytest.approx((10.0, 10.0 / 3.3302), rel=1e-4)
     assert std[LeafQuery.CLIPPED] == pytest.approx((6.0, 3.0), rel=1e-5)
+    assert std[LeafQuery.PURE] == pytest.approx((6 * math.sqrt(2), 3 * math.sqrt(2)), rel=1e-5)
     assert std[LeafQuery.SCALAR] == pytest.approx((10 * math.sqrt(2), 10 * math.sqrt(2) / 4), rel=1e-9)
 
 

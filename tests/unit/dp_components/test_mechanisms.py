@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -26,9 +27,11 @@ from dp_components.mechanisms import (
     choose_exponentially,
     gaussian_event,
     grid_utilities,
+    noise_event,
     randomise_buckets,
     sample_discrete_gaussian,
     sample_discrete_laplace,
+    sample_laplace_share,
     toss,
     utility_sensitivity,
 )
@@ -80,6 +83,9 @@ SAMPLERS = {
     "gaussian": lambda source: sample_discrete_gaussian(2.0**29 * 1.1, 300, source),
     "gaussian, largest": lambda source: sample_discrete_gaussian(2.0**44, 300, source),
     "laplace": lambda source: sample_discrete_laplace(12345.678, 300, source),
+    "share, tiny": lambda source: sample_laplace_share(0.3, 2, 300, source),
+    "share": lambda source: sample_laplace_share(12345.678, 3, 100, source),
+    "share, largest": lambda source: sample_laplace_share(2.0**44, 2, 30, source),
     "exponential": lambda source: (
         choose_exponentially(np.arange(40), Sensitivity(3.0, Norm.UTILITY, ROW), 1.0, source).value
     ),
@@ -108,15 +114,17 @@ def test_block_numbers_go_on_into_further_words() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2.0**45])
 def test_scales_that_cannot_be_sampled_are_refused(scale: float) -> None:
-    for sample in (sample_discrete_gaussian, sample_discrete_laplace):
+    for sample in (sample_discrete_gaussian, sample_discrete_laplace, partial(sample_laplace_share, n_shares=2)):
         with pytest.raises(ValueError, match="scale"):
-            sample(scale, 1)
+            sample(scale, n=1)
 
 
 def test_sizes() -> None:
     assert sample_discrete_gaussian(5.0, 0).shape == (0,)
     with pytest.raises(ValueError, match="negative"):
         sample_discrete_laplace(5.0, -1)
+    with pytest.raises(ValueError, match="n_shares"):
+        sample_laplace_share(5.0, 0, 1)
 
 
 def test_the_gaussian_event_is_never_better_than_the_noise() -> None:
@@ -165,6 +173,20 @@ def test_each_mechanism_insists_on_its_norm() -> None:
 def test_laplace_keeps_exactly_its_epsilon() -> None:
     release = add_laplace_noise(np.arange(6).reshape(2, 3), COUNT, 0.7, SeededRandomness(1))
     assert release.event == LaplaceEvent(0.7, ROW) and release.value.shape == (2, 3)
+
+
+def test_laplace_noise_of_weighted_sums_is_never_less_than_its_epsilon_asks_for() -> None:
+    """In exact arithmetic sum |difference_i| / b_i is at most epsilon for every difference within the sensitivity."""
+    for bound, epsilon, weights in ((629145.0, 1 / 133.7, (1.0, 2.0)), (3.0, 0.7, (0.1, 1.5, 3.3)), (1.0, 3.0, (1.0,))):
+        of = Sensitivity(bound, Norm.L1, ROW, weights)
+        event = noise_event(4 * len(weights), of, 1 / epsilon, 2)
+        assert event.epsilon == 1 / (1 / epsilon) == pytest.approx(epsilon) and event.n_shares == 2
+        for (scale, count), weight in zip(event.scales, weights, strict=True):
+            assert Fraction(bound) <= Fraction(scale) * Fraction(weight) * Fraction(event.epsilon)
+            assert scale == pytest.approx(bound / weight / epsilon, rel=1e-14) and count == 4
+        assert compose([event] * 10).parts() == pytest.approx((0.0, 10 * epsilon, 0.0, 0.0))
+    with pytest.raises(ValueError, match=r"at most 2\^44"):
+        noise_event(1, of, 2.0**45)
 
 
 def test_utilities_are_rounded_down_and_their_sensitivity_pays_for_it() -> None:
@@ -233,5 +255,5 @@ def test_coarse_grids_are_refused() -> None:
 
 
 def test_events_survive_being_written_down() -> None:
-    for event in (gaussian_event(64, LOGISTIC, 99.4, 2), LaplaceEvent(0.1, ROW)):
+    for event in (gaussian_event(64, LOGISTIC, 99.4, 2), LaplaceEvent(0.1, ROW), noise_event(6, COUNT, 9.0, 2)):
         assert event_from_document(event_document(event)) == event

@@ -87,22 +87,29 @@ def test_a_changed_label_moves_a_row_by_no_more_than_its_sensitivity() -> None:
 @given(
     st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9)), min_size=1, max_size=20),
     st.sampled_from([0.6, 0.25, 1.0]),
+    st.sampled_from([Norm.L1, Norm.L2]),
 )
-def test_clipped_gradients_stay_within_their_bound_for_any_floats(rows: list[tuple[float, float]], c: float) -> None:
+def test_clipped_gradients_stay_within_their_bound_for_any_floats(
+    rows: list[tuple[float, float]], c: float, norm: Norm
+) -> None:
     g, h = (np.array(column) for column in zip(*rows, strict=True))
-    clipped = clip_gradients(g, h, c)
-    assert clipped.sensitivity.bound == math.floor(c * UNIT)
-    assert not any(norm_exceeds(int(a), int(b), clipped.sensitivity.bound, 2.0) for a, b in clipped.values)
+    clipped = clip_gradients(g, h, c, norm=norm)
+    assert clipped.sensitivity.bound == math.floor(c * UNIT) and clipped.sensitivity.norm is norm
+    assert not any(pair_exceeds(norm, a, b, clipped.sensitivity.bound) for a, b in clipped.values.tolist())
     assert np.all(clipped.values[:, 1] >= 0)
 
 
-@given(st.integers(0, math.floor(0.6 * UNIT)), st.integers(0, 1))
-def test_clipping_takes_no_more_of_h_than_it_must(g: int, sign: int) -> None:
+def pair_exceeds(norm: Norm, g: int, h: int, bound: float) -> bool:
+    return abs(g) + 2 * h > bound if norm is Norm.L1 else norm_exceeds(g, h, bound, 2.0)
+
+
+@given(st.integers(0, math.floor(0.6 * UNIT)), st.integers(0, 1), st.sampled_from([Norm.L1, Norm.L2]))
+def test_clipping_takes_no_more_of_h_than_it_must(g: int, sign: int, norm: Norm) -> None:
     """Two-sided: with h far above its bound a row fills the sensitivity, so that less noise would not do."""
     bound = math.floor(0.6 * UNIT)
-    values = clip_gradients([(-1) ** sign * g / UNIT], [1.0], 0.6).values[0]
-    assert abs(values[0]) == g and not norm_exceeds(int(values[0]), int(values[1]), bound, 2.0)
-    assert norm_exceeds(int(values[0]), int(values[1]) + 2, bound, 2.0)
+    values = clip_gradients([(-1) ** sign * g / UNIT], [1.0], 0.6, norm=norm).values[0].tolist()
+    assert abs(values[0]) == g and not pair_exceeds(norm, *values, bound)
+    assert pair_exceeds(norm, values[0], values[1] + 2, bound)
 
 
 def test_clipping_leaves_small_gradients_alone_and_cuts_large_ones() -> None:

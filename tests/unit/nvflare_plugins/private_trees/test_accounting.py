@@ -14,6 +14,8 @@ COSTS = {
     "default_2026_12": (0.9999933749038058, 9.998998339703244e-06, 301, 301),
     "default_2026_11": (0.9999933749038156, 9.998998339704943e-06, 201, 201),
     "few_rounds": (0.9999933749038095, 9.998998339704086e-06, 241, 25),
+    "pure": (0.99999999, 0.0, 80, 80),
+    "pure_2026_11": (0.99999999, 0.0, 80, 80),
     "dp_rf": (0.9999933749037997, 9.998998339702721e-06, 200, 1),
     "dp_tr_newton": (0.9999933749037995, 9.998998339702577e-06, 200, 200),
     "dp_tr_newton_ih": (0.9999933749038099, 9.99899833970425e-06, 125, 105),
@@ -25,7 +27,10 @@ COSTS = {
     "batch_ih_ebm_25": (0.9999933749038099, 9.99899833970425e-06, 125, 29),
     "batch_ih_ebm_100": (0.9999933749038099, 9.99899833970425e-06, 125, 26),
 }
-"""Preset -> (epsilon, delta, queries, messages) of a job of epsilon 1, delta 1e-5, on five features at three sites."""
+"""Preset -> (epsilon, delta, queries, messages) of a job of epsilon 1, delta 1e-5, on five features at three sites.
+
+A pure one has no delta.
+"""
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -34,5 +39,5 @@ def test_the_accounting_of_every_preset_stays(preset: str) -> None:
     job = job_of(method=preset, components={})
     events = JobPlan.of(job, 3).releases.events
     cost = compose(events)
-    found = (cost.epsilon(job.delta), cost.delta(job.epsilon), sum(count_events(events).values()), len(events))
+    found = (cost.epsilon(job.at_delta), cost.delta(job.epsilon), sum(count_events(events).values()), len(events))
     assert found == pytest.approx(COSTS[preset], rel=1e-13)

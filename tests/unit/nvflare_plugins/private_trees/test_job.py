@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -59,6 +60,11 @@ def test_what_nothing_pays_for_is_refused_by_name(name: str) -> None:
     [
         ("unknown fields: surprise", {"surprise": 1}),
         ("tracking must be off", {"tracking": True}),
+        ("delta is missing: method pure alone", {"delta": None}),
+        ("delta is given, and a pure method has none", {"method": "pure"}),
+        ("delta is given, and a pure method has none", {"components": {"query": "pure"}}),
+        ("query=pure is for weight_update=newton", {"method": "dp_rf", "components": {"query": "pure"}}),
+        ("trust=local is refused for a pure", {"method": "pure", "delta": None, "trust": "local", "n_rows": 9}),
         ("epsilon must be", {"epsilon": 0.0}),
         ("epsilon must be", {"epsilon": float("nan")}),
         ("delta must be", {"delta": 1.0}),
@@ -93,7 +99,7 @@ def test_refusals(match: str, changes: dict) -> None:
 
 
 def test_missing_fields_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="lacks epsilon, delta"):
+    with pytest.raises(ConfigurationError, match="lacks epsilon"):
         PrivateTreesJob.from_dict({"data_set": "a", "label": "b"})
 
 
@@ -127,7 +133,10 @@ def test_components_change_a_preset_one_by_one() -> None:
     assert resolve_method("dp_rf", {"n_trees": 40}, 5).batch_size == 40
 
 
-@pytest.mark.parametrize("name", ["default", "default_2026_11", "few_rounds", "dp_rf", "dp_ebm_newton", "feverless"])
+PLANNED = ["default", "default_2026_11", "few_rounds", "dp_rf", "dp_ebm_newton", "feverless", "pure"]
+
+
+@pytest.mark.parametrize("name", PLANNED)
 @pytest.mark.parametrize("trust", ["distributed", "trusted_aggregator"])
 @pytest.mark.parametrize("rows_per_person", [1, 3])
 def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
@@ -135,11 +144,12 @@ def test_the_plan_costs_what_the_job_promises_and_just_fits_an_equal_budget(
 ) -> None:
     plan = JobPlan.of(job_of(method=name, trust=trust, rows_per_person=rows_per_person, components={}), 3)
     cost = compose(plan.releases.events).for_person(rows_per_person)
-    assert cost.fits(gaussian_limit(plan.job.epsilon, plan.job.delta))
-    assert 0.9999 * plan.job.epsilon < cost.epsilon(plan.job.delta) <= plan.job.epsilon
+    pure = {"pure_epsilon": plan.job.epsilon} if name == "pure" else {}
+    assert cost.fits(gaussian_limit(plan.job.epsilon, plan.job.at_delta, **pure))
+    assert 0.9999 * plan.job.epsilon < cost.epsilon(plan.job.at_delta) <= plan.job.epsilon
     after = plan.epsilon_after_rounds()
     assert len(after) == plan.releases.n_rounds and after == sorted(after)
-    assert after[-1] == pytest.approx(cost.epsilon(plan.job.delta), rel=1e-6)
+    assert after[-1] == pytest.approx(cost.epsilon(plan.job.at_delta), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["default", "feverless", "batch_ih_ebm_25"])
@@ -165,6 +175,29 @@ def test_a_plan_whose_noise_does_not_keep_the_jobs_promise_is_refused(monkeypatc
 def test_promises_that_protect_nobody_are_refused() -> None:
     for changes in ({"epsilon": 65.0}, {"epsilon": 1e6}, {"delta": 0.5}, {"delta": 0.011}, {"delta": 0.0}):
         refused("must be a number above 0", **changes)
+
+
+def test_a_pure_job_in_figures() -> None:
+    """By hand: 80 queries share epsilon 2; on G the scale is 0.6 * 80 / 2 = 24, root 2 of that its deviation."""
+    plan = JobPlan.of(job_of(method="pure", components={}, epsilon=2.0), 3)
+    g, h = 24 * math.sqrt(2 * 1.5), 12 * math.sqrt(2 * 1.5)
+    assert plan.training.leaf_noise == pytest.approx((g, h), rel=1e-5)
+    assert plan.training.ridge == pytest.approx(1 + 2 * g, rel=1e-5)
+    [event] = {event for release in plan.releases.releases for event in release.event.events}
+    assert (event.grid_bits, event.n_shares) == (20, 2) and [count for _, count in event.scales] == [16, 16]
+    assert [scale for scale, _ in event.scales] == pytest.approx([24 * 2**20, 12 * 2**20], rel=1e-5)
+    assert compose(plan.releases.events).parts() == pytest.approx((0.0, 2.0, 0.0, 0.0))
+    text = "\n".join(lines(summarise(plan)))
+    assert "pure epsilon 2, without a delta" in text and "computational" in text and "80 messages" in text
+    assert "computational" not in trust_text(JobPlan.of(job_of(method="pure", trust="trusted_aggregator"), 3))
+    paid = JobPlan.of(job_of(method="pure", components={"candidates": "mixed"}, epsilon=2.0), 3).releases
+    assert paid.cell_noise.multiplier == pytest.approx(1 / 0.2) and paid.cell_noise.sensitivity.bound == 5 * 2**20
+    assert paid.tree_noise.multiplier == pytest.approx(80 / 1.8)
+
+
+def test_an_epsilon_that_no_noise_keeps_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ask for more epsilon"):
+        JobPlan.of(job_of(method="pure", components={}, epsilon=1e-8), 3)
 
 
 def test_too_few_sites_for_the_noise_are_refused() -> None:

@@ -19,6 +19,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
     DEFAULT_2026_11,
     DEFAULT_2026_12,
     FEW_ROUNDS,
+    PURE_2026_11,
     CandidateSource,
     Method,
     SplitMethod,
@@ -69,6 +70,7 @@ SCALAR = replace(dp_tr_newton(200), name="scalar", query=LeafQuery.SCALAR)
         (replace(dp_tr_newton(200), batch_size=30), 200),  # six batches of 30 and one of 20
         (DEFAULT_2026_11, 200),
         (DEFAULT_2026_12, 300),
+        (PURE_2026_11, 80),
         (FEW_ROUNDS, 240),  # a batch saves rounds, not queries
     ],
     ids=lambda value: value if isinstance(value, int) else value.name,
