@@ -271,8 +271,8 @@ def noise_proportional_ridge(ridge: float, factor: float, gradient_noise_std: fl
 CLASSES_CLIPPED_AT = 0.85
 """Where the clipped query clips the length of a row's vector."""
 CLASS_HESSIAN_WEIGHT = 1.5
-PURE_CLASSES_CLIPPED_AT = 1.2
-"""The same in the L1 norm, where H has the weight 1."""
+PURE_CLASSES_CLIPPED_AT, PURE_CLASS_HESSIAN_WEIGHT = 1.2, 0.5
+"""The same in the L1 norm."""
 UNCLIPPED = math.sqrt(2.0)
 """|p - y| is below this at every score: (1 - p_y)^2 + the squares of the others, which add up to 1 - p_y at most."""
 
@@ -404,7 +404,7 @@ def _cut(values: NDArray[np.int64], bound: float) -> NDArray[np.int64]:
 def _clipping(query: LeafQuery) -> tuple[float, float]:
     """Return C and c."""
     if query is LeafQuery.PURE:
-        return PURE_CLASSES_CLIPPED_AT, 1.0
+        return PURE_CLASSES_CLIPPED_AT, PURE_CLASS_HESSIAN_WEIGHT
     if query is LeafQuery.VECTOR:
         return UNCLIPPED, 1.0
     return CLASSES_CLIPPED_AT if query is LeafQuery.CLIPPED else UNCLIPPED, CLASS_HESSIAN_WEIGHT

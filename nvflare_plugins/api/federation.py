@@ -50,6 +50,7 @@ _AGREED = ("rename", "columns", "id_form")
 _BY_COLUMN = ("columns", "dates")  # these say something of columns by the names that jobs know
 _DONE = "label_text"  # what asks for label_classes, which are taken from the tables here
 _RENAME = "Remedy: vb.read(path, rename={'NAME IN THE FILE': 'NAME THAT ALL SITES SHARE'})"
+_BOUNDS = "Each would count as a bound, and the column would tell nothing: give bounds in the column's own units."
 _LABEL = "Remedy: vb.private(..., label_classes=[...]), or label_bounds=(low, high) where it is a number"
 _FILE_KEYS = ("separator", "encoding", "rename", "format", "names")
 _UNUSABLE = ("no_file", "unreadable", "not_text", "empty", "header", "no_such_column", "encoding", "separator")
@@ -159,7 +160,8 @@ class Federation:
         holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
         consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
         budget: epsilon and delta that each site's table may spend on all private trainings in ``folder`` together,
-            those that failed included; None gives each private training what it asks for, once.
+            those that failed included; None gives each private training what it asks for, once. A delta of 0 allows
+            method pure alone.
         policy: further keys of all sites' policies, such as {"min_effective_rows": 50}.
         folder: for data, policies and runs; None takes a new one below ``runs``.
 
@@ -416,9 +418,12 @@ class Federation:
         entry = {"path": str(reader.path), **reader.options}
         if getattr(method, "id", None) is not None:
             entry["id"] = method.id  # type: ignore[attr-defined]
-        budget = self._left() or (method.budget if isinstance(method, Private) else None)
+        asked = method.epsilon_and_delta if isinstance(method, Private) else None
+        budget = self._left() or asked
         if budget is not None and name == ROWS:
             entry["privacy"] = {"epsilon": float(budget[0]), "delta": float(budget[1])}
+            if asked is not None and asked[1] == 0:
+                entry["privacy"]["pure_epsilon"] = min(asked[0], budget[0])
         return entry
 
     def _left(self) -> tuple[float, float] | None:
@@ -433,7 +438,7 @@ class Federation:
             return None
         epsilon = self.budget[0] - sum(spent[0] for spent in self._spent)
         delta = self.budget[1] - sum(spent[1] for spent in self._spent)
-        if min(epsilon, delta) <= 0:
+        if epsilon <= 0 or delta < 0 or delta == 0 < self.budget[1]:
             raise ConfigurationError(
                 f"the budget {self.budget} of every site is spent. Remedy: a larger budget of simulate, or a new "
                 "federation"
@@ -576,12 +581,14 @@ class Federation:
             for site, table in tables.items():
                 if label in table.names and not set(table.values(label)) <= {0, 1}:
                     check.add(site, f"label {label!r} holds more than 0 and 1: such rows would be left out. {_LABEL}")
+        of_label = {label: method.label_bounds} if isinstance(label, str) and method.label_bounds else {}
+        _check_bounds(check, tables, {**method.bounds, **of_label})
         fields: dict[str, Any] = {
             **settings,
             "data_set": ROWS,
             "label": self.label,
-            "epsilon": float(method.budget[0]),
-            "delta": float(method.budget[1]),
+            "epsilon": method.epsilon_and_delta[0],
+            "delta": method.epsilon_and_delta[1] or None,
             "feature_bounds": dict(method.bounds),
             "features": names or None,
         }
@@ -607,7 +614,7 @@ class Federation:
         self._write_policies(root / made_name, method, consents)
         self._check_job(made.job, root / made_name, uses)
         if isinstance(method, Private):
-            self._charge(method.budget)
+            self._charge(method.epsilon_and_delta)
         return made.run(Simulator(self.sites, root, progress=progress))
 
     def _charge(self, budget: tuple[float, float]) -> None:
@@ -683,6 +690,15 @@ _RECIPES: dict[str, Any] = {
     "vertical": recipes.VerticalXGBRecipe,
     "private_trees": recipes.PrivateTreesRecipe,
 }
+
+
+def _check_bounds(check: Check, tables: Mapping[str, SiteTable], bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Note columns none of whose values lies within its bounds: a slip of units, most likely."""
+    for name, (low, high) in bounds.items():
+        for site, table in tables.items():
+            values = table.values(name) if name in table.names else []
+            if values and not any(isinstance(one, int | float) and low <= one <= high for one in values):
+                check.add(site, f"no value of {name!r} lies within its bounds, {low:g} to {high:g}. {_BOUNDS}")
 
 
 def _spent_in(path: Path) -> list[tuple[float, float]]:

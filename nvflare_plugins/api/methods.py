@@ -127,8 +127,8 @@ class Private(Method):
 
     KIND: ClassVar[str] = "private_trees"
 
-    budget: tuple[float, float]
-    """Epsilon and delta of this training, which each site's budget pays."""
+    budget: tuple[float, float] | float
+    """Epsilon and delta of this training, which each site's budget pays; epsilon alone for method pure."""
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Public (low, high) of every numeric feature."""
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -139,11 +139,17 @@ class Private(Method):
     aft_loss_distribution: str | None = None
     aft_loss_distribution_scale: float | None = None
     method: str | None = None
-    """A preset: default, few_rounds, or a paper's name such as dp_rf."""
+    """A preset: default, few_rounds, pure (epsilon without a delta), or a paper's name such as dp_rf."""
     components: Mapping[str, Any] | None = None
     rows_per_person: int | None = None
     trust: str | None = None
     colluders: int | None = None
+
+    @property
+    def epsilon_and_delta(self) -> tuple[float, float]:
+        """The budget; delta is 0 where it is an epsilon alone."""
+        epsilon, delta = self.budget if isinstance(self.budget, tuple | list) else (self.budget, 0.0)
+        return float(epsilon), float(delta)
 
 
 vertical, private = Vertical, Private

@@ -216,8 +216,8 @@ _DATA_SET_OPTIONS = (
         "--budget budgets",
         "NAME=EPSILON,DELTA[,pure_epsilon=EPSILON][,rows_per_person=ROWS][,own_persons=true]",
         "what all differentially private jobs together may spend on a data set, without which they are refused; "
-        "how much of epsilon is kept for pure mechanisms (DPBoost), the most rows of one person, and whether nobody "
-        "is in another such data set",
+        "how much of epsilon is kept for pure mechanisms (method pure, DPBoost), the most rows of one person, and "
+        "whether nobody is in another such data set",
         _named_budget,
     ),
 )

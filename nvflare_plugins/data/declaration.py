@@ -248,7 +248,7 @@ Answers = Annotated[
     ],
     Words(f"an object from column to {', '.join(ANSWERS)} or an object from text to number or text (null: missing)"),
 ]
-_DELTA = Words(f"a number above 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
+_DELTA = Words(f"a number from 0, at most {MOST_DELTA:g}, and far below one over the number of rows")
 Statement = Annotated[
     str, STRICT, Field(max_length=2000), PRINTABLE, Words("a text of at most 2000 characters on one line")
 ]
@@ -283,10 +283,12 @@ class PrivacyBudget(Document):
 
     epsilon: BudgetEpsilon
     """Of everything together."""
-    delta: Annotated[float, STRICT, Gt(0), Le(MOST_DELTA), _DELTA]
-    """Of everything together; it has to be far below one over the number of rows."""
+    delta: Annotated[float, STRICT, Ge(0), Le(MOST_DELTA), _DELTA]
+    """Of everything together; it has to be far below one over the number of rows. 0 allows nothing but what is pure."""
     pure_epsilon: Annotated[float, STRICT, Gt(0), Field(allow_inf_nan=False), Words("a number above 0")] | None = None
-    """What is kept of it for pure differential privacy: DPBoost, and `dp_local` buckets. `null` allows none."""
+    """What is kept of it for pure differential privacy: method `pure` of private trees, DPBoost, `dp_local` buckets.
+    `null` allows none. What is kept for one part does not pay for the other.
+    """
     rows_per_person: Count = 1
     """Most rows that belong to one person, at all sites together. They are protected together. It may be raised
     later, never lowered.
@@ -509,6 +511,11 @@ class DataSet(Document):
         if self.privacy is not None and pure is not None and pure > self.privacy.epsilon:
             raise ConfigurationError(
                 f"data_sets.{self.name}.privacy.pure_epsilon must be at most epsilon, of which it is a part"
+            )
+        if self.privacy is not None and pure is None and self.privacy.delta == 0:
+            raise ConfigurationError(
+                f"data_sets.{self.name}.privacy.delta is 0, which allows nothing but what is pure: say with "
+                "pure_epsilon how much of epsilon, or give a delta"
             )
 
 

@@ -1,28 +1,35 @@
-"""DPBoost and the randomised buckets, attacked: correct code must bear it, and planted faults must be caught.
+"""DPBoost, pure trees and randomised buckets, attacked: correct code must bear it, and planted faults must be caught.
 
 Their epsilon is pure, so an adversary may watch for one well-chosen outcome: its probability must not change by more
 than e^epsilon between the two worlds. Each audit places its data where the sensitivity is really reached. Noise is
 seeded; over random seeds correct code would be accused once in a thousand audits.
 
-Reference: dp_components/README.md, sections 8 and 9.
+Reference: dp_components/README.md, sections 6, 8 and 9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dp_components import mechanisms
+from dp_components import leaf_weights, mechanisms
 from dp_components.bucket_ldp import count_cells, public_edges, release_buckets, release_cell_counts
 from dp_components.dpboost import ensemble_of_ensembles, single_tree
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, train
 from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, assign_records
-from dp_components.events import Release
-from dp_components.sensitivity import Sensitivity
+from dp_components.events import NeighbouringRelation, Release
+from dp_components.mechanisms import add_noise
+from dp_components.sensitivity import Norm, Sensitivity, clip_gradients
 from dp_components.split_candidates.candidates import Candidates, FeatureBounds, as_candidates
-from tests.support.audit import Errors
+from nvflare_plugins.kinds.private_trees import noisy_sums
+from nvflare_plugins.kinds.private_trees.methods import PURE_2026_11
+from nvflare_plugins.kinds.private_trees.plan import Trust
+from tests.audit.test_private_trees import BOUNDS, DISTRIBUTED, TRUSTED, setting, shares_of
+from tests.support.audit import CANARY_SITE, Errors, Setting, audit, judge, run_attempt
+from tests.support.private_trees import plan_with
 from tests.support.seeded_randomness import SeededRandomness
 
 N_RUNS = 2000
@@ -153,6 +160,87 @@ def test_a_record_in_every_tree_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(ensemble_of_ensembles, "assign_records", everywhere)
     assert whole_model_errors(2.0).epsilon() > 2
+
+
+# -- private trees: pure ----------------------------------------------------------------------------------------------
+
+
+PURE = replace(PURE_2026_11, depth=1)
+TREES_EPSILON, N_TREES_RUNS = 2.0, 1000
+MOVED = Sensitivity(2.0**20, Norm.L1, NeighbouringRelation.ADD_OR_REMOVE_ROW)
+N_SUMS = 40_000
+
+
+def honest_errors(n_shares: int, n_added: int = 2) -> Errors:
+    """One row at its bound, or none, beneath the shares of the two honest sites of three; epsilon 1 is promised."""
+    noise = [
+        add_noise(np.zeros(N_SUMS, int), MOVED, 1.0, SeededRandomness(70 + k), n_shares).value
+        for k in range(2 * n_added)
+    ]
+    without, present = sum(noise[:n_added]), sum(noise[n_added:]) + 2**20
+    return Errors.of(without.astype(float), present.astype(float), 2.0**20 - 1)
+
+
+def test_shares_of_laplace_noise_keep_their_epsilon() -> None:
+    assert 0.95 < honest_errors(2).epsilon() <= 1
+
+
+@pytest.mark.parametrize(("n_shares", "n_added"), [(3, 2), (2, 1)], ids=["order 1/W", "a missing share"])
+def test_too_little_of_laplace_noise_is_caught(n_shares: int, n_added: int) -> None:
+    assert honest_errors(n_shares, n_added).epsilon() > 1
+
+
+def pure_trees(trust: Trust, n_trees: int = 2, **changes: object) -> Setting:
+    method = replace(PURE, n_trees=n_trees)
+    return setting(trust, method, plan=plan_with(method, BOUNDS, TREES_EPSILON, trust), **changes)
+
+
+def of_one_run(watched: Setting) -> float:
+    """What the canary costs by arithmetic."""
+    return judge(watched, [run_attempt(watched, True, 1, watched.randomness(1))], True).epsilon
+
+
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_the_canary_of_pure_trees_costs_what_is_paid_for(trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And more, where rows are clipped in the other norm."""
+    assert 0.999 * TREES_EPSILON < of_one_run(pure_trees(trust)) <= TREES_EPSILON * (1 + 1e-9)
+    watched = pure_trees(trust)
+    monkeypatch.setattr(leaf_weights, "clip_gradients", lambda g, h, c, norm: clip_gradients(g, h, c))
+    assert of_one_run(watched) > 1.1 * TREES_EPSILON
+
+
+def trees_epsilon(watched: Setting, n_runs: int = N_TREES_RUNS) -> float:
+    """He says that it was there where all queries together speak for it as loudly as the claim lets them."""
+    verdicts = audit(watched, n_runs)
+    ratios = [np.array([v.log_ratio for v in verdicts[world]]) for world in (False, True)]
+    return Errors.of(*ratios, 0.99 * TREES_EPSILON).epsilon()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", [TRUSTED, DISTRIBUTED], ids=["trusted", "distributed"])
+def test_pure_trees_keep_their_epsilon(trust: Trust) -> None:
+    assert TREES_EPSILON / 2 < trees_epsilon(pure_trees(trust)) <= TREES_EPSILON
+
+
+@pytest.mark.slow
+def test_half_the_noise_of_a_server_on_pure_trees_is_caught() -> None:
+    def half(run: int) -> Callable:
+        source = SeededRandomness(16 * run + 8)
+        return lambda sums, sensitivity, multiplier: add_noise(sums, sensitivity, multiplier / 2, source)
+
+    assert trees_epsilon(pure_trees(TRUSTED, 1, server_noise=half)) > TREES_EPSILON
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "n_runs"),
+    [(shares_of(0.5), N_TREES_RUNS), (shares_of(1.0, silent_site=CANARY_SITE), 5 * N_TREES_RUNS // 2)],
+    ids=["half", "missing"],
+)
+def test_faulty_shares_of_pure_trees_are_caught(fault: Callable, n_runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one share loses of epsilon 2 is less than what half the noise does, so that it takes more runs."""
+    monkeypatch.setattr(noisy_sums, "add_noise_share", fault)
+    assert trees_epsilon(pure_trees(DISTRIBUTED, 1), n_runs) > TREES_EPSILON
 
 
 # -- FederBoost: randomised buckets -----------------------------------------------------------------------------------

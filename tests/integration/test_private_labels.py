@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_private_table
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.run_record import RunRecord
@@ -18,7 +19,7 @@ from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.setup import SetupOptions
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.federation import SiteDied, dies_at
-from tests.support.private_federation import DATA, PUBLIC, PrivateFederation, frame_of, job_of
+from tests.support.private_federation import BUDGET, DATA, PUBLIC, PrivateFederation, frame_of, job_of
 from tests.support.simulator import SITES, run_simulator
 
 COLOURS = ["red", "green", "blue"]
@@ -84,6 +85,43 @@ def test_labels_that_cannot_be_used_are_nobodys_business(tmp_path: Path, label: 
     if label is NUMBERS:
         assert "labels 'label' beyond label_bounds: " in caplog.text
     assert "nonsense" not in caplog.text and "1e+30" not in caplog.text
+
+
+def test_bounds_that_no_value_meets_are_in_the_sites_own_log_alone(tmp_path: Path, caplog) -> None:
+    job = job_of(feature_bounds={f"x{i}": [100.0, 101.0] if i == 2 else [-3.0, 3.0] for i in range(4)})
+    run = PrivateFederation(tmp_path).run_private(job).succeed()
+    [text] = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
+    assert text == "no value of column 'x2' lies within the job's bounds: each counts as one of them"
+    assert not any(b"no value of" in data for _, data in run.frames)
+
+
+PURE_BUDGETS = {
+    "pure alone": {"epsilon": 2.0, "delta": 0.0, "pure_epsilon": 2.0},
+    "of both": {**BUDGET, "pure_epsilon": 2.5},
+}
+
+
+@pytest.mark.parametrize("budget", PURE_BUDGETS.values(), ids=PURE_BUDGETS)
+def test_a_pure_job_from_policy_to_verified_evidence(tmp_path: Path, budget: dict) -> None:
+    federation, job = PrivateFederation(tmp_path), job_of(method="pure", epsilon=2.0)
+    refusal = federation.run_private(job, "refused").error("site-1")
+    assert isinstance(refusal, PolicyRefusal) and "the pure part (pure_epsilon) would be 2 of 0" in str(refusal)
+    for site in federation.sites:
+        federation.set_budget(site, budget)
+    federation.run_private(job).succeed()
+    folders = {site: federation.workspace(site) / "runs" / "job" for site in federation.sites}
+    for site, folder in folders.items():
+        spent = federation.ledger(site).job_spent("job")
+        assert spent.parts() == pytest.approx((0.0, 2.0, 0.0, 0.0), rel=1e-7) and spent.epsilon(0.0) <= 2.0
+        privacy = dict(RunRecord.read(folder).sections[0].rows)
+        assert privacy["spent by this job"] == "pure epsilon 2, without a delta"
+        assert "computational" in privacy["trust model"]
+        evidence = (folder / "evidence" / f"{site}.evidence.jsonl").read_text()
+        spends = [r for r in map(json.loads, evidence.splitlines()) if r["type"] == "spend"]
+        assert [float(spends[-1][name]) for name in ("epsilon", "delta")] == pytest.approx([2.0, 0.0])
+        assert len(spends) == 8 and all("discrete_laplace" in r["event"] and "n_shares 2" in r["event"] for r in spends)
+    assert verify([folder / "evidence" for folder in folders.values()]).failures == ()
+    assert FinishedModel(federation.model(), "model").clipped_at == pytest.approx(0.6)
 
 
 @LABELS

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_components.mechanisms import add_gaussian_noise, share_scales
+from dp_components.mechanisms import add_noise, laplace_scales, share_scales
+from dp_components.sensitivity import Norm
 from he_processors.masks import MessageLabel, PairwiseMasks
 from he_processors.sum_tags import SumTags
 from nvflare_plugins.evidence.format import GENESIS, SERVER, SignedHead, chain_line, export_name, parse_line
@@ -158,9 +159,7 @@ class Setting:
     parts: tuple[Part, ...]
     canary: Part
     randomness: Callable[[int], list[SiteRandomness]] = own_seeds
-    server_noise: Callable[[int], Callable] = lambda run: partial(
-        add_gaussian_noise, randomness=SeededRandomness(16 * run + 8)
-    )
+    server_noise: Callable[[int], Callable] = lambda run: partial(add_noise, randomness=SeededRandomness(16 * run + 8))
     pays: Callable[[int, int], Pay] = lambda run, site: without_ledger
     aggregator: type[Aggregator] = Aggregator
     sends_twice: bool = False
@@ -389,17 +388,20 @@ class Verdict:
         with_own_noise_twice: the same for an adversary who supposes that site 2 has drawn his own noise.
         noise: what was left after the truth was taken away. Shapes: float64[n], in claimed standard deviations.
         mu: Euclidean norm of the canary in claimed standard deviations, over all queries.
+        epsilon: where noise is Laplace's, the sum of the canary's parts in claimed parameters of it, over all queries.
     """
 
     log_ratio: float
     with_own_noise_twice: float
     noise: NDArray[np.float64]
     mu: float
+    epsilon: float
 
 
 def judge(setting: Setting, views: Sequence[View], has_canary: bool) -> Verdict:
     """Compute both pre-registered statistics from all that the adversary saw."""
-    plan, ratios, noise, length = setting.plan, np.zeros(2), [], 0.0
+    plan, ratios, noise, length, largest = setting.plan, np.zeros(2), [], 0.0, 0.0
+    log_ratio = _laplace_ratio if plan.method.is_pure else _gaussian_ratio
     others = [setting.rows_of(site, False) for site in range(3) if site != ADVERSARY]
     pooled = Part(np.concatenate([p.columns for p in others], axis=1), np.concatenate([p.label for p in others]))
     seen: set[tuple[int, bytes]] = set()
@@ -412,26 +414,39 @@ def judge(setting: Setting, views: Sequence[View], has_canary: bool) -> Verdict:
         if not plan.trust.is_trusted_aggregator:
             own, _ = exact_answers(plan, setting.rows_of(ADVERSARY, False), view.totals)
         for i, kind in enumerate(kinds):
-            std = _unknown_std(plan, kind, expected[i].size)
-            moved = canary[i] / std
+            scale, std = _unknown_noise(plan, kind, expected[i].size)
+            moved = canary[i] / scale
             for reply in view.replies[i]:
                 if (i, reply.tobytes()) in seen:
                     continue  # the same answer once more tells nothing
                 seen.add((i, reply.tobytes()))
-                rest = (reply - view.own[i] - expected[i]) / std
-                twice = rest - (view.own[i] - own[i]) / std
-                ratios += [moved @ (rest - moved / 2), moved @ (twice - moved / 2)]
-                noise.append(rest - has_canary * moved)
-                length += float(moved @ moved)
-    return Verdict(float(ratios[0]), float(ratios[1]), np.concatenate(noise), float(np.sqrt(length)))
+                rest = (reply - view.own[i] - expected[i]) / scale
+                twice = rest - (view.own[i] - own[i]) / scale
+                ratios += [log_ratio(rest, moved), log_ratio(twice, moved)]
+                noise.append((rest - has_canary * moved) * scale / std)
+                length += float(np.sum((canary[i] / std) ** 2))
+                largest += float(np.abs(moved).sum())
+    return Verdict(float(ratios[0]), float(ratios[1]), np.concatenate(noise), float(np.sqrt(length)), largest)
 
 
-def _unknown_std(plan: PrivateTreesPlan, kind: Kind, size: int) -> NDArray[np.float64]:
-    """Return the accounted standard deviation of what the adversary does not know. Units: grid steps."""
+def _gaussian_ratio(rest: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
+    return float(moved @ (rest - moved / 2))
+
+
+def _laplace_ratio(rest: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
+    return float((np.abs(rest) - np.abs(rest - moved)).sum())
+
+
+def _unknown_noise(plan: PrivateTreesPlan, kind: Kind, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return accounted parameter and standard deviation of what the adversary does not know. Units: grid steps."""
     planned = next(release.noise for release in plan.releases.releases if release.kind is kind)
     n_honest = plan.trust.n_honest
-    scales = np.array(share_scales(planned.sensitivity, planned.multiplier, n_honest)) * np.sqrt(n_honest)
-    return np.tile(scales, size // scales.size)
+    if planned.sensitivity.norm is Norm.L1:
+        scales = np.array(laplace_scales(planned.sensitivity, 1 / planned.multiplier))
+        std = scales * np.sqrt(2)
+    else:
+        scales = std = np.array(share_scales(planned.sensitivity, planned.multiplier, n_honest)) * np.sqrt(n_honest)
+    return np.tile(scales, size // scales.size), np.tile(std, size // scales.size)
 
 
 def audit(setting: Setting, n_runs: int) -> dict[bool, list[Verdict]]:

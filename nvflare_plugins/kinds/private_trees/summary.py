@@ -10,8 +10,8 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 
 COMPUTATIONAL = (
-    "Without a delta it holds towards whoever sees the sum, all sites and readers of the model included. Towards the "
-    "server, which sees masked parts, it holds as long as the masks do, which is a computational promise."
+    "Epsilon without a delta is kept by the sum, and so by all that follows from it, whoever reads it. That the server "
+    "sees no more than the sum is a promise of the masks, which is computational."
 )
 
 

@@ -189,6 +189,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
         table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
         ids = usable_ids(table.ids, spec)
     log_what_labels_lack(table, job.data_set, is_classification=job.label_bounds is None)
+    _log_bounds_that_no_value_meets(table, plan)
     rows = OwnRows(clipped(table, plan.training.bounds), table.label, _weights(table, job))
     facts = DataFacts.of(table, job.data_set)
     return PrivateInput(plan, Schema.of(table), rows, n_reports, facts, lambda: persons.note(ids))
@@ -202,6 +203,18 @@ def _log_clipped_labels(table: Table, job: PrivateTreesJob) -> None:
         is_beyond = is_number & ((table.label < np.float32(low)) | (table.label > np.float32(high)))
         n_beyond = int(np.count_nonzero(is_beyond.reshape(table.n_rows, -1).any(axis=1)))
         log_count(f"labels {job.label!r} beyond label_bounds", n_beyond, table.n_rows)
+
+
+def _log_bounds_that_no_value_meets(table: Table, plan: JobPlan) -> None:
+    """Tell this site's own log, and nobody else, which columns will be the same everywhere here once clipped.
+
+    Files that are read in passes are not read once more for it.
+    """
+    if table.passes is not None:
+        return
+    for name, bounds, column in zip(plan.training.feature_names, plan.training.bounds, table.features.T, strict=True):
+        if np.isfinite(column).any() and not ((column >= bounds.low) & (column <= bounds.high)).any():
+            _log.warning("no value of column %r lies within the job's bounds: each counts as one of them", name)
 
 
 def _weights(table: Table, job: PrivateTreesJob) -> NDArray[np.float32] | None:

@@ -291,6 +291,34 @@ def test_a_private_job_says_what_the_caller_says_and_nothing_of_the_tables(tmp_p
         fed.recipe(vb.private(budget=(1, 1e-5), label_classes=["no", "yes"]))
 
 
+def test_a_pure_job_has_an_epsilon_and_no_delta(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    public = {"bounds": {"size": (120, 220)}, "label_classes": ["no", "yes"]}
+    fed, method = federation(sites, tmp_path), vb.private(budget=2, method="pure", **public)
+    made = fed.recipe(method)
+    assert (made.job.epsilon, made.job.delta, made.job.method) == (2.0, None, "pure")
+    assert "pure epsilon 2, without a delta" in fed.plan(method)
+    entry = fed._entry("rows", "berlin", method)["privacy"]
+    assert entry == {"epsilon": 2.0, "delta": 0.0, "pure_epsilon": 2.0}
+    whole = federation(sites, tmp_path / "whole", budget=(3, 1e-5))
+    assert whole._entry("rows", "berlin", method)["privacy"] == {"epsilon": 3.0, "delta": 1e-5, "pure_epsilon": 2.0}
+    for wrong, match in (
+        ({"budget": (2, 1e-6), "method": "pure"}, "delta is given"),
+        ({"budget": 2}, "delta is missing"),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            fed.recipe(vb.private(**wrong, **public))
+
+
+def test_bounds_that_no_value_meets_are_said_before_anything_runs(tmp_path: Path) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    method = vb.private(budget=(1, 1e-5), bounds={"size": (1.2, 2.2)}, label_classes=["no", "yes"])
+    check = federation(sites, tmp_path).check(method)
+    assert sorted(check.problems) == sorted(SITES)
+    for [text] in check.problems.values():
+        assert "no value of 'size' lies within its bounds, 1.2 to 2.2" in text
+
+
 def test_a_column_that_a_private_job_names_is_missed_before_anything_runs(tmp_path: Path) -> None:
     sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
     sites["ulm"] = sites["ulm"].rename(columns={"size": "SIZE", "died": "Died"})
