@@ -5,9 +5,9 @@ How a private quantity comes to be, from the rows to the site's ledger:
     rows = clip_logistic_rows(grad, hess, relation=NeighbouringRelation.ADD_OR_REMOVE_ROW)      sensitivity.py
     rows.values        int64[n_rows, 2] on the grid 2^-20;  rows.sensitivity travels with them
     sums = ...         int64[n_leaves, 2]; ``grid_integers`` takes double sums of grid values back to integers
-    release = add_gaussian_noise(sums, rows.sensitivity, noise_multiplier)                      mechanisms.py
+    release = add_noise(sums, rows.sensitivity, noise_multiplier)       Gaussian, or Laplace (L1 norm)     mechanisms.py
     release.value, release.event     what may leave, and the event that pays for it
-    gaussian_event(n_values, sensitivity, noise_multiplier, n_shares=1)     the same event beforehand, for a plan
+    noise_event(n_values, sensitivity, noise_multiplier, n_shares=1)     the same event beforehand, for a plan
 
     gaussian_limit(epsilon, delta)   -> PrivacyCost: what Gaussian queries may cost     accounting.py
     compose(events)  -> PrivacyCost: .epsilon(delta), .delta(epsilon)                   accounting.py
