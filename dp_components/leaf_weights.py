@@ -599,9 +599,9 @@ class TimesWeights(LeafWeights):
     without one its hazard. It is clipped to [-u, u], and g' = s g / u; h' is s^2 h cut to [0, 1], or 1. A Newton step
     is then s u times -G' / H' (``leaf_unit``). Normal noise has s^2 h <= 1 at every score, so that nothing is cut.
 
-    Privacy: (g', w h') of a row lies within B = |(1, w)|, whatever its times and its margin are: sensitivity B for
-        adding or removing a row, in the norm of the query, 2 B where its times or all of it are replaced (``clip_rows``). No bound of the loss is
-        relied on.
+    Privacy: (g', w h') of a row lies within B = |(1, w)|, whatever its times and its margin are, in the query's norm:
+        sensitivity B for adding or removing a row, 2 B where its times or all of it are replaced (``clip_rows``). No
+        bound of the loss is relied on.
     Reference: Barnwal, Cho, Hocking, arXiv:2006.04920; the clipping is ours, dp_components/README.md, section 4.
     """
 

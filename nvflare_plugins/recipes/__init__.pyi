@@ -340,8 +340,9 @@ class PrivateTreesRecipe(JobRecipe):
         data_set: Name of the training set in every site's policy, which must give it a privacy budget.
         label: Label column: 0 and 1, ``label_classes``, or numbers within ``label_bounds``; or columns of times within
             ``label_bounds``, as in horizontal jobs.
-        epsilon: What this job may spend; delta is given, never computed from the data.
-        delta: What this job may spend; delta is given, never computed from the data.
+        epsilon: What this job may spend.
+        delta: What this job may spend; delta is given, never computed from the data. Left out with ``pure``: there is
+            none.
         feature_bounds: Public (low, high) of every numeric feature; values outside are clipped to it.
         categories: Public category list of each categorical column; unknown categories count as missing.
         features: Columns to train on, in this order; None means all columns of the file but label and weight. Each
@@ -354,8 +355,8 @@ class PrivateTreesRecipe(JobRecipe):
             of `aft_loss_distribution_scale`.
         aft_loss_distribution: For times: XGBoost's parameter, the noise of their logarithms.
         aft_loss_distribution_scale: For times: XGBoost's parameter, the scale of that noise.
-        method: A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, or a paper's name
-            such as ``dp_rf`` (methods.py).
+        method: A preset: ``default`` (now ``default_2026_12``), ``default_2026_11``, ``few_rounds``, ``pure`` (epsilon
+            without a delta), or a paper's name such as ``dp_rf`` (methods.py).
         components: Components of the method to exchange one by one: ``split_method`` (C1), ``weight_update`` (C2),
             ``candidates`` (C3), ``interactions`` and ``n_features_per_tree`` (A1), ``batch_size`` (A2), ``query``,
             ``n_trees``, ``depth``, ``n_candidates``, ``learning_rate``, ``ridge``, ``noise_ridge``, ``clip``,
@@ -387,7 +388,7 @@ class PrivateTreesRecipe(JobRecipe):
         data_set: str,
         label: str | Mapping[str, str],
         epsilon: float,
-        delta: float,
+        delta: float | None = ...,
         feature_bounds: Mapping[str, Sequence[float]] = ...,
         categories: Mapping[str, Sequence[str | int]] = ...,
         features: Sequence[str] | None = ...,
