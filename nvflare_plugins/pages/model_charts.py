@@ -28,6 +28,7 @@ from nvflare_plugins.pages.charts import (
     ticks,
 )
 from nvflare_plugins.pages.render import figure
+from nvflare_plugins.pages.survival_charts import TimeFigures
 from nvflare_plugins.xgb.model_json import category_sets
 
 _MOST_FEATURES, _MOST_ROWS = 12, 300
@@ -68,6 +69,7 @@ class RowFigures:
         confusion: (class, rows of it by predicted class) where there are no such curves.
         swarm, row: SHAP values of rows, and of one of them; "" where there are none.
         words: what they explain, or why there are none.
+        times: of a survival model.
     """
 
     classes: ClassFigures | None
@@ -75,6 +77,7 @@ class RowFigures:
     swarm: str
     row: str
     words: str
+    times: TimeFigures | None = None
 
 
 def class_figures(counts: ScoreCounts, name: str) -> ClassFigures:

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Any
 from nvflare_plugins.scoring.model import ScoringError
 
 if TYPE_CHECKING:
-    from nvflare_plugins.scoring.estimators import VeilBoostClassifier, VeilBoostRegressor, load_model
+    from nvflare_plugins.scoring.estimators import (
+        VeilBoostClassifier,
+        VeilBoostRegressor,
+        VeilBoostSurvival,
+        load_model,
+    )
 
-__all__ = ["ScoringError", "VeilBoostClassifier", "VeilBoostRegressor", "load_model"]
+__all__ = ["ScoringError", "VeilBoostClassifier", "VeilBoostRegressor", "VeilBoostSurvival", "load_model"]
 
 
 def __getattr__(name: str) -> Any:

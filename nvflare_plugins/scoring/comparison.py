@@ -31,6 +31,7 @@ from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, Ru
 from nvflare_plugins.scoring.explanation import row_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.scoring.survival import concordance, negative_log_likelihood
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import with_lists
@@ -45,7 +46,7 @@ _POINTS = 25
 _POINTS_AT_ONCE = 5  # whose scores are held, 8 bytes a row each
 _FEW_VALUES = 1_000_000
 _DIGITS = 12  # sums of floats differ beyond
-_CV_METRIC = {"binary": "logloss", "multi": "mlogloss"}
+_CV_METRIC = {"binary": "logloss", "multi": "mlogloss", "survival": "aft-nloglik"}
 
 Scores = NDArray[np.float64]
 Measure = Callable[[Scores, Scores, Scores], float]
@@ -62,7 +63,9 @@ class Metric:
 
 
 def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
-    """Return the metrics for a model, the one that counts first."""
+    """Return the metrics for a model, the one that counts first. Concordance counts rows once, whatever they weigh."""
+    if later := model.direction_of_times:
+        return _metrics_of_times(model, later)
     if model.classes is None:
         return (
             Metric(
@@ -114,6 +117,18 @@ def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
     )
 
 
+def _metrics_of_times(model: FinishedModel, later: int) -> tuple[Metric, ...]:
+    index = Metric(
+        "concordance", is_higher_better=True, measure=lambda y, s, w: concordance(y[w > 0], later * s[w > 0])
+    )
+    if (loss := model.loss_of_times) is None:
+        return (index,)
+    return (
+        index,
+        Metric("aft-nloglik", is_higher_better=False, measure=lambda y, s, w: negative_log_likelihood(loss, y, s, w)),
+    )
+
+
 def train_alone(params: Mapping[str, Any], table: Table, n_rounds: int) -> xgb.Booster:
     """Train stock XGBoost on a site's own rows with a job's parameters. Raises: ScoringError."""
     try:
@@ -145,9 +160,9 @@ def _folds(label: NDArray[np.float32], *, is_classes: bool) -> Iterator[NDArray[
     if is_classes:
         parts = [test for _, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=0).split(label, label)]
     else:
-        parts = np.array_split(np.random.RandomState(0).permutation(label.size), _FOLDS)
+        parts = np.array_split(np.random.RandomState(0).permutation(len(label)), _FOLDS)
     for part in parts:
-        is_test = np.zeros(label.size, dtype=bool)
+        is_test = np.zeros(len(label), dtype=bool)
         is_test[part] = True
         yield is_test
 
@@ -191,7 +206,7 @@ def compare(
         alone, tuned, federated: scores of the models for them.
     """
     label, weight = table.label.astype(np.float64), _weights(table)
-    n_draws = min(_RESAMPLINGS, max(40, _MOST_RESAMPLED // max(label.size, 1)))
+    n_draws = min(_RESAMPLINGS, max(40, _MOST_RESAMPLED // max(len(label), 1)))
     found = []
     for metric in metrics:
         values = [round(metric.measure(label, one, weight), _DIGITS) for one in (alone, federated)]
@@ -233,8 +248,8 @@ def check_rows(training: Table, evaluation: Table, n_classes: int | None) -> Non
     """
     for table, use in ((training, "training"), (evaluation, "evaluation")):
         label = table.label[_weights(table) > 0]
-        if label.size < 2:
-            raise ScoringError(f"this site has {label.size} {use} rows that count: there is nothing to compare on them")
+        if len(label) < 2:
+            raise ScoringError(f"this site has {len(label)} {use} rows that count: there is nothing to compare on them")
         if n_classes is not None and not np.isin(label, range(n_classes)).all():
             raise ScoringError(f"some labels of the {use} rows are none of the model's {n_classes} classes")
         if n_classes is not None and np.unique(label).size < 2:
@@ -246,7 +261,7 @@ def _draws(label: Scores, n: int) -> Iterator[NDArray[np.int64]]:
     random = np.random.default_rng(0)  # the page should be the same when it is made again
     distinct = np.unique(label).size
     for _ in range(n):
-        rows = random.integers(0, label.size, label.size)
+        rows = random.integers(0, len(label), len(label))
         if distinct > 20 or np.unique(label[rows]).size == distinct:
             yield rows
 

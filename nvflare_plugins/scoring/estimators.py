@@ -27,6 +27,7 @@ from nvflare_plugins.data.text_values import DatePattern, days_in_frame
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
 from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError, shap_columns
+from nvflare_plugins.scoring.survival import concordance, survival
 
 _SHOWN = 15
 
@@ -57,6 +58,7 @@ def load_model(
     """
     model = FinishedModel.read(path)
     kind = VeilBoostRegressor if model.classes is None else VeilBoostClassifier
+    kind = VeilBoostSurvival if model.direction_of_times else kind
     return kind(rounds=rounds, unknown_is_missing=unknown_is_missing, dates=dates)._with(model)
 
 
@@ -217,6 +219,45 @@ class VeilBoostRegressor(RegressorMixin, _FinishedEstimator):
         """Return a number for each row, bit for bit XGBoost's. Shapes: float32[n_rows]."""
         values = self._values(X)
         return self.model_.predict(values, self.rounds)
+
+
+class VeilBoostSurvival(VeilBoostRegressor):
+    """A finished survival model: it predicts times, or hazards where it is one of ``survival:cox``."""
+
+    def _with(self, model: FinishedModel) -> Self:
+        if not model.direction_of_times:
+            raise ScoringError(f"{model.name} is no model of times: use load_model.")
+        return super()._with(model)
+
+    def predict_survival(self, X: ArrayLike, times: ArrayLike) -> NDArray[np.float64]:
+        """Return the chance that each row's event comes after each time.
+
+        Shapes: times: float[n_times], at least 0; result: float64[n_rows, n_times].
+
+        Raises:
+            ScoringError: a model of hazards, which says nothing of times without the hazard that all rows share.
+        """
+        loss = self.model_.loss_of_times
+        if loss is None:
+            raise ScoringError(f"{self.model_.name} predicts hazards, which order rows and name no chance at a time.")
+        predicted, at = self.predict(X).astype(np.float64), np.asarray(times, dtype=np.float64).reshape(-1)
+        return np.column_stack([survival(loss, predicted, float(time)) for time in at])
+
+    def score(self, X: ArrayLike, y: Any, sample_weight: Any = None) -> float:
+        """Return Harrell's concordance of predictions; weights have no part in it.
+
+        Args:
+            y: times and whether an event was seen then, as two columns; or lower and upper bounds with NaN or infinity
+                where there is none, as a table with columns "lower" and "upper".
+        """
+        frame = pd.DataFrame(y)
+        if {"lower", "upper"} <= set(frame.columns):
+            lower, upper = frame["lower"].fillna(0), frame["upper"].fillna(np.inf)
+        else:
+            lower, event = frame.iloc[:, 0], frame.iloc[:, 1].astype(bool)
+            upper = lower.where(event, np.inf)
+        bounds = np.column_stack([lower, upper]).astype(np.float64)
+        return concordance(bounds, self.model_.direction_of_times * self.predict(X).astype(np.float64))
 
 
 def _has_probabilities(estimator: VeilBoostClassifier) -> bool:

@@ -17,7 +17,9 @@ from nvflare_plugins.pages.model_charts import (
     counted_scores,
     waterfall,
 )
+from nvflare_plugins.pages.survival_charts import time_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
+from nvflare_plugins.scoring.survival import survival
 
 _MOST_CLASSES = 20
 
@@ -28,8 +30,13 @@ def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64])
     Shapes: scores: float64[n_rows] of numbers or of the second of two classes, float64[n_rows, n_classes] else.
 
     Args:
-        table: whose label is a number, or a place among the model's classes.
+        table: whose label is a number, a place among the model's classes, or bounds of a time.
     """
+    if later := model.direction_of_times:
+        loss = model.loss_of_times
+        chances = None if loss is None else lambda at: survival(loss, scores, at)
+        times = time_figures(table.label, later * scores, chances)
+        return RowFigures(None, (), *_shown(model, table, []), times)
     names = [str(one) for one in model.classes or ()]
     known = np.isin(table.label, range(len(names)))  # rows without weight may be of no class
     label, scores = table.label[known].astype(int), scores[known]
@@ -41,11 +48,15 @@ def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64])
         found = (scores if scores.ndim == 1 else scores.argmax(axis=1)).astype(int)
         counts = np.bincount(label * len(names) + found, minlength=len(names) ** 2).reshape(len(names), -1)
         confusion = tuple(zip(names, map(tuple, counts.tolist()), strict=True))
+    return RowFigures(classes, confusion, *_shown(model, table, names))
+
+
+def _shown(model: FinishedModel, table: Table, names: list[str]) -> tuple[str, str, str]:
+    """Return what ``_explained`` does, or why there is nothing."""
     try:
-        swarm, row, words = _explained(model, next(iter(table.blocks())), names)
+        return _explained(model, next(iter(table.blocks())), names)
     except ScoringError as error:
-        swarm, row, words = "", "", str(error)
-    return RowFigures(classes, confusion, swarm, row, words)
+        return "", "", str(error)
 
 
 def _explained(model: FinishedModel, values: NDArray[np.float32], names: list[str]) -> tuple[str, str, str]:

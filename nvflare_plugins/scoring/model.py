@@ -80,6 +80,7 @@ class FinishedModel:
         n_rounds: boosting rounds.
         best_round: of early stopping, from 0; None without.
         has_probabilities: whether it gives a probability for each class.
+        loss_of_times: of a survival model XGBoost's ``aft_loss_param``: its distribution and scale; None for others.
         clipped_at: where the gradients of its training were clipped; None if they were not. Its probabilities are then
             not XGBoost's answers, but follow from them (``recalibrated``).
 
@@ -103,12 +104,18 @@ class FinishedModel:
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
         self.classes = self._read_classes(learner, attributes)
+        self.loss_of_times = self._read_loss(learner["objective"]) if self.objective == "survival:aft" else None
         self.clipped_at = self._read_clipping(attributes)
         self._booster = self._load(document)
         self.n_rounds = self._booster.num_boosted_rounds()
         best = attributes.get("best_iteration", "")
         self.best_round = int(best) if best.isdecimal() and int(best) < self.n_rounds else None
         self.has_probabilities = self.classes is not None and self.objective != "binary:hinge"
+
+    @property
+    def direction_of_times(self) -> int:
+        """1 where larger predictions mean later events, -1 for hazards; 0 of a model that is not of times."""
+        return {"survival:aft": 1, "survival:cox": -1}.get(self.objective, 0)
 
     @classmethod
     def read(cls, path: str | Path) -> FinishedModel:
@@ -354,6 +361,18 @@ class FinishedModel:
             raise self._error(
                 f"carries label classes that are not the {n_outputs} of its outputs: copy it from the run"
             ) from None
+
+    def _read_loss(self, objective: Mapping[str, Any]) -> Mapping[str, str]:
+        loss: dict[str, str] = {}
+        try:
+            loss = {str(name): str(value) for name, value in objective["aft_loss_param"].items()}
+            is_known = loss["aft_loss_distribution"] in ("normal", "logistic", "extreme")
+            is_known &= float(loss["aft_loss_distribution_scale"]) > 0
+        except (KeyError, AttributeError, ValueError):
+            is_known = False
+        if not is_known:
+            raise self._error("does not say which noise its times have: copy it again from the run")
+        return loss
 
     def _read_clipping(self, attributes: Mapping[str, str]) -> float | None:
         try:

@@ -10,12 +10,19 @@ from numpy.typing import NDArray
 from xgboost import DataIter
 
 
+def label_fields(label: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return labels as XGBoost's matrices take them. Shapes: label: [n_rows], or [n_rows, 2] of times, their bounds."""
+    if label.ndim == 1:
+        return {"label": label}
+    return {"label_lower_bound": label[:, 0], "label_upper_bound": label[:, 1]}
+
+
 class RowBlocks(DataIter):
     """What XGBoost builds a matrix from whose values are never all held.
 
     Args:
         blocks: gives all rows in their order. Shapes: float32[some rows, n_features].
-        label, weight: of all rows. Shapes: float32[n_rows].
+        label, weight: of all rows. Shapes: float32[n_rows], label also [n_rows, 2] of times.
         layout: names and types of the features, as XGBoost's matrices take them.
         cache_prefix: where XGBoost puts its files, if it is to make some.
     """
@@ -43,7 +50,7 @@ class RowBlocks(DataIter):
         facts: dict[str, Any] = dict(self._layout)
         if self._weight is not None:
             facts["weight"] = self._weight[rows]
-        input_data(data=block, label=self._label[rows], **facts)
+        input_data(data=block, **label_fields(self._label[rows]), **facts)
         return True
 
     def reset(self) -> None:
