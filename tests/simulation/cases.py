@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.kind_cases import CASES, KindCase
+from tests.conformance.kind_cases import CASES, DATA, KindCase
+from tests.golden.jobs import breast, rows_over_sites
+from tests.support import survival
 from tests.support.federation import Parties
 
 CONTINUE, STOP, WAIT = "continue", "stop", "wait"
@@ -54,6 +56,17 @@ def _other(kind: str, on_loss: str = STOP, **fields: Any) -> Simulated:
     return Simulated(kind, replace(case, fields={**case.fields, **fields}, give=give), on_loss)
 
 
+def _with_times(folder: Path) -> Parties:
+    frame = breast(4).drop(columns="y")
+    return rows_over_sites(folder, frame.join(survival.times("events", len(frame))[["days", "death"]]), DATA)
+
+
+def _cox(on_loss: str) -> Simulated:
+    params = {**CASES["horizontal"].fields["params"], "objective": "survival:cox"}
+    found = _other("horizontal", on_loss, label=survival.FORMS["events"], params=params, num_rounds=3)
+    return replace(found, case=replace(found.case, give=_with_times))
+
+
 JOBS: dict[str, Simulated] = {
     **{kind: Simulated(kind, case) for kind, case in CASES.items()},
     # Three jobs fit into the sites' budgets: the one that is lost, its twin, and one more when all are back.
@@ -63,6 +76,7 @@ JOBS: dict[str, Simulated] = {
     "vertical_elgamal": _other("vertical", profile="elgamal"),
     "vertical_paillier": _other("vertical", profile="paillier", key_bits=2048, num_rounds=1),
     "horizontal_wait": _other("horizontal", WAIT),
+    "horizontal_cox": _cox(WAIT),
     "vertical_wait": _other("vertical", WAIT, num_rounds=3),
     "private_trees_wait": _other("private_trees", WAIT, components={"n_trees": 3}),
     "dpboost_wait": _other("dpboost", WAIT),

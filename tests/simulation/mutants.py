@@ -37,11 +37,13 @@ from nvflare_plugins.flare.attempt import ServerAttempt
 from nvflare_plugins.flare.timeouts import LifeSigns
 from nvflare_plugins.flare.transport import FrameServer, SiteTransport
 from nvflare_plugins.flare.work import Watch
+from nvflare_plugins.growth.rows import HeldRows
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer, KeptAnswers
 from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.kinds.private_trees.training import Payment
+from nvflare_plugins.pooled import times
 from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Frame
@@ -204,6 +206,19 @@ def _parts_are_not_checked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _risks_are_of_the_round_before() -> Iterator[None]:
+    risk_words = HeldRows.risk_words
+
+    def before(self: HeldRows, n_rows: int) -> Any:
+        kept = vars(self).setdefault("_risks_before", risk_words(self, n_rows))
+        self._risks_before = risk_words(self, n_rows)
+        return kept
+
+    with patch.object(HeldRows, "risk_words", before):
+        yield
+
+
 # -- jobs of several attempts ------------------------------------------------------------------------------------------
 
 
@@ -338,6 +353,11 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "tags are not compared": (
         "horizontal",
         _instead(SumTags, "_tags", lambda self, values, residues, label: (np.zeros(2, np.uint64), True)),
+    ),
+    "rows at risk are those of the round before": ("horizontal_cox", _risks_are_of_the_round_before),
+    "bins of times need no events": (
+        "horizontal_cox",
+        _instead(times, "ask_spans", lambda sums, bits: [np.ones(one.shape[1:], dtype=bool) for one in bits]),
     ),
     "MACs of what is handed on are not checked": ("vertical", _parts_are_not_checked),
     "terms are not bound to the handshake": ("horizontal", _instead(site_attempt, "_binding", lambda *_: bytes(32))),
