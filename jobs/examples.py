@@ -46,6 +46,7 @@ from nvflare_plugins.recipes import (
     JobRecipe,
     PrivateTreesRecipe,
     ProfileRecipe,
+    SelectionRecipe,
     TuningRecipe,
     VerticalInferenceRecipe,
     VerticalTuningRecipe,
@@ -267,6 +268,18 @@ EXAMPLES: dict[str, Example] = {
     ),
     "profile": Example(
         partial(ProfileRecipe, data_set="breast", label="target"), _rows, {"consents": {"feature_profile": True}}
+    ),
+    "selection": Example(
+        partial(
+            SelectionRecipe,
+            data_set=LOANS,
+            label="label",
+            params={"objective": "binary:logistic", "eval_metric": "auc", "max_bin": 64, "max_depth": 3},
+            folds=4,
+            num_rounds=20,
+        ),
+        _loans,
+        {"consents": {"tuning": 10_000, "feature_profile": True}},
     ),
     "tuning": Example(
         partial(

@@ -20,6 +20,7 @@ from nvflare_plugins.kinds.dpboost.job import KEPT_FILE, DpBoostJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.kinds.selection.job import SelectionJob, check_selection_early
 from nvflare_plugins.kinds.tuning.job import TuningJob, check_tuning_early
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_active_party, check_vertical_early
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
@@ -178,6 +179,14 @@ _ROWS = (
         _named("profile.site.run_profile_site"),
         stated=(*_LABELLED, "profile"),
         planner=Planner(_named("profile.planner.plan")),
+    ),
+    JobKind(
+        "selection",
+        SelectionJob,
+        _named("selection.site.run_selection_site"),
+        stated=(*_LABELLED, "profile", "num_rounds", "folds"),
+        check=check_selection_early,
+        planner=Planner(_named("selection.planner.plan")),
     ),
     JobKind(
         "tuning",

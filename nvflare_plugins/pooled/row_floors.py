@@ -124,12 +124,32 @@ def check_sampling(parameters: TrainingParameters) -> None:
         )
 
 
+class RowNumbers:
+    """Numbers of this site's rows that nobody else can tell from random ones: a pseudorandom function of its secret.
+
+    A row is known by the rank of its keyed hash, so that neither the order of the file nor a restart changes them.
+    """
+
+    def __init__(self, secret: bytes, table: Table, purpose: str) -> None:
+        """Rank the rows. Args: secret: 32 bytes of this site, see ``Registry.secret``."""
+        self._secret, self._purpose = secret, purpose
+        # Rows that are equal share a hash, and which of them has which number makes no difference.
+        tags = row_tags(table, derive_key(secret, b"", f"{purpose}: rows"))
+        self._ranks = np.argsort(np.argsort(tags, kind="stable"), kind="stable")
+
+    def of(self, what: str, *context: str | int) -> NDArray[np.uint64]:
+        """Return the rows' numbers for one use. Shapes: uint64[n_rows]."""
+        key = derive_key(self._secret, b"", f"{self._purpose}: {what}", *context)
+        stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * self._ranks.size))
+        numbers: NDArray[np.uint64] = np.frombuffer(stream, dtype="<u8")[self._ranks]
+        return numbers
+
+
 class RowDraws:
     """Draws the rows of each round.
 
     Security: a pseudorandom function of the site's secret, the round and the row; whoever lacks the secret cannot tell
-        the draws from independent coins. A row is known by the rank of its keyed hash, so that neither the order of the
-        file nor a restart changes its draws. The same secret, rows and round give the same draw: jobs that repeat each
+        the draws from independent coins. The same secret, rows and round give the same draw: jobs that repeat each
         other draw the same rows, and their difference shows none.
     """
 
@@ -143,21 +163,16 @@ class RowDraws:
             at_least_one: where a round draws none of the rows with weight, one takes part all the same. XGBoost 3.2
                 confuses the leaves of absolute and quantile error at a site without rows, and the models then differ.
         """
-        self._secret = secret
+        self._numbers = RowNumbers(secret, table, _PURPOSE)
         self._at_least_one_of = None
         if at_least_one:
             weight = np.ones(table.n_rows, np.float32) if table.weight is None else table.weight
             self._at_least_one_of = np.flatnonzero(weight > 0)
-        # Rows that are equal share a hash, and which of them is drawn makes no difference.
-        tags = row_tags(table, derive_key(secret, b"", f"{_PURPOSE}: rows"))
-        self._ranks = np.argsort(np.argsort(tags, kind="stable"), kind="stable")
         self._threshold = np.uint64(min(math.ceil(fraction * 2.0**64), 2**64 - 1))
 
     def of_round(self, number: int) -> NDArray[np.bool_]:
         """Return which rows take part in a round. Shapes: bool[n_rows]."""
-        key = derive_key(self._secret, b"", f"{_PURPOSE}: round", number)
-        stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * self._ranks.size))
-        numbers = np.frombuffer(stream, dtype="<u8")[self._ranks]
+        numbers = self._numbers.of("round", number)
         drawn = numbers < self._threshold
         candidates = self._at_least_one_of
         if candidates is not None and candidates.size and not drawn[candidates].any():

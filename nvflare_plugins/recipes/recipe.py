@@ -336,6 +336,24 @@ class ProfileRecipe(_NamedRecipe):
     kind = "profile"
 
 
+class SelectionRecipe(_NamedRecipe):
+    """Select columns over all sites: backward elimination by cross validation, and information values by fold.
+
+    Each site gets ``selection.csv``, ``selection_steps.csv``, ``selection.json``, ``selection.html`` and
+    ``train_chosen.py``, which writes the job that trains on the chosen columns. Sites take part if their policy allows
+    as many sets of columns times folds times rounds (``tuning``), and counts by columns and label
+    (``feature_profile``).
+
+        recipe = SelectionRecipe(
+            name="select", data_set="credit", label="default", params={"objective": "binary:logistic"}, num_rounds=30
+        )
+
+    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``selection`` (jobs/REFERENCE.md).
+    """
+
+    kind = "selection"
+
+
 class TuningRecipe(_NamedRecipe):
     """Try parameter sets by cross validation over sites that hold the same columns for other rows.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
@@ -52,7 +52,18 @@ def profile_messages(job: ProfileJob, features: int) -> Iterator[Planned]:
         raise ConfigurationError(f"the job has {len(listed)} categorical columns, and --features says {features}")
     yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 + N_COUNTS, wide=False)
     yield from cut_messages(features, searched, job.max_bin)
-    bins = [*listed, *([job.max_bin - 1] * searched)]  # max_bin - 2 cut points lie between the outer bounds
-    flags = 2 * job.n_classes * (1 + sum(len(spans_of(n_bins)) + 1 for n_bins in bins))
+    yield from count_messages(listed, searched, job.max_bin, job.n_classes)
+
+
+def count_messages(listed: Sequence[int], searched: int, max_bin: int, n_columns: int) -> Iterator[Planned]:
+    """Yield the sums of a count by bins.
+
+    Args:
+        listed: categories of each categorical column.
+        searched: how many other columns there are.
+        n_columns: classes that are counted, in all parts of the rows.
+    """
+    bins = [*listed, *([max_bin - 1] * searched)]  # max_bin - 2 cut points lie between the outer bounds
+    flags = 2 * n_columns * (1 + sum(len(spans_of(n_bins)) + 1 for n_bins in bins))
     yield Planned(Kind.CELL_FLAGS, 1, 0, wide=False, residues=flags)
-    yield Planned(Kind.CLASS_COUNTS, 1, job.n_classes * sum(n_bins + 1 for n_bins in bins), wide=False)
+    yield Planned(Kind.CLASS_COUNTS, 1, n_columns * sum(n_bins + 1 for n_bins in bins), wide=False)

@@ -295,7 +295,9 @@ class ProfileAttempt(PooledAttempt):
 
     def run(self) -> JobResult:
         """Agree, search cut points, merge bins, count, write pages."""
-        return self._finish(_count(self.begin(), self._rows.table, self._job, self._world))
+        agreement, table, job = self.begin(), self._rows.table, self._job
+        labels = table.label.astype(np.int64)
+        return self._finish(count(agreement, table, labels, job.n_classes, job.min_rows_per_cut, self._world))
 
     def _release(self) -> dict[str, object]:
         fields = {name: value for name, value in self._job.to_dict().items() if name not in _NOT_RELEASED}
@@ -337,20 +339,28 @@ _REUSE = (
 )
 
 
-def _count(agreement: Agreement, table: Table, job: ProfileJob, world: int) -> Counted:
+def count(
+    agreement: Agreement, table: Table, labels: Ints, n_classes: int, least: int, world: int, n_parts: int = 1
+) -> Counted:
     """Decide with all sites which bins are counted together, and count.
+
+    Args:
+        labels: the class of each row, from 0. Shapes: int64[n_rows].
+        n_classes: number of classes, in each part of the rows if these are counted apart: class c of part p is then
+            p * n_classes + c. Parts have the same cells, with rows enough of every class in each.
+        least: rows of every class in a cell, at least.
 
     Raises:
         ProtocolError: the opened counts contradict what was said before: a site or the server lied.
     """
-    sums, cuts, pooled = agreement.sums, agreement.cuts, agreement.rows
+    sums, cuts, pooled, n_columns = agreement.sums, agreement.cuts, agreement.rows, n_parts * n_classes
     missing = pooled[0] - pooled[1:]
-    counted = Counted(int(pooled[0]), tuple(missing.tolist()), job.min_rows_per_cut, cuts)
-    rows = [_own_rows(table, cuts, place, column, job.n_classes) for place, column in enumerate(table.columns())]
+    counted = Counted(int(pooled[0]), tuple(missing.tolist()), least, cuts)
+    rows = [_own_rows(table, cuts, place, column, labels, n_columns) for place, column in enumerate(table.columns())]
     spans = [spans_of(len(of_feature) - 1) for of_feature in rows]
-    whole = np.bincount(table.label.astype(np.int64), minlength=job.n_classes)[None, :]
+    whole = np.bincount(labels, minlength=n_columns)[None, :]
     asked = [whole, *(rows_of_spans(r, s) for r, s in zip(rows, spans, strict=True))]
-    enough = ask_spans(sums, [local_bits(one, job.min_rows_per_cut, world) for one in asked])
+    enough = ask_spans(sums, [local_bits(one, least, world) for one in asked])
     if not enough[0].all():
         return counted
     cells = tuple(
@@ -360,18 +370,19 @@ def _count(agreement: Agreement, table: Table, job: ProfileJob, world: int) -> C
     own = tuple(rows_of_cells(r, c) for r, c in zip(rows, cells, strict=True))
     flat = sums.sum_counts(Kind.CLASS_COUNTS, np.concatenate(own).ravel())
     ends = np.cumsum([len(of_feature) for of_feature in own])[:-1]
-    opened = np.split(flat.reshape(-1, job.n_classes), ends)
+    opened = np.split(flat.reshape(-1, n_columns), ends)
     totals = opened[0].sum(axis=0)
-    if flat.min() < job.min_rows_per_cut or any((one.sum(axis=0) != totals).any() for one in opened):
+    if flat.min() < least or any((one.sum(axis=0) != totals).any() for one in opened):
         raise ProtocolError("the counts of classes contradict each other or what a site has said of its rows")
+    parts = [slice(first, first + n_classes) for first in range(0, n_columns, n_classes)]
     at_least = tuple(
-        least_values(s, e, c, o, int(m), job.min_rows_per_cut, world)
+        np.concatenate([least_values(s, e[:, part], c, o[:, part], int(m), least, world) for part in parts])
         for s, e, c, o, m in zip(spans, enough[1:], cells, opened, missing, strict=True)
     )
     return Counted(counted.n_rows, counted.missing, counted.least, cuts, cells, tuple(opened), own, at_least)
 
 
-def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32], n_classes: int) -> Ints:
+def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32], labels: Ints, n_classes: int) -> Ints:
     """Return this site's rows of each bin of a feature and class, missing values last."""
     name = table.feature_names[place]
     is_missing = np.isnan(column)
@@ -381,7 +392,7 @@ def _own_rows(table: Table, cuts: Cuts, place: int, column: NDArray[np.float32],
     else:
         n_bins = cuts.of_feature[place].size + 1
         bins = np.where(is_missing, n_bins, np.searchsorted(cuts.of_feature[place], column, side="right"))
-    return rows_of_bins(bins.astype(np.int64), table.label.astype(np.int64), n_bins, n_classes)
+    return rows_of_bins(bins.astype(np.int64), labels, n_bins, n_classes)
 
 
 run_profile_site = SitePart(

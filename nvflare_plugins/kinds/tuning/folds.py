@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import math
@@ -233,6 +234,23 @@ class FoldRows:
         layout = BinLayout.from_cuts(cuts, n_categories(table), ARITHMETICS[arithmetic])
         self._bins, self._folds = bin_rows(layout, table.blocks(), table.n_rows), folds
         self.labels = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
+
+    def with_columns(self, places: Sequence[int], orders: Sequence[NDArray[np.int64]] = ()) -> FoldRows:
+        """Return the rows with some columns alone, and behind them copies of these.
+
+        Args:
+            orders: of the rows, for the copy of each of these columns. Shapes: int64[n_rows] each.
+        """
+        found, bins = copy.copy(self), self._bins
+        own = bins.codes[:, list(places)]
+        copies = [own[order, place] for place, order in enumerate(orders)]
+        codes, missing = np.column_stack([own, *copies]), np.tile(bins.missing[list(places)], 2 if copies else 1)
+        found._bins = BinnedTable(np.ascontiguousarray(codes), missing, bins.is_dense)
+        return found
+
+    def bins_of_fold(self, fold: int) -> BinnedTable:
+        """Return the rows of a fold, in bins."""
+        return BinnedTable(self._bins.codes[self._folds == fold], self._bins.missing, self._bins.is_dense)
 
     def train(self, fold: int, training: GrownTraining) -> TrainingResult:
         """Train on all rows but those of a fold, with the other sites, and score these."""

@@ -421,16 +421,17 @@ def check_tuning_early(job: TuningJob, sites: object, n_sites: int) -> None:
 # What every tuning asks of a site first, and how its errors say where they came.
 
 
-def check_consent(policy: SitePolicy, job: Tuned) -> None:
+def check_consent(policy: SitePolicy, data_set: str, n_trials: int, folds: int, num_rounds: int) -> None:
     """Check the site's consent to so many trainings. Raises: PolicyRefusal."""
-    if job.size > policy.consents.tuning or not policy.consents.gives("tuning"):
+    size = n_trials * folds * num_rounds
+    if size > policy.consents.tuning or not policy.consents.gives("tuning"):
         raise PolicyRefusal(
             f"the policy of {policy.site} allows trials x folds x rounds of at most {policy.consents.tuning} in one "
-            f"tuning, and the job asks for {job.n_of_trials} x {job.folds} x {job.num_rounds} = {job.size}. Policy "
+            f"tuning or selection, and the job asks for {n_trials} x {folds} x {num_rounds} = {size}. Policy "
             f"key: consents.tuning. Remedy: fewer trials, folds or rounds, or ask {policy.site} to change it."
         )
-    remedy = "tune on a data set of other rows without a budget"
-    policy.check_no_budget(job.data_set, "the models of a tuning are", remedy)
+    remedy = "take a data set of other rows without a budget"
+    policy.check_no_budget(data_set, "the models of a tuning or selection are", remedy)
 
 
 @contextmanager

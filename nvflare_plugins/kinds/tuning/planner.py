@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Network, Plan, PlanRequest, process_memory_bytes
 from nvflare_plugins.base.formatting import human_bytes, human_seconds
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
 from nvflare_plugins.kinds.tuning.job import TuningJob
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.plan import (
     Estimate,
     Planned,
@@ -29,19 +31,13 @@ from nvflare_plugins.xgb.parameters import check_parameters
 def plan(request: PlanRequest, job: TuningJob) -> Plan:
     """Return what a site sends, how long that takes and who reads what. Raises: ConfigurationError."""
     rows, _ = request.shape()
-    if rows < LEAST_ROWS * job.folds:
-        raise ConfigurationError(
-            f"{rows:,} rows in {job.folds} folds are fewer than {LEAST_ROWS:,} in each, and sites refuse the "
-            "job. Remedy: fewer folds, or more rows"
-        )
-    workloads, network = [_workload(request, job, number) for number in range(job.n_of_trials)], request.network
-    estimates = _estimates(workloads, job.profile, network)
+    check_rows(rows, job.folds)
+    trainings = [job.training_of(trial) for trial in job.all_trials()]
+    workloads, network = [workload_of(request, one, job.folds) for one in trainings], request.network
+    estimates = estimates_of(workloads, job.profile, network)
     seconds = job.folds * sum(one.n_rounds * one.round_s for one in estimates) + estimates[0].setup_s
     sent = job.folds * sum(one.n_rounds * one.round_bytes for one in estimates)
-    sent += _total(estimates[0]) + message_bytes(
-        Planned(Kind.EFFECTIVE_ROWS, 1, 2 * job.folds, wide=False), job.profile
-    )
-    sent -= N_COUNTS * 8  # added rows are not counted
+    sent += bytes_before_rounds(estimates[0], job.folds, job.profile)
     figures = {"trials": job.n_of_trials, "folds": job.folds, "rounds": job.num_rounds, "tuning": job.size}
     n_held = 1 if workloads[0].grown else job.folds
     memory = n_held * rows / request.sites * workloads[0].features * 5
@@ -62,9 +58,19 @@ def plan(request: PlanRequest, job: TuningJob) -> Plan:
     return Plan({**figures, "seconds": seconds, "bytes_sent": sent, "sites": request.sites}, "\n".join(text))
 
 
-def _workload(request: PlanRequest, job: TuningJob, number: int) -> Workload:
-    training, (n_rows, n_features) = job.training_of(job.all_trials()[number]), request.shape()
-    rows = n_rows - n_rows // job.folds
+def check_rows(rows: int, folds: int) -> None:
+    """Refuse what every site would refuse. Raises: ConfigurationError."""
+    if rows < LEAST_ROWS * folds:
+        raise ConfigurationError(
+            f"{rows:,} rows in {folds} folds are fewer than {LEAST_ROWS:,} in each, and sites refuse the job. "
+            "Remedy: fewer folds, or more rows"
+        )
+
+
+def workload_of(request: PlanRequest, training: HorizontalJob, folds: int) -> Workload:
+    """Return the size of a training on all rows but those of a fold."""
+    n_rows, n_features = request.shape()
+    rows = n_rows - n_rows // folds
     workload = workload_of_job(training, rows, n_features, request.sites, missing=request.missing)
     names = training.features or [f"f{i}" for i in range(n_features)]
     columns = {"monotone_constraints", "interaction_constraints"}
@@ -72,8 +78,8 @@ def _workload(request: PlanRequest, job: TuningJob, number: int) -> Workload:
     return dataclasses.replace(workload, metrics=len(checked.metrics), metrics_wait=True)
 
 
-def _estimates(workloads: list[Workload], profile: str, network: Network) -> list[Estimate]:
-    """Estimate each trial's training; trees of one size are measured once."""
+def estimates_of(workloads: Sequence[Workload], profile: str, network: Network) -> list[Estimate]:
+    """Estimate each training; trees of one size are measured once, on as many columns as the first has."""
     rate, memory = measure_protection(profile, workloads[0].sites), process_memory_bytes()
     trees: dict[tuple[int, int], TreeRate] = {}
     found = []
@@ -84,6 +90,7 @@ def _estimates(workloads: list[Workload], profile: str, network: Network) -> lis
     return found
 
 
-def _total(one: Estimate) -> int:
+def bytes_before_rounds(one: Estimate, folds: int, profile: str) -> int:
     """Return what is sent before the first round, the cut search most of it."""
-    return one.total_bytes - one.n_rounds * one.round_bytes
+    of_folds = message_bytes(Planned(Kind.EFFECTIVE_ROWS, 1, 2 * folds, wide=False), profile)
+    return one.total_bytes - one.n_rounds * one.round_bytes + of_folds - N_COUNTS * 8  # added rows are not counted

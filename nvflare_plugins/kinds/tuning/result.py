@@ -7,7 +7,7 @@ import json
 import math
 import pprint
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,17 +144,28 @@ class TuningResult:
         Args:
             features: the columns of this job; a file has the column of groups besides.
         """
-        recipe = job.best_recipe
+        found = f"what tuning {job_id} found best (trial {self.best.number})"
         settings = job.best_settings(self.best_params(job), self.best.rounds, features)
-        arguments = "".join(f"    {name}={_python(value)},\n" for name, value in settings.items())
-        return (
-            f'"""Train on all rows what tuning {job_id} found best (trial {self.best.number}).\n\n'
-            "    python train_best.py      writes the job folder jobs/best\n"
-            '"""\n\n'
-            f"from nvflare_plugins.recipes import {recipe}\n\n"
-            f'recipe = {recipe}(\n    "best",\n{arguments})\n'
-            'recipe.export("jobs")\n'
-        )
+        return training_script(found, SCRIPT, job.best_recipe, settings)
+
+
+def training_script(found: str, file: str, recipe: str, settings: Mapping[str, Any]) -> str:
+    """Return a script that writes the job folder of a training over all rows.
+
+    Args:
+        found: what is trained, for people.
+        file: name of the script.
+        settings: arguments of the recipe of that name.
+    """
+    arguments = "".join(f"    {name}={_python(value)},\n" for name, value in settings.items())
+    return (
+        f'"""Train on all rows {found}.\n\n'
+        f"    python {file}      writes the job folder jobs/best\n"
+        '"""\n\n'
+        f"from nvflare_plugins.recipes import {recipe}\n\n"
+        f'recipe = {recipe}(\n    "best",\n{arguments})\n'
+        'recipe.export("jobs")\n'
+    )
 
 
 def line_of(one: TrialResult, n_trials: int, metric: str, best: TrialResult) -> str:

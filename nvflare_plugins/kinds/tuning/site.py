@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,6 +48,7 @@ from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.row_floors import check_sampling, row_fraction, row_weights
 from nvflare_plugins.site.memory.registry import Registry, Wanted, describe_draw
@@ -65,26 +66,42 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class InFolds:
+    """A site's rows and the fold of each, before it talks to anyone.
+
+    Attributes:
+        base: table, data set and profile, as of a training.
+        folds: of each row. Shapes: int64[n_rows].
+        fractions: shares of the rows that rounds draw, all different.
+    """
+
+    base: preparation.Prepared
+    folds: NDArray[np.int64]
+    n_folds: int
+    fractions: tuple[float, ...]
+
+    @classmethod
+    def of(cls, allowed: preparation.Allowed, n_folds: int, parameters: Sequence[TrainingParameters]) -> InFolds:
+        """Read the rows and draw their folds. Raises: DataRefusal, ConfigurationError."""
+        base = allowed.load()
+        secret = Registry.open(allowed.context.policy).secret("folds", str(n_folds))
+        fractions = sorted({row_fraction(one) for one in parameters}, reverse=True)
+        return cls(base, fold_of_rows(base.table, base.data_set, secret, n_folds), n_folds, tuple(fractions))
+
+
+@dataclass(frozen=True, slots=True)
 class TuningPrepared:
     """What a site knows before it talks to anyone.
 
     Attributes:
-        base: table, data set and profile, as of a training.
         parameters: checked, of each trial.
         is_grown: the sites grow the trees of all trials themselves.
-        folds: of each row. Shapes: int64[n_rows].
     """
 
-    base: preparation.Prepared
+    rows: InFolds
     trials: tuple[Trial, ...]
     parameters: tuple[TrainingParameters, ...]
     is_grown: bool
-    folds: NDArray[np.int64]
-
-    @property
-    def fractions(self) -> list[float]:
-        """Shares of the rows that rounds draw, all different."""
-        return sorted({row_fraction(one) for one in self.parameters}, reverse=True)
 
 
 def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
@@ -95,7 +112,7 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
         ConfigurationError: job or data are not usable; the message says which, and which trial.
     """
     policy, trials = context.policy, job.all_trials()
-    check_consent(policy, job)
+    check_consent(policy, job.data_set, job.n_of_trials, job.folds, job.num_rounds)
     data_set = policy.data_set(job.data_set)
     data_set.check_holds_bins("a tuning holds those of all folds")
     names = column_names(data_set, job.label, None, job.features, job.group)
@@ -111,12 +128,10 @@ def prepare(job: TuningJob, context: SiteContext) -> TuningPrepared:
             "trains on one sample of its rows: the difference of two shows rows that only one has",
             "give subsample once, in params",
         )
-    base = preparation.allow(
+    allowed = preparation.allow(
         trainings[0], context, job.group, with_ids=job.group is None, on_cluster=True, by_xgboost=not all(grown)
-    ).load()
-    secret = Registry.open(policy).secret("folds", str(job.folds))
-    folds = fold_of_rows(base.table, base.data_set, secret, job.folds)
-    return TuningPrepared(base, trials, tuple(parameters), all(grown), folds)
+    )
+    return TuningPrepared(InFolds.of(allowed, job.folds, parameters), trials, tuple(parameters), all(grown))
 
 
 def check_trial(parameters: TrainingParameters) -> TrainingParameters:
@@ -132,18 +147,62 @@ def check_trial(parameters: TrainingParameters) -> TrainingParameters:
     return parameters
 
 
-class TuningAttempt(PooledAttempt):
-    """The steps of one attempt once its session is open.
+class FoldedAttempt(PooledAttempt):
+    """An attempt with many trainings on all rows but those of one fold, once its session is open.
 
     Added rows are changed rows here: they are too few for each fold when they are just enough for all.
     """
 
     COUNTS_ADDED = False
 
+    def __init__(
+        self,
+        attempt: SiteAttempt,
+        rows: InFolds,
+        training: HorizontalJob,
+        *,
+        is_grown: bool,
+        workers: Workers | None = None,
+    ) -> None:
+        super().__init__(attempt, rows.base, training, is_grown=is_grown, workers=workers)
+        self._in_folds = rows
+
+    def _wanted(self) -> list[Wanted]:
+        return [
+            Wanted(self._rows.table, self._rows.data_set, draw=describe_draw(fraction), is_settled=True)
+            for fraction in self._in_folds.fractions
+        ]
+
+    def _most_rows_needed(self, floors: Floors) -> int:
+        return rows_needed(floors, self._in_folds.fractions)
+
+    def _check_parts(self, sums: ProtectedSums) -> None:
+        """Hold every fold to the floors."""
+        floors, own, rows = self._floors, self._policy.floors(self._world), self._in_folds
+        factor = self._parameters.number("scale_pos_weight", 1.0)
+        weights = row_weights(self._rows.table, factor) / max(1.0, factor)
+        check_folds(sums, floors, own, weights, rows.folds, rows.n_folds, self._most_rows_needed(floors))
+
+    def _folds(self) -> list[Fold]:
+        return [Fold.of(self._rows.table, self._in_folds.folds == number) for number in range(self._in_folds.n_folds)]
+
+    def _trained(self, number: int) -> None:
+        """Note that a training of the attempt is over. Args: number: from 0."""
+        self._attempt.evidence.round(number)
+        self._attempt.heads.mark()
+
+    def _draws(self, parameters: TrainingParameters, fold: Fold) -> Draws | None:
+        draws = self._draws_of(parameters, self._rows.table, self._context.sites)
+        return None if draws is None else chosen_draws(draws, fold.chosen)
+
+
+class TuningAttempt(FoldedAttempt):
+    """The steps of one attempt once its session is open."""
+
     def __init__(self, attempt: SiteAttempt, prepared: TuningPrepared, workers: Workers | None) -> None:
         self._job: TuningJob = attempt.job
-        training = self._job.training_of(prepared.trials[0], list(prepared.base.table.feature_names))
-        super().__init__(attempt, prepared.base, training, is_grown=prepared.is_grown, workers=workers)
+        training = self._job.training_of(prepared.trials[0], list(prepared.rows.base.table.feature_names))
+        super().__init__(attempt, prepared.rows, training, is_grown=prepared.is_grown, workers=workers)
         self._prepared, self._trials = prepared, prepared.parameters
 
     def run(self) -> JobResult:
@@ -163,42 +222,24 @@ class TuningAttempt(PooledAttempt):
         self._trials = tuple(with_floor(one, self._floors.rows_per_node) for one in self._trials)
         self._parameters = self._trials[0]
 
-    def _wanted(self) -> list[Wanted]:
-        return [
-            Wanted(self._rows.table, self._rows.data_set, draw=describe_draw(fraction), is_settled=True)
-            for fraction in self._prepared.fractions
-        ]
-
     def _release(self) -> dict[str, object]:
         """Return all trials as one release."""
         without = _NOT_RELEASED if self._arithmetic else (*_NOT_RELEASED, "engine", "arithmetic")
         fields = {name: value for name, value in self._job.to_dict().items() if name not in without}
         return {"kind": "tuning", "job": fields, "rows_per_node": self._floors.rows_per_node}
 
-    def _most_rows_needed(self, floors: Floors) -> int:
-        return rows_needed(floors, self._prepared.fractions)
-
-    def _check_parts(self, sums: ProtectedSums) -> None:
-        """Hold every fold to the floors."""
-        floors, own = self._floors, self._policy.floors(self._world)
-        factor = self._parameters.number("scale_pos_weight", 1.0)
-        weights = row_weights(self._rows.table, factor) / max(1.0, factor)
-        needed = self._most_rows_needed(floors)
-        check_folds(sums, floors, own, weights, self._prepared.folds, self._job.folds, needed)
-
     # -- training -----------------------------------------------------------------------------------------------------
 
     def _train_all(self, train: _TrainFold) -> TuningResult:
         job, trials, done = self._job, self._prepared.trials, []
-        folds = [_Fold.of(self._rows.table, self._prepared.folds == number) for number in range(job.folds)]
+        folds = self._folds()
         metric = self._parameters.metrics[-1]
         for t, trial in enumerate(trials):
             started, scores = time.perf_counter(), []
             for f, fold in enumerate(folds):
                 with in_trial(t + 1, len(trials), f + 1, job.folds):
                     scores.append(score_of(train(t, f, fold)))
-                    self._attempt.evidence.round(t * job.folds + f)
-                    self._attempt.heads.mark()
+                    self._trained(t * job.folds + f)
             done.append(TrialResult(t + 1, trial, tuple(scores), time.perf_counter() - started))
             so_far = TuningResult(metric, tuple(done))
             self._attempt.progress.say(line_of(done[-1], len(trials), metric, so_far.best))
@@ -209,9 +250,9 @@ class TuningAttempt(PooledAttempt):
         """Bin the rows of all folds by the agreed cuts, once for all trials: here, or at workers."""
         table, cuts, max_bin = self._rows.table, agreement.cuts, self._parameters.max_bin
         engine = MediatedEngine.of(self._attempt, agreement, table, max_bin)
-        bins = self._on_workers(cuts) or FoldsHere(table, self._prepared.folds, self._job.folds, cuts, max_bin)
+        bins = self._on_workers(cuts) or FoldsHere(table, self._in_folds.folds, self._job.folds, cuts, max_bin)
 
-        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+        def train(t: int, f: int, fold: Fold) -> TrainingResult:
             parameters = self._trials[t]
             self._agree_scales(agreement.sums, parameters, [fold.kept, fold.held_out])
             draws, least = self._draws(parameters, fold), self._counted_leaves(parameters)
@@ -223,9 +264,9 @@ class TuningAttempt(PooledAttempt):
     def _by_sites(self, agreement: Agreement) -> _TrainFold:
         """Bin all rows once."""
         sums, cuts, n_rows = agreement.sums, agreement.cuts, int(agreement.rows[0])
-        rows = self._on_workers(cuts) or FoldRows(self._rows.table, self._prepared.folds, cuts, self._arithmetic)
+        rows = self._on_workers(cuts) or FoldRows(self._rows.table, self._in_folds.folds, cuts, self._arithmetic)
 
-        def train(t: int, f: int, fold: _Fold) -> TrainingResult:
+        def train(t: int, f: int, fold: Fold) -> TrainingResult:
             self._agree_scales(sums, self._trials[t], [fold.kept, fold.held_out])
             grown = self._grown(self._trials[t], cuts, n_rows, fold.kept, (EVALUATED,))
             settings, draws = self._settings(t, f), self._draws(self._trials[t], fold)
@@ -238,16 +279,12 @@ class TuningAttempt(PooledAttempt):
             return None
         table = self._rows.table
         _log.info("%s", shards_line(table.n_rows, len(self._workers)))
-        max_bin, folds = self._parameters.max_bin, self._prepared.folds
+        max_bin, folds = self._parameters.max_bin, self._in_folds.folds
         return FoldsOnWorkers(self._workers, table, folds, self._job.folds, cuts, max_bin, self._arithmetic)
 
     def _settings(self, t: int, f: int) -> LoopSettings:
         job = self._job
         return LoopSettings(job.num_rounds, job.early_stopping_rounds, 0, (t * job.folds + f) * job.num_rounds)
-
-    def _draws(self, parameters: TrainingParameters, fold: _Fold) -> Draws | None:
-        draws = self._draws_of(parameters, self._rows.table, self._context.sites)
-        return None if draws is None else chosen_draws(draws, fold.chosen)
 
     def _facts(self, result: TuningResult) -> TuningFacts:
         names, n_trials = self._rows.table.feature_names, len(self._prepared.trials)
@@ -276,7 +313,7 @@ class TuningAttempt(PooledAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fold:
+class Fold:
     """What bounds of one fold's trainings follow from: labels of the rows that are trained on, and of those held out.
 
     Attributes:
@@ -288,14 +325,14 @@ class _Fold:
     held_out: Table
 
     @classmethod
-    def of(cls, table: Table, held_out: NDArray[np.bool_]) -> _Fold:
+    def of(cls, table: Table, held_out: NDArray[np.bool_]) -> Fold:
         """Take the labels. Shapes: held_out: bool[n_rows]."""
         bare = replace(table, features=table.features[:0], passes=None, ids=None, groups=None)
         kept, others = (replace(bare, label=table.label[rows]) for rows in (~held_out, held_out))
         return cls(~held_out, kept, others)
 
 
-_TrainFold = Callable[[int, int, _Fold], TrainingResult]
+_TrainFold = Callable[[int, int, Fold], TrainingResult]
 """Trains a trial, by its number, on all rows but those of a fold, by its number."""
 
 
@@ -330,7 +367,7 @@ def _take_part(attempt: SiteAttempt, prepared: TuningPrepared) -> JobResult:
 run_tuning_site = SitePart(
     prepare,
     _take_part,
-    protection=lambda job, prepared: {**prepared.base.chosen.facts, **grown_fact(by_sites=prepared.is_grown)},
+    protection=lambda job, prepared: {**prepared.rows.base.chosen.facts, **grown_fact(by_sites=prepared.is_grown)},
     on_cluster=OnCluster.USED,
 )
 """Takes part in one attempt of a job.

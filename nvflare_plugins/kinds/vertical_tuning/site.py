@@ -82,7 +82,7 @@ def prepare(job: VerticalTuningJob, context: SiteContext) -> TuningPrepared:
         PolicyRefusal: the site's policy forbids the job.
         ConfigurationError: job or data are not usable; the message says which, and which trial.
     """
-    check_consent(context.policy, job)
+    check_consent(context.policy, job.data_set, job.n_of_trials, job.folds, job.num_rounds)
     trials, parameters = job.all_trials(), []
     for number, trial in enumerate(trials, start=1):
         given = {**job.params, **trial}
