@@ -103,8 +103,13 @@ def test_names_of_files_and_modules_exist(path: Path) -> None:
             assert importlib.util.find_spec(name) is not None, f"{named(path)} names {name}, which is no module"
 
 
-NOT_OURS = {"train_best.py", "nvflare/lighter/impl/cert.py", "sacroml/attacks/structural_attack.py"}
-"""What a tuning writes for its user, and files of FLARE and SACRO-ML."""
+NOT_OURS = {
+    "train_best.py",
+    "train_chosen.py",
+    "nvflare/lighter/impl/cert.py",
+    "sacroml/attacks/structural_attack.py",
+}
+"""What a tuning and a selection write for their users, and files of FLARE and SACRO-ML."""
 
 
 def test_files_that_sources_name_exist() -> None:
@@ -302,4 +307,4 @@ def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pyte
         for code in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
             exec(code, {})  # noqa: S102  # the document's own code
     assert len(run) == 2
-    assert len(list(tmp_path.glob("jobs/*/meta.json"))) == 5
+    assert len(list(tmp_path.glob("jobs/*/meta.json"))) == 6

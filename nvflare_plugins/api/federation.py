@@ -325,6 +325,54 @@ class Federation:
         )
         return self._run(made, Horizontal(), f"tuning={made.job.size}", progress=progress)
 
+    def select(
+        self,
+        method: Horizontal | None = None,
+        *,
+        rounds: int = 50,
+        profile: str = "masks",
+        name: str = "select",
+        progress: bool = True,
+        **settings: Any,
+    ) -> Run:
+        """Select columns: ``run.features`` are the chosen ones, for the next ``Horizontal(features=...)``.
+
+        ``run.table("selection.csv")`` has information value, gain and shadows by column, ``run.table(
+        "selection_steps.csv")`` the score of each set of columns; ``run.page("selection.html")`` shows both.
+
+        The simulated sites give the consents that this needs (``tuning``, ``feature_profile``); in production each
+        site's policy has to.
+
+        Args:
+            method: what all trainings have in common, and the columns to begin with.
+            rounds: boosting rounds of each training.
+            settings: further fields of kind ``selection`` (jobs/REFERENCE.md): folds, min_features, step, importance
+                ("gain" or "permutation"), rule ("one_standard_error" or "best"), shadows, group, information_value,
+                which is left out of itself where the label is a number.
+
+        Raises:
+            ConfigurationError: what no site would accept, such as more columns asked for than there are.
+            SitesRefused: with the reasons of all sites.
+        """
+        check, fields = self._terms(method or Horizontal())
+        check.raise_problems()
+        group = settings.get("group")
+        fields["features"] = [column for column in fields["features"] if column != group]
+        objective = str(fields["params"].get("objective", ""))
+        counts = settings.pop("information_value", objective.startswith(("binary", "multi")))
+        made = recipes.SelectionRecipe(
+            name,
+            **{key: value for key, value in fields.items() if key not in ("eval_data_set", "evaluate_training")},
+            **settings,
+            information_value=counts,
+            num_rounds=rounds,
+            profile=profile,
+            min_clients=len(self.sites),
+        )
+        size = made.job.n_trials(len(made.job.features)) * made.job.folds * rounds
+        consents = (f"tuning={size}", *(["feature_profile"] if counts else []))
+        return self._run(made, Horizontal(), *consents, progress=progress)
+
     def profile(self, *, profile: str = "masks", name: str = "profile", progress: bool = True) -> Run:
         """Look at what single columns tell of the label: ``run.table("profile.json")``, ``run.report``.
 

@@ -36,9 +36,11 @@ _NOTES_FOR_HORIZONTAL = (
     "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
     "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
     "edges, which tell of one site's scores.",
-    "A job of kind tuning, which needs every policy's consent to its size (tuning), trains on all rows but those of "
-    "each fold: the sites learn sums over the rows of every fold, at least 1,000 of all sites together, and the "
-    "metrics of every model. Nothing adds up what several tunings of the same rows tell.",
+    "A job of kind tuning or selection, which needs every policy's consent to its size (tuning), trains on all rows "
+    "but those of each fold: the sites learn sums over the rows of every fold, at least 1,000 of all sites together, "
+    "and the metrics of every model. Nothing adds up what several such jobs on the same rows tell. A selection may "
+    "also show scores of columns that each site has permuted and, with feature_profile, rows of classes by fold and "
+    "bin.",
     "Number formats are agreed by a secure maximum of powers of two, from which a site learns the largest of the "
     "others: about the rows times the label size of the largest other site.",
     "Sites are honest but curious, and so is the server but for what it does to sums. Malformed bytes end the job; "

@@ -245,6 +245,12 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
             yield Planned(Kind.CELL_FLAGS, workload.row_sets, 0, wide=False, residues=2 * len(spans_of(n_parts)))
         yield Planned(Kind.CLASS_COUNTS, workload.row_sets, max(PARTS), wide=False)
         yield Planned(Kind.RISK_SUMS, 1, workload.time_bins)
+    yield from training_messages(workload)
+
+
+def training_messages(workload: Workload) -> Iterator[Planned]:
+    """Yield the sums by which each training begins, also where a job has several."""
+    n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     n_scales = _SCALES + workload.metrics // workload.eval_sets + (workload.weighted_sets > 0)
     if workload.grown:
         n_scales += _ROW_SCALES + workload.smooth_scale
@@ -575,6 +581,11 @@ def _protect_s(messages: Iterable[Planned], profile: str, rate: ProtectionRate, 
     wide = 1 if _profile(profile).codec.word_bytes else 2  # under the lattice schemes a wide value takes two
     n_values = sum(m.messages * m.n_values * (wide if m.wide else 1) for m in messages)
     return n_values * (rate.site_s + n_sites * rate.server_s)
+
+
+def cost_of(messages: Sequence[Planned], profile: str, network: Network, n_sites: int) -> tuple[int, float]:
+    """Return how many bytes a site sends in messages, and how long they travel. Units: bytes, seconds."""
+    return _total(messages, profile), _network_s(messages, profile, network, n_sites)
 
 
 def _network_s(messages: Iterable[Planned], profile: str, network: Network, n_sites: int) -> float:

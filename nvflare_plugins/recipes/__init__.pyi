@@ -5,7 +5,7 @@ from typing import Any
 from nvflare_plugins.recipes.poc_env import VeilPocEnv as VeilPocEnv
 from nvflare_plugins.recipes.recipe import JobRecipe as JobRecipe
 
-__all__ = ['AlignmentRecipe', 'BaggingXGBRecipe', 'DpBoostRecipe', 'FederBoostVerticalRecipe', 'HorizontalXGBRecipe', 'JobRecipe', 'PrivateTreesRecipe', 'ProfileRecipe', 'TuningRecipe', 'VerticalInferenceRecipe', 'VerticalTuningRecipe', 'VerticalXGBRecipe']
+__all__ = ['AlignmentRecipe', 'BaggingXGBRecipe', 'DpBoostRecipe', 'FederBoostVerticalRecipe', 'HorizontalXGBRecipe', 'JobRecipe', 'PrivateTreesRecipe', 'ProfileRecipe', 'SelectionRecipe', 'TuningRecipe', 'VerticalInferenceRecipe', 'VerticalTuningRecipe', 'VerticalXGBRecipe']
 
 class AlignmentRecipe(JobRecipe):
     """Find the rows that all sites have, by private set intersection over their ids.
@@ -460,6 +460,78 @@ class ProfileRecipe(JobRecipe):
         max_bin: int = ...,
         min_rows_per_cut: int = ...,
         monotonic: bool = ...,
+        deadline_s: float = ...,
+        sites: Sequence[str] | None = None,
+        min_clients: int | None = None,
+    ) -> None: ...
+
+class SelectionRecipe(JobRecipe):
+    """Select columns over all sites: backward elimination by cross validation, and information values by fold.
+
+    Each site gets ``selection.csv``, ``selection_steps.csv``, ``selection.json``, ``selection.html`` and
+    ``train_chosen.py``, which writes the job that trains on the chosen columns. Sites take part if their policy allows
+    as many sets of columns times folds times rounds (``tuning``), and counts by columns and label
+    (``feature_profile``).
+
+        recipe = SelectionRecipe(
+            name="select", data_set="credit", label="default", params={"objective": "binary:logistic"}, num_rounds=30
+        )
+
+    Its arguments beside ``sites`` and ``min_clients`` are the fields of kind ``selection`` (jobs/REFERENCE.md).
+
+    Args:
+        data_set: Name of the data set in every site's policy.
+        label: Label column.
+        params: XGBoost parameters of every training (jobs/MODEL.md lists the supported ones). The last `eval_metric`
+            decides. `monotone_constraints` name columns.
+        folds: Folds: each set of columns is trained on once for each, on all other folds, and scored on it.
+        group: Column that says which rows belong together, as in a tuning. It is no feature.
+        num_rounds: Boosting rounds of each training.
+        min_features: Columns at which elimination ends.
+        step: Columns that are taken away at once, those of least importance.
+        importance: By what columns are taken away, as the mean over the folds. ``gain``: share of the trees' loss
+            change. ``permutation``: how much worse the fold's score is where each site deals the column's values out
+            anew among its rows. All sites learn these scores.
+        rule: ``one_standard_error``: the fewest columns whose mean score is within a standard error of the best one.
+            ``best``: those of the best mean score.
+        shadows: Further trainings for each fold with all columns and a permuted copy of each, as Boruta does: how often
+            a column's gain is above that of every copy. Each site draws the permutations, of its own rows, from a
+            secret.
+        information_value: Count also the information value of each column by fold, for which every policy must consent
+            (`feature_profile`). For labels that are classes.
+        profile: ``masks`` or ``bfv``.
+        features: Columns to begin with; None means all columns of the file but label and group.
+        categories: Public category list of each categorical column.
+        unknown_category_is_missing: Treat other categories as missing instead of refusing the data.
+        label_classes: Public list of label values; None means that labels are numbers (classes 0 .. k-1).
+        min_rows_per_cut: The one cut search stops where fewer pooled rows would be singled out. Bins of information
+            values hold as many pooled rows of every class in every fold.
+        arithmetic: Whose arithmetic the sites follow, as in horizontal jobs.
+        deadline_s: Longest time that an exchange may wait for the slowest site; 0 derives it.
+    """
+    def __init__(
+        self,
+        name: str,
+        *,
+        data_set: str,
+        label: str,
+        params: Mapping[str, Any] = ...,
+        folds: int = ...,
+        group: str | None = ...,
+        num_rounds: int = ...,
+        min_features: int = ...,
+        step: int = ...,
+        importance: str = ...,
+        rule: str = ...,
+        shadows: int = ...,
+        information_value: bool = ...,
+        profile: str = ...,
+        features: Sequence[str] | None = ...,
+        categories: Mapping[str, Sequence[str | int]] = ...,
+        unknown_category_is_missing: bool = ...,
+        label_classes: Sequence[str | int] | None = ...,
+        min_rows_per_cut: int = ...,
+        arithmetic: str = ...,
         deadline_s: float = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,

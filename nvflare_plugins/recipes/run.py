@@ -124,6 +124,22 @@ class SiteRun:
         path = self.folder / REPORT
         return Page(path if path.is_file() else report.write_report(self.folder))
 
+    def page(self, name: str) -> Page:
+        """Return a page that the job left, such as ``selection.html``. Raises: ConfigurationError: it left none."""
+        return Page(self._left(name))
+
+    @property
+    def features(self) -> list[str]:
+        """The columns that a selection chose. Raises: ConfigurationError: this job selected none."""
+        found: list[str] = json.loads(self._left("selection.json").read_text(encoding="utf-8"))["chosen"]
+        return found
+
+    def _left(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise ConfigurationError(f"the job left no {name} at {self.record.site}")
+        return path
+
     def table(self, name: str) -> pd.DataFrame:
         """Return a table that the job left: ``tuning.csv``, or the features in ``profile.json``.
 
@@ -132,9 +148,7 @@ class SiteRun:
         """
         import pandas as pd
 
-        path = self.folder / name
-        if not path.is_file():
-            raise ConfigurationError(f"the job left no {name} at {self.record.site}")
+        path = self._left(name)
         if path.suffix == ".csv":
             return pd.read_csv(path)
         return pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["features"])
@@ -238,6 +252,15 @@ class Run(FlareRun):
     def report(self) -> Page:
         """As ``SiteRun.report``."""
         return self._shown.report
+
+    def page(self, name: str) -> Page:
+        """As ``SiteRun.page``."""
+        return self._shown.page(name)
+
+    @property
+    def features(self) -> list[str]:
+        """As ``SiteRun.features``."""
+        return self._shown.features
 
     def table(self, name: str) -> pd.DataFrame:
         """As ``SiteRun.table``."""

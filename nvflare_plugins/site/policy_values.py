@@ -137,17 +137,18 @@ class Consents(Document):
     never take part.
     """
     feature_profile: Flag = False
-    """Jobs of kind `profile`: the sites learn how many rows of each class, of all sites together, lie in bins of every
-    feature, merged until each holds `min_rows_per_cut` rows of every class; and on the way, of runs of bins and each
-    class, whether another site has so many rows there by itself and whether another one lacks its part of them. A
-    training shows sums over finer bins. Data sets with a privacy budget never take part.
+    """Jobs of kinds `profile` and `selection`: the sites learn how many rows of each class, of all sites together, lie
+    in bins of every feature, merged until each holds `min_rows_per_cut` rows of every class; and on the way, of runs of
+    bins and each class, whether another site has so many rows there by itself and whether another one lacks its part of
+    them. A training shows sums over finer bins. A selection counts by folds, with so many rows in each. Data sets with
+    a privacy budget never take part.
     """
     tuning: Annotated[int, STRICT, Ge(0), Le(MOST_TUNING)] = 0
-    """Jobs of kinds `tuning` and `vertical_tuning`: most trials times folds times rounds of one job; 0 allows none.
-    Every trial trains on all rows but those of one fold, for each fold. Horizontal: the sites learn sums over the rows
-    of each fold, at least 1,000 of all sites together, and the metrics of every model on them. Vertical: a passive
-    party answers for as many trees. The number bounds one job's work and releases, not what several jobs tell. Data
-    sets with a privacy budget never take part.
+    """Jobs of kinds `tuning`, `selection` and `vertical_tuning`: most trials times folds times rounds of one job; 0
+    allows none. A selection's trials are its sets of columns and `shadows`. Every trial trains on all rows but those of
+    one fold, for each fold. Horizontal: the sites learn sums over the rows of each fold, at least 1,000 of all sites
+    together, and the metrics of every model on them. Vertical: a passive party answers for as many trees. The number
+    bounds one job's work and releases, not what several jobs tell. Data sets with a privacy budget never take part.
     """
     scoring: Flag = False
     """Standing scoring as a passive party of vertical jobs. In the place of `vertical.predictions_per_row` a row has a

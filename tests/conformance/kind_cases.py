@@ -80,7 +80,8 @@ def _many_rows(folder: Path) -> Parties:
     parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
     parties = rows_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
     for site in parties.sites:
-        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "tuning": 100})
+        given = parties.policy_of(site).get("consents", {})
+        parties.set_policy(site, consents={**given, "tuning": 100, "feature_profile": True})
     return parties
 
 
@@ -167,6 +168,13 @@ CASES: dict[str, KindCase] = {
     ),
     "profile": _case(
         "profile", _counted_rows, _LABELLED, run={"max_bin": 16}, results=("profile.json", "profile.html")
+    ),
+    "selection": _case(
+        "selection",
+        _many_rows,
+        _LABELLED,
+        run={"params": _SHALLOW, "folds": 2, "num_rounds": 2, "min_features": 3},
+        results=("selection.json", "selection.csv", "selection_steps.csv", "selection.html", "train_chosen.py"),
     ),
     "tuning": _case(
         "tuning",

@@ -28,6 +28,7 @@ SITES = ("site-1", "site-2", "site-3")
 _NEEDED = {
     "bagging": dict.fromkeys(SITES, ("share_own_trees",)),
     "profile": dict.fromkeys(SITES, ("feature_profile",)),
+    "selection": dict.fromkeys(SITES, ("feature_profile", "tuning")),
     "tuning": dict.fromkeys(SITES, ("tuning",)),
     "vertical_tuning": {
         "site-1": ("plain_profile", "tuning"),

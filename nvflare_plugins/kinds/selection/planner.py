@@ -10,7 +10,7 @@ from nvflare_plugins.kinds.profile.planner import count_messages
 from nvflare_plugins.kinds.selection.job import Importance, SelectionJob
 from nvflare_plugins.kinds.tuning.folds import LEAST_ROWS
 from nvflare_plugins.kinds.tuning.planner import bytes_before_rounds, check_rows, estimates_of, workload_of
-from nvflare_plugins.pooled.plan import Planned, Workload, message_bytes
+from nvflare_plugins.pooled.plan import Planned, Workload, cost_of, training_messages
 from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.wire.envelope import Kind
 
@@ -29,11 +29,10 @@ def plan(request: PlanRequest, job: SelectionJob) -> Plan:
     rounds_s = sum(
         one.n_rounds * (one.round_s - one.xgboost_s + tree_s) for one, tree_s in zip(estimates, by_columns, strict=True)
     )
-    messages = list(_further_messages(job, sizes, features, workloads[0]))
-    sizes_of = [message_bytes(one, job.profile) for one in messages]
-    further_s = sum(network.exchange_s(size, request.sites) for size in sizes_of)
+    further = list(_further_messages(job, sizes, features, workloads[0]))
+    further_bytes, further_s = cost_of(further, job.profile, network, request.sites)
     seconds = job.folds * rounds_s + estimates[0].setup_s + further_s
-    sent = job.folds * sum(one.n_rounds * one.round_bytes for one in estimates) + sum(sizes_of)
+    sent = job.folds * sum(one.n_rounds * one.round_bytes for one in estimates) + further_bytes
     sent += bytes_before_rounds(estimates[0], job.folds, job.profile)
     n_trials = job.n_trials(features)
     size = n_trials * job.folds * job.num_rounds
@@ -64,7 +63,8 @@ def plan(request: PlanRequest, job: SelectionJob) -> Plan:
 
 
 def _further_messages(job: SelectionJob, sizes: list[int], features: int, workload: Workload) -> Iterator[Planned]:
-    """Yield what a tuning does not send: counts by bins, and scores of permuted columns."""
+    """Yield counts by bins, by what each further training begins, and scores of permuted columns."""
+    yield from [*training_messages(workload)] * (len(sizes) * job.folds - 1)
     if job.information_value:
         listed = [len(entries) for entries in job.categories.values()]
         n_columns = job.folds * len(job.label_classes or (0, 1))

@@ -55,7 +55,7 @@ from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.row_floors import RowNumbers
-from nvflare_plugins.wire.envelope import is_larger_better
+from nvflare_plugins.wire.envelope import Kind, is_larger_better
 from nvflare_plugins.workers.workers import OnCluster
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
@@ -127,11 +127,10 @@ class SelectionAttempt(FoldedAttempt):
     def run(self) -> JobResult:
         """Agree, search cut points, count, take columns away, compare, write results."""
         job, agreement = self._job, self.begin()
+        self._all_rows = FoldRows(self._rows.table, self._in_folds.folds, agreement.cuts, self._arithmetic)
         self._check_spread(agreement)
         information = self._information(agreement) if job.information_value else {}
-        secret = self._registry.secret(PURPOSE)
-        self._orders = RowNumbers(secret, self._rows.table, PURPOSE)
-        self._all_rows = FoldRows(self._rows.table, self._in_folds.folds, agreement.cuts, self._arithmetic)
+        self._orders = RowNumbers(self._registry.secret(PURPOSE), self._rows.table, PURPOSE)
         self._of_folds = self._folds()
         steps = tuple(self._steps(agreement))
         hits = self._shadows(agreement) if job.shadows else {}
@@ -155,17 +154,31 @@ class SelectionAttempt(FoldedAttempt):
     # -- columns by themselves ----------------------------------------------------------------------------------------
 
     def _check_spread(self, agreement: Agreement) -> None:
-        """Refuse columns of one value, which all sites see at the cut points. Raises: ConfigurationError."""
-        same = [
-            name
+        """Refuse columns all of whose rows are in one bin.
+
+        Privacy: of categories, and of numbers with at most one cut point, all sites learn in which bins there are rows.
+            The first tree shows the sums of these.
+
+        Raises:
+            ConfigurationError: at all sites alike.
+        """
+        table, cuts = self._rows.table, agreement.cuts.of_feature
+        n_bins = [len(table.categories.get(name, ())) or cuts[at].size + 1 for at, name in enumerate(self._names)]
+        asked = [
+            place
             for place, name in enumerate(self._names)
-            if name not in self._rows.table.categories
-            and not agreement.cuts.of_feature[place].size
-            and agreement.rows[1 + place] == agreement.rows[0]
+            if (name in table.categories or n_bins[place] <= 2) and agreement.rows[1 + place] == agreement.rows[0]
         ]
+        if not asked:
+            return
+        here = [self._all_rows.occupied(place, n_bins[place]) for place in asked]
+        anywhere = agreement.sums.any_site(Kind.CELL_FLAGS, np.concatenate(here))
+        ends = np.cumsum([len(one) for one in here])[:-1]
+        of_each = zip(asked, np.split(anywhere, ends), strict=True)
+        same = [self._names[place] for place, bins in of_each if np.count_nonzero(bins) < 2]
         if same:
             raise ConfigurationError(
-                f"columns without spread, in which no cut point divides enough rows: {', '.join(map(repr, same))}. "
+                f"columns without spread, all of whose rows lie in one bin: {', '.join(map(repr, same))}. "
                 "Remedy: leave them out of features"
             )
 

@@ -248,6 +248,11 @@ class FoldRows:
         found._bins = BinnedTable(np.ascontiguousarray(codes), missing, bins.is_dense)
         return found
 
+    def occupied(self, place: int, n_bins: int) -> NDArray[np.bool_]:
+        """Return in which bins of a column without missing values there are rows here. Shapes: bool[n_bins]."""
+        found: NDArray[np.bool_] = np.bincount(self._bins.codes[:, place], minlength=n_bins) > 0
+        return found
+
     def bins_of_fold(self, fold: int) -> BinnedTable:
         """Return the rows of a fold, in bins."""
         return BinnedTable(self._bins.codes[self._folds == fold], self._bins.missing, self._bins.is_dense)

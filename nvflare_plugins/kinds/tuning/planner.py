@@ -16,10 +16,12 @@ from nvflare_plugins.pooled.plan import (
     Planned,
     TreeRate,
     Workload,
+    cost_of,
     estimate,
     measure_protection,
     measure_trees,
     message_bytes,
+    training_messages,
     workload_of_job,
 )
 from nvflare_plugins.pooled.row_floors import N_COUNTS
@@ -35,8 +37,10 @@ def plan(request: PlanRequest, job: TuningJob) -> Plan:
     trainings = [job.training_of(trial) for trial in job.all_trials()]
     workloads, network = [workload_of(request, one, job.folds) for one in trainings], request.network
     estimates = estimates_of(workloads, job.profile, network)
-    seconds = job.folds * sum(one.n_rounds * one.round_s for one in estimates) + estimates[0].setup_s
-    sent = job.folds * sum(one.n_rounds * one.round_bytes for one in estimates)
+    again = [*training_messages(workloads[0])] * (job.n_of_trials * job.folds - 1)
+    again_bytes, again_s = cost_of(again, job.profile, network, request.sites)
+    seconds = job.folds * sum(one.n_rounds * one.round_s for one in estimates) + estimates[0].setup_s + again_s
+    sent = again_bytes + job.folds * sum(one.n_rounds * one.round_bytes for one in estimates)
     sent += bytes_before_rounds(estimates[0], job.folds, job.profile)
     figures = {"trials": job.n_of_trials, "folds": job.folds, "rounds": job.num_rounds, "tuning": job.size}
     n_held = 1 if workloads[0].grown else job.folds

@@ -27,7 +27,7 @@ from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.dossier.structure import Finding
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, tuning_page
+from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, selection_page, tuning_page
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.pages.model_charts import RowFigures, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.notebook import run_part
@@ -261,6 +261,19 @@ def tuned(text: str, n_trials: int = 4) -> tuning_page.TuningFacts:
     )
 
 
+def selected(text: str, n_shadows: int) -> selection_page.SelectionFacts:
+    steps = [selection_page.SelectionStep(3 - n, 0.5 + n / 10, 0.01, (text,)) for n in range(3)]
+    columns = tuple(
+        selection_page.SelectedColumn(
+            f"{text} {n}", n < 2, n or None, 0.5, 0.1, (0.3, 0.1, 0.01, n == 1), (n, text) if n_shadows else None
+        )
+        for n in range(3)
+    )
+    return selection_page.SelectionFacts(
+        text, text, text, text, True, 3, 2, text, text, tuple(steps), 2, 1, columns, n_shadows, f"first {text}\nsecond"
+    )
+
+
 def compared(text: str) -> local_page.Comparison:
     metrics = (
         local_page.Compared(text, True, 0.7, 0.75, 0.9, 0.05, 0.15),
@@ -323,6 +336,8 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         "profile_local.html",
         lambda text, folder: profile_page.build_local_page(text, profile_of(text), 10, shifts_of(text)),
     ),
+    "selection": ("selection.html", lambda text, folder: selection_page.build_page(selected(text, 0))),
+    "selection with shadows": ("selection.html", lambda text, folder: selection_page.build_page(selected(text, 9))),
     "tuning": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text))),
     "tuning that runs": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text, 7))),
     "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
