@@ -503,7 +503,11 @@ class Federation:
         return set(columns_of(self.label)) <= set(table.names)
 
     def _hold_out(self, share: float) -> None:
-        """Deal every site's rows out to a training set and an evaluation set, as texts where its file has texts."""
+        """Deal every site's rows out to a training set and an evaluation set, as texts where its file has texts.
+
+        Where sites have other rows, those that are alike stay together: a registry takes a set that has some of them
+        for an earlier version of the other. Where they have other columns, all take the same places.
+        """
         problems: dict[str, list[str]] = {}
         tables = self._tables(ROWS)
         for site, table in tables.items():
@@ -515,11 +519,14 @@ class Federation:
             columns = [table.raw.columns[place] for place in range(len(table.names))]
             rows = pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=_arrow_type)
             order = np.random.default_rng(0).permutation(len(rows))
-            n_held = round(share * len(rows))
+            alike = np.arange(len(rows))
+            if all(self.label in one.names for one in tables.values()):
+                alike = rows.groupby(list(rows.columns), dropna=False, sort=False).ngroup().to_numpy()
+            held = np.isin(alike, alike[order[: round(share * len(rows))]])
             options = {k: v for k, v in self._readers[ROWS][site].options.items() if k not in _FILE_KEYS}
-            for name, part in ((HELD_OUT, order[:n_held]), (ROWS, order[n_held:])):
+            for name, part in ((HELD_OUT, held), (ROWS, ~held)):
                 place = make_folder(self.folder / "data" / site) / f"{name}.parquet"
-                write_private_table(place, rows.iloc[np.sort(part)])
+                write_private_table(place, rows[part])
                 self._readers[name][site] = Reader(place, {**options, "format": "parquet"})
 
     def _terms(self, method: Method) -> tuple[Check, dict[str, Any]]:

@@ -268,6 +268,43 @@ def test_held_out_rows_are_the_others_and_keep_their_texts(files: dict[str, Any]
     assert made.job.eval_data_set == HELD_OUT and not made.job.evaluate_training
 
 
+@pytest.mark.parametrize("has_label", [True, False])
+def test_rows_that_are_alike_are_held_out_together_or_where_columns_are_dealt_by_place(
+    has_label: bool, tmp_path: Path
+) -> None:
+    rows = table(0, 40).rename(columns={"größe [cm]": "size"})
+    rows = pd.concat([rows, rows, rows], ignore_index=True)
+    others = rows if has_label else rows.drop(columns="died")
+    fed = federation({"berlin": rows, "ulm": others, "kiel": others}, tmp_path, holdout=0.3)
+    found = [
+        [pd.read_parquet(fed.folder / "data" / site / f"{name}.parquet")[["size", "ward"]] for name in (ROWS, HELD_OUT)]
+        for site in SITES
+    ]
+    assert all(len(one) + len(other) == 120 for one, other in found)
+    shared = [len(one.merge(other)) for one, other in found]
+    assert all(n == 0 if has_label else n > 0 for n in shared)
+    assert has_label or all(len(other) == 36 and other.equals(found[0][1]) for _, other in found)
+
+
+def test_a_selection_goes_to_the_sites_with_what_the_tables_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = {site: table(n).rename(columns={"größe [cm]": "size"}) for n, site in enumerate(SITES)}
+    fed, given = federation(sites, tmp_path), []
+    monkeypatch.setattr(fed, "_run", lambda made, method, *consents, progress: given.append((made.job, consents)))
+    fed.select(vb.Horizontal(max_depth=2), rounds=3, folds=2, shadows=1)
+    job, consents = given[0]
+    assert (job.features, job.label_classes, job.params["max_depth"]) == (["size", "ward"], ["no", "yes"], 2)
+    assert job.information_value and consents == ("tuning=18", "feature_profile")
+    fed.select(vb.Horizontal(objective="reg:squarederror"), rounds=3, folds=2, group="ward")
+    job, consents = given[1]
+    assert (job.features, job.information_value, consents) == (["size"], False, ("tuning=6",))
+    with pytest.raises(ConfigurationError, match="min_features=3 and there are 2 columns"):
+        fed.select(min_features=3)
+    with pytest.raises(ConfigurationError, match="surprise"):
+        fed.select(surprise=1)
+
+
 def test_rows_by_column_have_the_label_at_one_site(tmp_path: Path) -> None:
     both = table(0).rename(columns={"größe [cm]": "size"}).assign(person=[f"P{n:03}" for n in range(120)])
     sites = {"bank": both[["person", "ward", "died"]], "shop": both[["person", "size"]]}
