@@ -481,7 +481,7 @@ class SelectionRecipe(JobRecipe):
 
     Args:
         data_set: Name of the data set in every site's policy.
-        label: Label column.
+        label: Label column, or columns of times, as in horizontal jobs.
         params: XGBoost parameters of every training (jobs/MODEL.md lists the supported ones). The last `eval_metric`
             decides. `monotone_constraints` name columns.
         folds: Folds: each set of columns is trained on once for each, on all other folds, and scored on it.
@@ -514,7 +514,7 @@ class SelectionRecipe(JobRecipe):
         name: str,
         *,
         data_set: str,
-        label: str,
+        label: str | Mapping[str, str],
         params: Mapping[str, Any] = ...,
         folds: int = ...,
         group: str | None = ...,

@@ -144,6 +144,13 @@ class _Pool:
     def shutdown(self, wait: bool = True) -> None:
         self._is_open = False
 
+    def __enter__(self) -> _Daemons:
+        """Return real threads: what is computed in a block is waited for there, and waits for no other site."""
+        return _Daemons()
+
+    def __exit__(self, *_: object) -> None:
+        """End the block; its threads end by themselves."""
+
 
 class _Daemons(futures.Executor):
     """Threads of gRPC that no process waits for at its end: those in which a dead machine's calls wait never end."""

@@ -25,10 +25,12 @@ from nvflare_plugins.base.declared import (
     Whole,
     document,
 )
+from nvflare_plugins.data.labels import LabelColumns, columns_of
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, ProfileOfTuning, TuningJob
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.wire.profiles import Profile
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import ALIASES
 
 MOST_SHADOWS = 100
@@ -71,8 +73,8 @@ class SelectionJob(JobDocument):
 
     data_set: Name
     """Name of the data set in every site's policy."""
-    label: Name
-    """Label column."""
+    label: LabelColumns
+    """Label column, or columns of times, as in horizontal jobs."""
     params: Parameters = field(default_factory=dict)
     """XGBoost parameters of every training (jobs/MODEL.md lists the supported ones). The last `eval_metric` decides.
     `monotone_constraints` name columns.
@@ -124,7 +126,16 @@ class SelectionJob(JobDocument):
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
-        expect("group must not be the label", self.group != self.label)
+        expect("group must not be the label", self.group not in columns_of(self.label))
+        expect(
+            f"objective {COX} is refused in a selection: each fold would need a grid of times of its own. Select by "
+            "survival:aft",
+            self.params.get("objective") != COX,
+        )
+        expect(
+            "information values are of classes, and label names times: set information_value to false",
+            isinstance(self.label, str) or not self.information_value,
+        )
         given = {ALIASES.get(name, name): value for name, value in self.params.items()}
         expect(
             "interaction_constraints name columns together, some of which go: give them to the training that follows",

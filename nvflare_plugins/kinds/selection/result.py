@@ -12,6 +12,7 @@ from typing import Any
 
 from nvflare_plugins.base.files import inert_csv, write_atomically
 from nvflare_plugins.base.formatting import number
+from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.selection.job import Rule, SelectionJob
 from nvflare_plugins.kinds.tuning.result import training_script
 from nvflare_plugins.pages.run_record import ReportSection
@@ -260,7 +261,7 @@ class Selection:
         return SelectionFacts(
             self._job_id,
             job.data_set,
-            job.label,
+            words_of_label(job.label),
             result.metric,
             is_larger_better(result.metric),
             self._n_sites,

@@ -229,7 +229,7 @@ class SelectionAttempt(FoldedAttempt):
         """Train on all rows but those of a fold. Args: places: of the columns, a shadow's that of its column."""
         fold, table = self._of_folds[number], self._rows.table
         kept = _with_columns(fold.kept, places, names, table)
-        given = check_parameters(self._job.params_of(names), list(names))
+        given = check_parameters(self._job.params_of(names), list(names), label=self._job.label)
         parameters = with_floor(given, self._floors.rows_per_node)
         self._agree_scales(agreement.sums, parameters, [kept, fold.held_out])
         cuts = Cuts(tuple(agreement.cuts.of_feature[place] for place in places))
@@ -321,7 +321,7 @@ class _HeldOut:
         types = ["c" if is_c else "float" for is_c in self.plan.layout.is_categorical]
         n_outputs, label = self.plan.objective.n_outputs, self.fold.held_out.label
         margins = np.empty((0, n_outputs), dtype=np.float32)
-        if label.size:
+        if len(label):
             rows = xgb.DMatrix(
                 values, feature_names=list(self.names), feature_types=types, enable_categorical=True, nthread=1
             )

@@ -78,7 +78,9 @@ def workload_of(request: PlanRequest, training: HorizontalJob, folds: int) -> Wo
     workload = workload_of_job(training, rows, n_features, request.sites, missing=request.missing)
     names = training.features or [f"f{i}" for i in range(n_features)]
     columns = {"monotone_constraints", "interaction_constraints"}
-    checked = check_parameters({k: v for k, v in training.params.items() if k not in columns}, names, label=job.label)
+    checked = check_parameters(
+        {k: v for k, v in training.params.items() if k not in columns}, names, label=training.label
+    )
     return dataclasses.replace(workload, metrics=len(checked.metrics), metrics_wait=True)
 
 

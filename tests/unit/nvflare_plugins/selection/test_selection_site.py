@@ -344,14 +344,18 @@ def test_a_site_has_to_consent(consents: dict[str, Any], text: str, tmp_path: Pa
     assert Kind.HISTOGRAM not in {one.frame.kind for one in parties.transfers}
 
 
-def test_numbers_for_labels_need_no_information_value(tmp_path: Path) -> None:
-    frames = tuple(frame.assign(y=frame.eins.fillna(0) * 2) for frame in FRAMES)
-    params = {"objective": "reg:squarederror", "max_depth": 2, "max_bin": 16}
+NUMBERS = {"max_depth": 2, "max_bin": 16}
+TIMES = {"label": {"time": "y", "event": "seen"}, "params": {"objective": "survival:aft", **NUMBERS}}
+
+
+@pytest.mark.parametrize("changes", [{"params": {"objective": "reg:squarederror", **NUMBERS}}, TIMES])
+def test_numbers_for_labels_have_no_information_value(changes: dict[str, Any], tmp_path: Path) -> None:
+    frames = tuple(frame.assign(y=np.exp(frame.eins.fillna(0)), seen=1) for frame in FRAMES)
     parties = sites(tmp_path, frames)
-    outcomes = parties.run(run_selection_site, job(params=params))
-    assert all(isinstance(one, ConfigurationError) for one in outcomes.values())
+    with pytest.raises(ConfigurationError, match="information"):
+        succeed(parties.run(run_selection_site, job(**changes)))
     parties = sites(tmp_path / "without", frames)
-    succeed(parties.run(run_selection_site, job(params=params, information_value=False)))
+    succeed(parties.run(run_selection_site, job(**changes, information_value=False, importance="permutation")))
     found = result_of(parties)
     assert found["chosen"] == ["eins"] and "information_value" not in found["features"][0]
 
