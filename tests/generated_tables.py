@@ -6,7 +6,7 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 
 * ``threats``: who learns what under a family of profiles, from their rows;
 * ``wire/kinds``: kinds of messages;
-* ``metrics/site``, ``metrics/server``: numbers for monitoring;
+* ``metrics/site``, ``metrics/server``, ``metrics/kit``: numbers for monitoring;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
 * all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
 """
@@ -82,9 +82,10 @@ def modules(package: str) -> str:
 
 def metrics(party: str) -> str:
     """Return the table of the numbers that a kind of party has for monitoring."""
-    source = (ROOT / "nvflare_plugins" / "flare" / "metrics.py").read_text(encoding="utf-8")
+    module = "watch.py" if party == "kit" else "metrics.py"
+    source = (ROOT / "nvflare_plugins" / "flare" / module).read_text(encoding="utf-8")
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    families = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Family"]
+    families = [call.args for call in calls if isinstance(call.func, ast.Name) and call.func.id in ("Family", "_one")]
     rows = [(str(name.value), str(words.value)) for name, words, *_ in families if isinstance(name, ast.Constant)]
     shown = [(f"`{name}`", words) for name, words in rows if name.startswith(f"veilboost_{party}_")]
     return table(("metric", "what it is"), shown)

@@ -18,6 +18,7 @@ import yaml
 
 from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, MetricsFile, ServerMetrics, SiteMetrics
+from tests.generated_tables import metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "poc_workspace" / "containers"
@@ -28,7 +29,7 @@ MANIFESTS = [one for path in sorted((FOLDER / "kubernetes").glob("*.yml")) for o
 CLUSTER = FOLDER / "dask_workers" / "cluster.yml"
 DEPLOYMENTS = [one for one in MANIFESTS if one["kind"] == "Deployment"]
 USER = 10001
-_METRIC = re.compile(r"veilboost_(?:site|server)_[a-z_]+")
+_METRIC = re.compile(r"veilboost_(?:site|server|kit)_[a-z_]+")
 
 
 def health() -> Any:
@@ -193,7 +194,8 @@ def written_metrics(folder: Path) -> set[str]:
     """Return the names of all metrics, as the code writes them when there is something of each."""
     site = SiteMetrics(MetricsFile(folder, "s", "j"), (), 1, lambda: ())
     server = ServerMetrics(MetricsFile(folder, "server", "j"), ())
-    return {family.name for family in (*site._families(), *server._families(0.0))}
+    kit = re.findall(r"\| `(veilboost_kit_[a-z_]+)` \|", metrics("kit"))
+    return {*kit, *(family.name for family in (*site._families(), *server._families(0.0)))}
 
 
 def test_dashboard_and_alerts_ask_for_what_is_written(tmp_path: Path) -> None:
@@ -205,6 +207,9 @@ def test_dashboard_and_alerts_ask_for_what_is_written(tmp_path: Path) -> None:
     assert written - asked <= {"veilboost_site_attempt", "veilboost_server_job_state", "veilboost_server_attempt"} | {
         "veilboost_server_updated_seconds",
         "veilboost_server_round",
+        "veilboost_kit_job_processes",
+        "veilboost_kit_resident_bytes",
+        "veilboost_kit_open_reservations",
     } | {f"veilboost_site_worker_{name}" for name in of_workers}
     assert all(name in PAGE for name in written), "the page lists them all"
 

@@ -14,7 +14,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.cli.options import Options, own_policy
 from nvflare_plugins.scoring.versions import NAMES_FILE
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, note_backup
 from nvflare_plugins.site.policy import SitePolicy, policy_path
 from nvflare_plugins.site.policy_trail import FILE as TRAIL
 
@@ -37,6 +37,7 @@ def run(options: Options) -> int:
         sync_folder(folder)
         folder.rename(out)
         sync_folder(out.parent)
+    note_backup(policy)
     options.tell(backup=out, files=copied)
     for name, source in copied.items():
         print(f"{out / name}: copy of {source}")

@@ -58,6 +58,7 @@ COMMANDS: dict[str, click.Command] = {
         sites.registry,
         sites.ledger,
         sites.backup,
+        sites.watch,
     )
 }
 _VEILBOOST = click.version_option(

@@ -489,6 +489,24 @@ def registry(options: Options) -> int:
 
 
 @command(
+    "write numbers of a kit for its monitoring, also while no job runs",
+    argument("kit", metavar="KIT", type=PATH, help="the startup kit of a site or of the server"),
+    option("--every", metavar="SECONDS", type=click.FloatRange(1, 3600), default=30.0, help="default: 30"),
+    option("--once", is_flag=True, help="write once, as from cron"),
+    exits={1: "refused, failed, or --once: numbers are missing"},
+)
+def watch(options: Options) -> int:
+    """``veilboost watch KIT``: processes, memory, disk, certificate, backups and open reservations, until it is ended.
+
+    They go into the folder that VEILBOOST_METRICS names, beside the files of jobs, as Prometheus' node exporter reads
+    them. A job whose process was killed is told as lost there. Runs as the user that runs FLARE.
+    """
+    from nvflare_plugins.cli.watch import run
+
+    return run(options)
+
+
+@command(
     "copy what a site must not lose to a new folder, while jobs go on",
     _WORKSPACE,
     argument("out", metavar="FOLDER", type=PATH, help="new folder for the copies"),

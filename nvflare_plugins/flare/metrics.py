@@ -37,7 +37,7 @@ from nvflare_plugins.workers.workers import HELD, Work
 FOLDER_VARIABLE = "VEILBOOST_METRICS"
 INTERVAL_S = 5.0
 KEPT_S = 86400.0  # the file of a job that has ended
-RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
+RUNNING, COMPLETED, FAILED, LOST = "running", "completed", "failed", "lost"
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _HEAD_BYTES = 256  # more than a frame's header
 
@@ -109,13 +109,13 @@ class MetricsFile:
         if path is None:
             return
         try:
-            _replace(path, text.encode())
+            replace_file(path, text.encode())
         except OSError as error:
             logger.warning("no metrics of this job: %s cannot be written (%s)", FOLDER_VARIABLE, type(error).__name__)
             self._path = None
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace a file whole, readable for all: the folder may be another user's, so that no name is trusted twice."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     partial.unlink(missing_ok=True)  # of a process that was killed
@@ -337,7 +337,14 @@ class _Watched:
 
 
 def _states(now: str) -> Samples:
-    return {(("state", state),): float(state == now) for state in (RUNNING, COMPLETED, FAILED)}
+    return {(("state", state),): float(state == now) for state in (RUNNING, COMPLETED, FAILED, LOST)}
+
+
+def with_state_lost(text: str) -> str | None:
+    """Return the file of a job that runs as that of one whose process was killed; None if it does not run."""
+    now, found = re.subn(rf'^(.*_job_state{{.*state="{RUNNING}".*}}) 1.0$', r"\1 0.0", text, flags=re.MULTILINE)
+    lost = re.sub(rf'^(.*_job_state{{.*state="{LOST}".*}}) 0.0$', r"\1 1.0", now, flags=re.MULTILINE)
+    return lost if found else None
 
 
 # -- the server -------------------------------------------------------------------------------------------------------

@@ -486,18 +486,26 @@ def _missing(workspace: Path, role: Role) -> Iterator[str]:
             yield f"data set {name!r}: there is no file {place}"
 
 
-def _certificate_gaps(workspace: Path, role: Role) -> Iterator[str]:
-    """Yield what is wrong with the certificate of a kit, or will be within a month."""
+def certificate_end(workspace: Path, role: Role) -> datetime | None:
+    """Return when the certificate of a kit ends; None where there is none. Raises: ConfigurationError: it is none."""
     path = workspace / "startup" / ("server.crt" if role is Role.SERVER else "client.crt")
     if role is Role.SIMULATOR or not path.is_file():
-        return
+        return None
     try:
-        end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except ValueError:
-        yield f"{path} is no certificate"
+        raise ConfigurationError(f"{path} is no certificate") from None
+
+
+def _certificate_gaps(workspace: Path, role: Role) -> Iterator[str]:
+    """Yield what is wrong with the certificate of a kit, or will be within a month."""
+    try:
+        end = certificate_end(workspace, role)
+    except ConfigurationError as error:
+        yield str(error)
         return
-    if end - datetime.now(UTC) < _SOON:
-        yield f"the certificate {path} ends on {end:%Y-%m-%d}: have the project's administrator renew it"
+    if end is not None and end - datetime.now(UTC) < _SOON:
+        yield f"the certificate of {workspace} ends on {end:%Y-%m-%d}: have the project's administrator renew it"
 
 
 def offers(workspace: Path) -> list[str]:

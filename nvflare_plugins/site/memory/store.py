@@ -555,6 +555,23 @@ def _tells(path: Path) -> bool:
 _NOT_POLICY = ("site", "workspace")
 
 
+_LAST_BACKUP = "last_backup"
+
+
+def note_backup(policy: SitePolicy) -> None:
+    """Note that a backup was made just now, for ``last_backup``; where a site remembers nothing, nothing is noted."""
+    if Memory.is_there(policy):
+        write_private(policy.registry / _LAST_BACKUP, b"")
+
+
+def last_backup(policy: SitePolicy) -> float | None:
+    """Return when a backup was made last, in seconds since 1970; None if never."""
+    try:
+        return (policy.registry / _LAST_BACKUP).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
 def policy_changes(policy: SitePolicy) -> list[str]:
     """Return the keys of the policy that have changed since this was last asked, and remember what they are now.
 

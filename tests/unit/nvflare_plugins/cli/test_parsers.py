@@ -60,6 +60,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "registry",
         "ledger",
         "backup",
+        "watch",
     ]
 
 
