@@ -63,6 +63,7 @@ from nvflare_plugins.workers.shards import (
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
 from nvflare_plugins.xgb.matrices import n_categories, unlabelled_blocks
+from nvflare_plugins.xgb.objectives import Task
 from nvflare_plugins.xgb.parameters import TrainingParameters, check_parameters
 from nvflare_plugins.xgb.rounds import RoundRecord, TrainingResult
 
@@ -89,7 +90,13 @@ def is_grown(job: HorizontalJob, parameters: TrainingParameters) -> bool:
         raise ConfigurationError(
             f"arithmetic is read only where the sites grow the trees, and they do not grow {reason}: leave it out"
         )
-    return job.engine != Engine.XGBOOST.value and reason is None
+    grown = job.engine != Engine.XGBOOST.value and reason is None
+    if not grown and parameters.objective.task is Task.SURVIVAL:
+        raise ConfigurationError(
+            f"{parameters.objective.name} is trained where the sites grow the trees: leave engine at 'auto' and "
+            "booster at 'gbtree'"
+        )
+    return grown
 
 
 def check_words(job: HorizontalJob, parameters: TrainingParameters, n_rows: int = 1) -> None:
@@ -112,7 +119,8 @@ def check_words(job: HorizontalJob, parameters: TrainingParameters, n_rows: int 
         )
     facts = parameters.objective
     bounds = facts.gradient_bound, facts.hessian_bound
-    if not coarsest_pairs(parameters, weighted=False) or facts.adaptive_leaf or None in bounds:
+    is_close = not facts.adaptive_leaf and facts.usual_hessian is None and None not in bounds
+    if not coarsest_pairs(parameters, weighted=False) or not is_close:
         raise ConfigurationError(
             f"word_bits=32 is refused for {facts.name} with these parameters, whose rows have no common bound, or one "
             "far above most of them: they would lose digits that decide splits. Set word_bits to 64"

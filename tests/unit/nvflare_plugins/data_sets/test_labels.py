@@ -15,10 +15,12 @@ from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.profile.job import ProfileJob
+from nvflare_plugins.pooled.growing import check_words, is_grown
 from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.survey.agreement import SiteDraft, agree
 from nvflare_plugins.survey.columns import Use
 from nvflare_plugins.survey.survey import survey
+from nvflare_plugins.xgb.parameters import check_parameters
 
 INF, NAN = np.inf, np.nan
 EVENTS, SIGNED, BOUNDS = {"time": "t", "event": "e"}, {"signed": "t"}, {"lower": "t", "upper": "u"}
@@ -92,12 +94,27 @@ def test_rows_without_times_are_left_out_where_the_policy_says_so(tmp_path):
         (EVENTS, {"aft_loss_distribution_scale": 0}, "outside"),
         (EVENTS, {"base_score": 0}, "above 0"),
         (EVENTS, {"eval_metric": "rmse"}, "supported are: aft-nloglik"),
-        (EVENTS, {"objective": "survival:cox"}, "survival:cox"),
     ],
 )
 def test_what_no_job_of_times_is_is_refused(label, params, text):
     with pytest.raises(ConfigurationError, match=text):
         check_horizontal_early(HorizontalJob("train", label, {"objective": "survival:aft", **params}, 2), None, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "params", "text"),
+    [
+        ({"engine": "xgboost"}, {}, "where the sites grow the trees"),
+        ({}, {"booster": "dart"}, "where the sites grow the trees"),
+        ({"word_bits": 32}, {}, "word_bits=32 is refused for survival:aft"),
+    ],
+)
+def test_what_no_training_of_times_does_is_refused(fields, params, text):
+    job = HorizontalJob("train", EVENTS, {"objective": "survival:aft", **params}, 2, **fields)
+    parameters = check_parameters(job.params, ["x"], label=job.label)
+    with pytest.raises(ConfigurationError, match=text):
+        is_grown(job, parameters)
+        check_words(job, parameters)
 
 
 def test_columns_of_a_label_stand_in_one_order():
