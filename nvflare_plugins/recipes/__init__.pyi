@@ -175,7 +175,9 @@ class FederBoostVerticalRecipe(JobRecipe):
         num_rounds: Boosting rounds.
         epsilon: What each passive party spends, for one ``unit``, edges included.
         unit: ``value`` (the paper's: one value of one row) or ``row`` (all its features together), see ``Unit``.
-        edges_epsilon: The part of epsilon that pays for equal-count buckets; 0 takes public edges.
+        edges_epsilon: The part of epsilon that pays for equal-count buckets; 0 takes buckets of equal widths, which
+            hardly divide a column with a long tail. None takes a tenth of epsilon where a party describes a feature by
+            bounds, else nothing.
         n_buckets: Most buckets of a feature; a discrete feature has at most as many as values.
         description: Name of the file in each passive party's input folder that says what is public about its features.
         alignment: Id of the alignment job that found the common rows; None takes all rows, which must be the same at
@@ -199,7 +201,7 @@ class FederBoostVerticalRecipe(JobRecipe):
         num_rounds: int = ...,
         epsilon: float = ...,
         unit: str = ...,
-        edges_epsilon: float = ...,
+        edges_epsilon: float | None = ...,
         n_buckets: int = ...,
         description: str = ...,
         alignment: str | None = ...,

@@ -270,7 +270,11 @@ def federboost_vertical(folder: Path) -> dict[str, bytes]:
     parties = columns_over_sites(folder, breast(6))
     describe_buckets(parties, breast(6), "rows")
     params = {"objective": "binary:logistic", "max_depth": 3}
-    run_job(parties, run_bucket_site, BucketJob("rows", "site-1", "y", params=params, num_rounds=3, epsilon=6.0))
+    run_job(
+        parties,
+        run_bucket_site,
+        BucketJob("rows", "site-1", "y", params=params, num_rounds=3, epsilon=6.0, edges_epsilon=0.0),
+    )
     return parts(parties)
 
 

@@ -42,6 +42,7 @@ from nvflare_plugins.xgb.objectives import refuse_ranking
 
 
 PROFILE = "dp_local"
+EDGES_SHARE = 0.1
 _LOCAL = Words(f"{PROFILE}: values are noised one by one, at their own party")
 
 
@@ -83,8 +84,10 @@ class BucketJob(JobDocument):
     """What each passive party spends, for one ``unit``, edges included."""
     unit: Annotated[str, OneOf(Unit)] = Unit.VALUE.value
     """``value`` (the paper's: one value of one row) or ``row`` (all its features together), see ``Unit``."""
-    edges_epsilon: Annotated[float, STRICT, Ge(0), Field(allow_inf_nan=False), AS_GIVEN] = 0.0
-    """The part of epsilon that pays for equal-count buckets; 0 takes public edges."""
+    edges_epsilon: Annotated[float, STRICT, Ge(0), Field(allow_inf_nan=False), AS_GIVEN] | None = None
+    """The part of epsilon that pays for equal-count buckets; 0 takes buckets of equal widths, which hardly divide a
+    column with a long tail. None takes a tenth of epsilon where a party describes a feature by bounds, else nothing.
+    """
     n_buckets: Annotated[Whole, Ge(2), Le(MAX_BUCKETS)] = 16
     """Most buckets of a feature; a discrete feature has at most as many as values."""
     description: Name = "bucket_features.json"
@@ -104,7 +107,12 @@ class BucketJob(JobDocument):
 
     def __post_init__(self) -> None:
         refuse_ranking(self.params, "this kind of job", "its rows are in no groups; use a vertical training")
-        expect("edges_epsilon must be a number from 0 to less than epsilon", self.edges_epsilon < self.epsilon)
+        expect("edges_epsilon must be a number from 0 to less than epsilon", self.most_for_edges < self.epsilon)
+
+    @property
+    def most_for_edges(self) -> float:
+        """What a passive party pays for the edges of its buckets, if it has features that need it."""
+        return EDGES_SHARE * self.epsilon if self.edges_epsilon is None else self.edges_epsilon
 
     @property
     def protected(self) -> Unit:

@@ -41,13 +41,16 @@ LEAST_EPSILON_PER_VALUE = 0.1
 _DOWN = 1 - 2.0**-40  # so that m shares of epsilon do not add up to more than epsilon
 
 
-def bucket_epsilon(job: BucketJob, n_features: int) -> float:
+def bucket_epsilon(job: BucketJob, n_features: int, edges_epsilon: float) -> float:
     """Return the epsilon of one value's randomised response.
+
+    Args:
+        edges_epsilon: what the party pays for edges.
 
     Raises:
         ConfigurationError: a row's epsilon is too small for so many features.
     """
-    whole = job.epsilon - job.edges_epsilon
+    whole = job.epsilon - edges_epsilon
     per_value = whole * _DOWN if job.protected is Unit.VALUE else whole / n_features * _DOWN
     if per_value < LEAST_EPSILON_PER_VALUE:
         raise ConfigurationError(
@@ -60,10 +63,18 @@ def bucket_epsilon(job: BucketJob, n_features: int) -> float:
 def plan_of(job: BucketJob, features: Sequence[Feature]) -> Event:
     """Return what all of a party's releases cost, for its ledger."""
     relation = job.protected.relation
-    response = LocalRandomisedResponseEvent(bucket_epsilon(job, len(features)), len(features), relation)
+    paid = edges_epsilon_of(job, features)
+    response = LocalRandomisedResponseEvent(bucket_epsilon(job, len(features), paid), len(features), relation)
     if not _pays_for_edges(job, features):
         return response
-    return ComposedEvent((LaplaceEvent(job.edges_epsilon, relation), response))
+    return ComposedEvent((LaplaceEvent(paid, relation), response))
+
+
+def edges_epsilon_of(job: BucketJob, features: Sequence[Feature]) -> float:
+    """Return what a party of these features keeps for edges: nothing by default, where none needs counts."""
+    if job.edges_epsilon is None and not any(needs_counts(feature, job.n_buckets) for feature in features):
+        return 0.0
+    return job.most_for_edges
 
 
 class BucketPayment:
@@ -91,15 +102,16 @@ class BucketPayment:
             for the same rows only.
         """
         job, relation = self._job, self._job.protected.relation
+        paid = edges_epsilon_of(job, self._features)
         rows = hashlib.sha256(self._ids + np.ascontiguousarray(columns).tobytes()).hexdigest()[:32]
         edges = public_edges(self._features, job.n_buckets)
         if _pays_for_edges(job, self._features):
             counts = self._ledger.pay(
                 f"rows per public cell; rows {rows}",
-                lambda: release_cell_counts(columns, self._features, job.n_buckets, job.edges_epsilon, relation),
+                lambda: release_cell_counts(columns, self._features, job.n_buckets, paid, relation),
             )
-            edges = paid_edges(counts, job.edges_epsilon, self._features, job.n_buckets, relation)
-        epsilon = bucket_epsilon(job, len(self._features))
+            edges = paid_edges(counts, paid, self._features, job.n_buckets, relation)
+        epsilon = bucket_epsilon(job, len(self._features), paid)
 
         def make() -> Release:
             released = release_buckets(columns, edges, epsilon, relation)
@@ -110,7 +122,7 @@ class BucketPayment:
     def section(self, edges: Candidates, aliases: Sequence[str]) -> ReportSection:
         """Say what was spent, and for what, in this party's report."""
         job, n = self._job, len(self._features)
-        of_value = bucket_epsilon(job, n)
+        of_value = bucket_epsilon(job, n, edges_epsilon_of(job, self._features))
         unit = f"A whole row is protected, with epsilon {job.epsilon:g} over its {n} features."
         if job.protected is Unit.VALUE:
             unit = (
@@ -133,7 +145,7 @@ class BucketPayment:
 
 
 def _pays_for_edges(job: BucketJob, features: Sequence[Feature]) -> bool:
-    return job.edges_epsilon > 0 and any(needs_counts(feature, job.n_buckets) for feature in features)
+    return job.most_for_edges > 0 and any(needs_counts(feature, job.n_buckets) for feature in features)
 
 
 def _packed(buckets: NDArray[np.int64]) -> NDArray[np.int64]:

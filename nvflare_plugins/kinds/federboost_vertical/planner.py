@@ -20,10 +20,13 @@ from nvflare_plugins.attempt.plan_advice import (
 )
 from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit
-from nvflare_plugins.kinds.federboost_vertical.payment import bucket_epsilon
+from nvflare_plugins.kinds.federboost_vertical.payment import bucket_epsilon, edges_epsilon_of
 
 BUCKETS = Fit(0.062, 0.401, 0.362, (0.01, 106.0), 0.17, 0.86)
 """FederBoost, all columns randomised."""
+
+
+EQUAL_WIDTHS = "public: as described, or equal widths between bounds"
 
 
 def plan(request: PlanRequest, job: BucketJob) -> Plan:
@@ -37,7 +40,9 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
         return Plan({"epsilon": 0.0, "bytes_sent": 0}, shown_lines({"privacy": paid}))
     if request.features is None or request.features < 1:
         raise ConfigurationError("give --features, the columns of a passive party: its noise depends on their number")
-    per_value = bucket_epsilon(job, request.features)
+    described = _described(request, job)
+    for_edges = job.most_for_edges if described is None else edges_epsilon_of(job, described.features)
+    per_value = bucket_epsilon(job, request.features, for_edges)
     of_row = job.epsilon if job.protected is Unit.ROW else job.epsilon * request.features
     wrong = wrong_bucket_rate(job.n_buckets, per_value)
     sent = None if request.rows is None else request.rows * request.features
@@ -50,14 +55,15 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
         PrivacyCost(pure_epsilon=job.epsilon).for_person,
         noise=({"rows_that_count": kept}, words),
         expected=of_buckets(kept),
-        warned=warnings(of_row, 0.0, request.rows, _described_bounds(request, job)),
+        warned=[*warnings(of_row, 0.0, request.rows, _bounds(described)), *_of_equal_widths(job, described)],
         guessed=BETWEEN_ROWS,
     )
     figures = {"epsilon": job.epsilon, "unit": job.unit, "epsilon_of_a_value": per_value, "epsilon_of_a_row": of_row}
-    figures |= {"wrong_bucket_rate": wrong, "bytes_sent": sent, **advice.figures}
+    figures |= {"epsilon_of_edges": for_edges, "wrong_bucket_rate": wrong, "bytes_sent": sent, **advice.figures}
     shown = {
         "privacy": f"epsilon {job.epsilon:g} for a {job.unit}: {per_value:.3g} for each value, {of_row:.3g} for a row "
         f"of {request.features} features",
+        "edges": f"epsilon {for_edges:g} of it pays for buckets of about equal counts" if for_edges else EQUAL_WIDTHS,
         "noise": f"{100 * wrong:.1f} % of the values are sent in a wrong one of {job.n_buckets} buckets",
     }
     if sent is not None:
@@ -65,13 +71,27 @@ def plan(request: PlanRequest, job: BucketJob) -> Plan:
     return Plan(figures, shown_lines({**shown, **advice.shown}))
 
 
-def _described_bounds(request: PlanRequest, job: BucketJob) -> dict[str, tuple[float, float]]:
-    """Return the bounds in a passive party's own description, which is looked at where its workspace is named."""
-    if request.policy is None:
+def _described(request: PlanRequest, job: BucketJob) -> Description | None:
+    """Return a passive party's own description, which is looked at where its workspace is named."""
+    return None if request.policy is None else Description.read(request.policy.input_file(job.description))
+
+
+def _bounds(described: Description | None) -> dict[str, tuple[float, float]]:
+    if described is None:
         return {}
-    described = Description.read(request.policy.input_file(job.description))
     pairs = zip(described.names, described.features, strict=True)
     return {name: (of.low, of.high) for name, of in pairs if isinstance(of, FeatureBounds)}
+
+
+def _of_equal_widths(job: BucketJob, described: Description | None) -> list[str]:
+    """Warn of public edges, unless the party is known to describe no feature by its bounds."""
+    if job.most_for_edges > 0 or (described is not None and not _bounds(described)):
+        return []
+    return [
+        "edges_epsilon is 0: equal widths put nearly all rows of a column with a long tail into one bucket. On "
+        "Give-Me-Some-Credit that took the AUC from .851 to .797. Leave edges_epsilon out, which pays a tenth of "
+        "epsilon, or describe such columns by edges"
+    ]
 
 
 def of_buckets(kept: float) -> ExpectedLoss:

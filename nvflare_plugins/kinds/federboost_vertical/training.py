@@ -192,7 +192,7 @@ def _protection(job: BucketJob, prepared: PartyInput) -> dict[str, str | int]:
     told: dict[str, str | int] = {"trust": "local", "unit": job.unit}
     if job.buckets_from is not None:
         return {**told, "epsilon": "0", "edges_epsilon": "0", PAID_IN: job.buckets_from}
-    return {**told, "epsilon": f"{job.epsilon:g}", "edges_epsilon": f"{job.edges_epsilon:g}"}
+    return {**told, "epsilon": f"{job.epsilon:g}", "edges_epsilon": f"{job.most_for_edges:g}"}
 
 
 def prepare(job: BucketJob, context: SiteContext) -> PartyInput:

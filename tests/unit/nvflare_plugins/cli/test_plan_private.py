@@ -72,7 +72,8 @@ def test_noise_is_told_beside_a_mean_leaf_of_public_size(capsys) -> None:
     assert figures(capsys, DEFAULT)["noise_to_signal"] == {} and "give --rows" in text(capsys, DEFAULT)
     assert set(figures(capsys, JOBS / "dpboost")["noise_to_signal"]) == {"first_tree", "last_tree"}
     kept = figures(capsys, JOBS / "federboost_vertical", "--features", 5)["noise_to_signal"]["rows_that_count"]
-    stays, goes = math.exp(4) / (math.exp(4) + 15), 1 / (math.exp(4) + 15)
+    of_value = math.exp(3.6)  # a tenth of epsilon 4 pays for edges
+    stays, goes = of_value / (of_value + 15), 1 / (of_value + 15)
     assert kept == pytest.approx((stays - goes) ** 2), "squared, as a correlation"
 
 
@@ -201,6 +202,18 @@ def test_bounds_of_every_kind_are_looked_at(tmp_path: Path, capsys) -> None:
     said = text(capsys, buckets, "--features", 2, "--workspace", tmp_path, "--site", "site-2")
     assert "bounds of 'age'" in said and "'sex'" not in said and "17.99" not in said
     assert "look taken" not in text(capsys, buckets, "--features", 2)
+    assert "epsilon 0.4 of it pays for buckets of about equal counts" in said
+
+
+def test_equal_widths_are_warned_of(tmp_path: Path, capsys) -> None:
+    folder = shutil.copytree(JOBS / "federboost_vertical", tmp_path / "job")
+    path = folder / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    assert "WARNING" not in text(capsys, folder, "--features", 2)
+    config["workflows"][0]["args"]["job"]["edges_epsilon"] = 0.0
+    path.write_text(json.dumps(config))
+    said = text(capsys, folder, "--features", 2)
+    assert "WARNING" in said and "equal widths put nearly all rows of a column with a long tail into one bucket" in said
 
 
 def test_what_a_person_should_look_at_again_is_said(tmp_path: Path, capsys) -> None:

@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
+from dp_components.bucket_ldp import PublicValues
 from dp_components.ledger import Ledger
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
-from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment
+from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment, plan_of
 from nvflare_plugins.kinds.federboost_vertical.training import run_site
 from nvflare_plugins.kinds.vertical.model import ActivePart, PassivePart, find_part, merge
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
@@ -71,7 +72,7 @@ def parties(tmp_path: Path) -> Parties:
 
 
 def job(**changes: object) -> BucketJob:
-    fields = {"data_set": "credit", "num_rounds": 8, **changes}
+    fields = {"data_set": "credit", "num_rounds": 8, "edges_epsilon": 0.0, **changes}
     return BucketJob(active="site-1", label="label", params=PARAMS, **fields)
 
 
@@ -142,6 +143,19 @@ def test_paid_edges_are_part_of_epsilon(parties: Parties) -> None:
     spent = ledger(parties, "site-2").spent().pure_epsilon
     assert 8.0 * (1 - 1e-9) < spent <= 8.0
     assert ledger(parties, "site-3").spent().pure_epsilon == pytest.approx(6.0)  # its edges are public
+    assert merged_accuracy(parties) > 0.8
+
+
+def test_by_default_a_tenth_of_epsilon_pays_for_edges_where_a_feature_has_bounds(parties: Parties) -> None:
+    """Site 2 bounds one of its two features; site 3 states its edges, and all of epsilon is for its buckets."""
+    by_default = job(epsilon=8.0, edges_epsilon=None)
+    succeed(parties.run(run_site, by_default))
+    for site in PASSIVE:
+        assert 8.0 * (1 - 1e-9) < ledger(parties, site).spent().pure_epsilon <= 8.0
+    bounded, discrete = FeatureBounds(0.0, 1.0), PublicValues((0.0, 1.0))
+    paid, response = plan_of(by_default, [bounded, discrete]).events
+    assert (paid.epsilon, response.epsilon) == pytest.approx((0.8, 7.2))
+    assert plan_of(by_default, [discrete]).epsilon == pytest.approx(8.0)
     assert merged_accuracy(parties) > 0.8
 
 
