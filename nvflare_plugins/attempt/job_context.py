@@ -120,6 +120,10 @@ class JobDocument(Document):
                 f"{min(cannot_wait)} is refused for this kind of job, which keeps nothing to go on from: a lost site "
                 "ends it. Leave it out, and submit the job again after a loss"
             )
+        if document.get("forgets") is not None and "forgets" not in {one.name for one in dataclasses.fields(cls)}:
+            raise ConfigurationError(
+                "forgets is refused for this kind of job: horizontal trainings alone are trained again without persons"
+            )
         if cls.CANNOT_CONTINUE and document.get("on_lost_site") == OnLostSite.CONTINUE.value:
             raise ConfigurationError(f"on_lost_site='continue' is refused: {cls.CANNOT_CONTINUE}. Use 'wait'")
         return cls(**document)

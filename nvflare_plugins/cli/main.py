@@ -56,6 +56,7 @@ COMMANDS: dict[str, click.Command] = {
         models.drift,
         evidence.dossier,
         sites.registry,
+        sites.forget,
         sites.ledger,
         sites.backup,
         sites.watch,

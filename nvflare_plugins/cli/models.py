@@ -211,6 +211,7 @@ def models(options: Options) -> int:
     all.
     """
     from nvflare_plugins.scoring.versions import ModelVersions, describe, is_number
+    from nvflare_plugins.site.memory.forgetting import replaced_jobs
 
     def may_be_used(path: Path) -> None:
         from nvflare_plugins.dossier.release import check_released  # XGBoost, which listing models does not need
@@ -218,17 +219,22 @@ def models(options: Options) -> int:
         check_released(policy, path)
 
     policy = own_policy(options)
-    versions = ModelVersions(policy.runs, may_be_used)
+    versions, replaced = ModelVersions(policy.runs, may_be_used), replaced_jobs(policy)
     action, given = options.action, options.arguments
     if action == "list" and not given:
         unread: list[str] = []
         found, names = versions.found(unread), versions.names()
-        options.tell(models=found, names=names, left_out=unread)
-        print(describe(found, names))
+        options.tell(models=found, names=names, left_out=unread, replaced=replaced)
+        print(describe(found, names, replaced))
         for text in unread:
             print(f"left out: {printable(text, 1000)}")
     elif action == "add" and len(given) == 2:
         name, job = given
+        if job in replaced:
+            raise ConfigurationError(
+                f"job {job} has seen rows of persons who are forgotten: name the model of job {replaced[job]}, which "
+                "replaces it"
+            )
         version = versions.add(name, job)
         options.tell(name=name, version=version)
         print(f"job {job} is {name}@{version}, which `veilboost predict {name}` uses from now on")

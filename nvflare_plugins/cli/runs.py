@@ -16,6 +16,7 @@ from nvflare_plugins.pages.retention import due, finish_removals, remove
 from nvflare_plugins.pages.run_record import REPORT, records_in
 from nvflare_plugins.pages.runs_page import build_page, describe, facts_of
 from nvflare_plugins.scoring.versions import ModelVersions, called_by_job
+from nvflare_plugins.site.memory.forgetting import replaced_jobs
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_trail import trail
 
@@ -37,7 +38,11 @@ def _list(options: Options, policy: SitePolicy) -> int:
     names: dict[str, list[str]] = {}
     for (job, _), called in called_by_job(ModelVersions(policy.runs).names()).items():
         names.setdefault(job, []).extend(called)
-    found = [(run, facts_of(run, at.name, names.get(at.name, []))) for at, run in records_in(policy.runs, unread)]
+    replaced = replaced_jobs(policy)
+    found = [
+        (run, facts_of(run, at.name, names.get(at.name, []), replaced.get(at.name)))
+        for at, run in records_in(policy.runs, unread)
+    ]
     found.sort(key=lambda one: one[1]["finished"], reverse=True)
     facts = [one for _, one in found]
     if options.json:

@@ -523,6 +523,38 @@ def backup(options: Options) -> int:
 
 
 @command(
+    "queue persons who ask to be forgotten, and see what became of their requests",
+    argument(
+        "action",
+        metavar="[status|add|withdraw|plan]",
+        type=click.Choice(["status", "add", "withdraw", "plan"]),
+        default="status",
+    ),
+    argument("arguments", nargs=-1, metavar="[ARGUMENT]...", help="add, withdraw: ids of persons; plan: a job's id"),
+    option("--data-set", metavar="NAME", help="whose column of ids names the persons"),
+    option("--file", metavar="FILE", type=PATH, help="ids, one a line; - reads standard input"),
+    option("--absent", is_flag=True, help="queue ids that the data set does not hold now, too"),
+    option("--job", metavar="JOB_FOLDER", type=PATH, help="plan: the folder of that job"),
+    option("--out", metavar="FOLDER", type=PATH, help="plan: write a copy of it that forgets"),
+    WORKSPACE,
+    SITE,
+)
+def forget(options: Options) -> int:
+    """``veilboost forget``: persons who ask to be forgotten, at one site. Sends nothing.
+
+    `add ID... --data-set NAME` queues persons, by the data set's column of ids; from a file is better than in a shell's
+    history. The site's memory keeps keyed hashes of them. From then on no job takes rows of them that none has used.
+    `plan JOB_ID` shows what a job with `forgets` would leave out here, and what it needs of the other sites. Such a job
+    trains that one again without them, at all sites together. `status` shows who waits, and a receipt in numbers for
+    each batch that is forgotten; `withdraw` takes back requests that wait.
+
+    """
+    from nvflare_plugins.cli.forget import run
+
+    return run(options)
+
+
+@command(
     "show what a site has spent of its privacy budgets",
     _WORKSPACE,
     SITE,

@@ -122,6 +122,7 @@ _AGREED_VERSIONS = ("veilboost", "xgboost")
 _GROWN_BY = "trees grown by"
 _SITES = "the sites"
 _WORD_BITS = "word bits"
+FORGETS = "trained again without persons of job"
 
 
 def grown_fact(*, by_sites: bool) -> dict[str, str]:
@@ -132,6 +133,11 @@ def grown_fact(*, by_sites: bool) -> dict[str, str]:
 def word_fact(bits: int) -> dict[str, int]:
     """Return what evidence says of the words of histograms; evidence that says nothing is of 64 bits."""
     return {_WORD_BITS: bits}
+
+
+def forgets_fact(job_id: str | None) -> dict[str, str]:
+    """Return what evidence says of a job that trains another again without persons."""
+    return {} if job_id is None else {FORGETS: job_id}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,19 +23,21 @@ _MOST_COMPARED, _SHOWN_FIRST = 24, 4
 _SCRIPT = "runs.js"
 
 
-def facts_of(run: RunRecord, folder: str, models: Sequence[str] = ()) -> dict[str, Any]:
+def facts_of(run: RunRecord, folder: str, models: Sequence[str] = (), replaced_by: str | None = None) -> dict[str, Any]:
     """Return what is told of a run, as JSON values.
 
     Args:
         folder: name of the run's folder.
         models: names of its model, NAME@VERSION.
+        replaced_by: the job that trained it again without persons who are forgotten.
     """
     best, last = run.best(), run.rounds[-1].metrics if run.rounds else {}
     return {
         "job": folder,
         "name": run.called,
         "title": run.title,
-        "status": run.status,
+        "status": run.status if replaced_by is None else f"forgotten, see {replaced_by}",
+        "replaced_by": replaced_by,
         "finished": run.finished,
         "seconds": _seconds(run),
         "profile": run.profile,

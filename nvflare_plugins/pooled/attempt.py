@@ -187,7 +187,9 @@ class PooledAttempt:
                 RefusalCount(self._policy).check(names, Question.DEMAND)
             largest = row_floors.largest_weight(sums, [table.weight for table in tables])
             self._take_largest_weights(largest)
-            added = row_floors.AddedRows.of(self._reservations, self._policy.consents)
+            added = row_floors.AddedRows.of(
+                self._reservations, self._policy.consents, forgets=self._training.forgets is not None
+            )
             further = added.counts() if self.COUNTS_ADDED else ()
             tables = [counted_rows(*one) for one in zip(tables, self._queries, strict=False)]
             counted = row_floors.check_effective_rows(
@@ -195,7 +197,7 @@ class PooledAttempt:
             ).tolist()
             self._found = tuple(largest), tuple(counted[: 2 * len(tables)])
             self._check_parts(sums)
-            pooled = np.array(counted[-row_floors.N_COUNTS :])
+            pooled = np.array(counted[2 * len(tables) :])
             if self.COUNTS_ADDED and added.needs_consent(pooled, floors.sites):
                 self._policy.consents.gives("recompute_with_changes")
             self._reservations.grown(is_enough=not self.COUNTS_ADDED or row_floors.are_enough(pooled, floors.sites))

@@ -135,6 +135,12 @@ class HorizontalJob(JobDocument):
     stay as they were in that job, initial_model and continue_from included. Without sampling of columns or dropped
     trees the model is that of an uninterrupted job; random draws of these are not those it would have made.
     """
+    forgets: JobId | None = None
+    """Id of a finished job that is trained again without the persons whom its sites have queued (`veilboost forget`),
+    from the start, cut points and all; its other fields are those of that job. Three sites have to leave out ten rows
+    each, 1,000 in all, or consent (`recompute_with_changes`). A site that was in that job may be left out of this one,
+    if the sites consent (`continue_without_site`) and that job said ``on_lost_site="continue"``.
+    """
     engine: Annotated[str, OneOf(Engine)] = Engine.AUTO.value
     """Who grows the trees. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on.
     ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all sites. ``auto``: ``own``, but
@@ -186,8 +192,7 @@ class HorizontalJob(JobDocument):
             self._check_words()
         if self.early_stopping_rounds is not None:
             expect("early_stopping_rounds needs an eval_data_set to watch", self.eval_data_set is not None)
-        if self.continue_from is not None:
-            expect("continue_from names the model to continue: leave initial_model out", self.initial_model is None)
+        self._check_start()
         if self.pooled_metrics:
             expect("pooled_metrics needs an eval_data_set, whose rows it is about", self.eval_data_set is not None)
         if self.cuts in (CutMode.UNIFORM.value, CutMode.LOGARITHMIC.value) and not self.cut_bounds:
@@ -195,6 +200,17 @@ class HorizontalJob(JobDocument):
         check_classes(self.label, self.label_classes)
         self._check_cox()
         self._check_params()
+
+    def _check_start(self) -> None:
+        """Refuse models to start from that do not go together, or with forgetting."""
+        if self.continue_from is not None:
+            expect("continue_from names the model to continue: leave initial_model out", self.initial_model is None)
+        if self.forgets is not None:
+            expect(
+                "forgets trains from the start: a model that training continues may have seen the rows that are to be "
+                "forgotten. Leave initial_model and continue_from out",
+                self.initial_model is None and self.continue_from is None,
+            )
 
     def _check_cox(self) -> None:
         """Refuse what sums over rows at risk are not for."""

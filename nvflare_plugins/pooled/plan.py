@@ -32,7 +32,7 @@ from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.pooled.growing import arithmetic_of_job, check_words, is_grown
 from nvflare_plugins.pooled.job import SCORE_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN, SumContext, SumProfile
-from nvflare_plugins.pooled.row_floors import N_COUNTS, counts_leaves
+from nvflare_plugins.pooled.row_floors import N_COUNTS, N_OF_FORGETTING, counts_leaves
 from nvflare_plugins.pooled.spans import spans_of
 from nvflare_plugins.pooled.times import PARTS
 from nvflare_plugins.pooled.value_bounds import COARSEST, coarsest_pairs
@@ -84,6 +84,7 @@ class Workload:
         time_bins: most bins of times, of survival:cox alone: each round begins with sums over the rows at risk.
         word_bits: of the words of histograms under `plain` and `masks`; see the job's field.
         metrics_wait: whether those of a round have an exchange of their own, whatever the profile.
+        forgets: whether rows are counted that the job leaves out, and those that stay.
     """
 
     rows: int
@@ -110,6 +111,7 @@ class Workload:
     time_bins: int = 0
     word_bits: int = WORD_BITS
     metrics_wait: bool = True
+    forgets: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "features", "sites", "rounds", "outputs", "parallel_trees", "eval_sets"):
@@ -237,7 +239,8 @@ def setup_messages(workload: Workload) -> Iterator[Planned]:
     n_thresholds = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
     if workload.weighted_sets:
         yield Planned(Kind.SCALE, 1, 0, wide=False, residues=workload.weighted_sets * n_thresholds)
-    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + N_COUNTS, wide=False)
+    n_further = N_OF_FORGETTING if workload.forgets else N_COUNTS
+    yield Planned(Kind.EFFECTIVE_ROWS, 1, 2 * workload.row_sets + n_further, wide=False)
     searches = workload.cuts in (CutMode.QUANTILE.value, CutMode.EXACT.value)
     yield from cut_messages(workload.features, workload.features if searches else 0, workload.bins)
     if workload.time_bins:
@@ -497,6 +500,7 @@ def workload_of_job(job: HorizontalJob, rows: int, features: int, sites: int, *,
         smooth_scale=is_grown(job, checked) and Objective.of_job(checked, arithmetic_of_job(job)).is_smooth,
         word_bits=job.word_bits,
         time_bins=job.time_bins if checked.objective.name == COX else 0,
+        forgets=job.forgets is not None,
     )
 
 

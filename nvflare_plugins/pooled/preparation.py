@@ -16,12 +16,14 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import usable_ids
 from nvflare_plugins.data.table import Table, column_names, load_table, log_what_labels_lack
 from nvflare_plugins.growth.ranking import Queries
+from nvflare_plugins.pooled.forgetting import leave_out
 from nvflare_plugins.pooled.growing import check_words, is_grown
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import ChosenProfile, choose_profile
 from nvflare_plugins.pooled.queries import queries_of
 from nvflare_plugins.pooled.row_floors import check_sampling
 from nvflare_plugins.pooled.shards import why_in_one_process
+from nvflare_plugins.site.memory.forgetting import Forgetting, ToForget
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import JobTerms
@@ -37,7 +39,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a site knows before it talks to anyone."""
+    """What a site knows before it talks to anyone.
+
+    Attributes:
+        to_forget, eval_to_forget: whom a job that forgets leaves out of either set.
+    """
 
     data_set: DataSet
     table: Table
@@ -46,6 +52,8 @@ class Prepared:
     parameters: TrainingParameters
     chosen: ChosenProfile
     queries: tuple[Queries | None, Queries | None] = (None, None)
+    to_forget: ToForget | None = None
+    eval_to_forget: ToForget | None = None
 
     def tables(self) -> list[tuple[Table, DataSet]]:
         """Return the training set and, if there is one that is another set, the evaluation set."""
@@ -80,28 +88,29 @@ class Allowed:
     def load(self) -> Prepared:
         """Read the rows and look at their values. Raises: DataRefusal, ConfigurationError."""
         remove_left_behind(self.context.runs)
-        table = self._load(self.data_set)
-        eval_table = None if self.eval_set is None else self._load(self.eval_set)
+        table, whom = self._load(self.data_set)
+        eval_table, of_eval = (None, None) if self.eval_set is None else self._load(self.eval_set)
         _check_rows(self.job, self.parameters, table, eval_table)
         sets = ((table, self.data_set), (eval_table, self.eval_set))
         own, evaluated = (
             None if one is None or spec is None else queries_of(self.parameters, one, spec) for one, spec in sets
         )
-        chosen = self.parameters, self.chosen
-        return Prepared(self.data_set, table, self.eval_set, eval_table, *chosen, (own, evaluated))
+        facts = self.parameters, self.chosen, (own, evaluated)
+        return Prepared(self.data_set, table, self.eval_set, eval_table, *facts, whom, of_eval)
 
-    def _load(self, spec: DataSet) -> Table:
-        """Load a table, if no randomised buckets of its rows were sent."""
+    def _load(self, spec: DataSet) -> tuple[Table, ToForget | None]:
+        """Load a table, if no randomised buckets of its rows were sent, without persons who asked to be forgotten."""
         sent = SentRows(self.context.policy)
-        asks = sent.asks_for_ids(spec)
-        may_lack_ids = not asks and not self.columns["with_ids"]
+        asks, forgets = sent.asks_for_ids(spec), Forgetting(self.context.policy).asks_for_ids(spec)
+        may_lack_ids = not asks and not forgets and not self.columns["with_ids"]
         columns = {**self.columns, "with_ids": True}  # the registry tells rows apart by them
         table = load_table(spec, **columns, may_lack_ids=may_lack_ids, takes_passes=self.takes_passes)
         if asks and sent.sent(usable_ids(table.ids, spec)).any():
             raise DataRefusal(
                 f"randomised buckets of rows of data set {spec.name!r}, or of rows without an id, were sent"
             )
-        return table
+        counts = spec.name == self.data_set.name  # rows of the training set alone
+        return leave_out(table, spec, self.context, self.job.forgets, with_consent=not counts)
 
 
 def allow(

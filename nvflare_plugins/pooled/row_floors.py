@@ -33,9 +33,12 @@ from nvflare_plugins.xgb.parameters import TrainingParameters, obeys_child_weigh
 # at least three sites (more where policies ask for more) have to have added rows, ``registry.ADDED_ROWS`` in all, and
 # no site may have put other rows in the place of those before. Nothing added anywhere is allowed, too: all that such a
 # run could be compared with was released before. What is compared are counts under the job's protection.
+#
+# A job that trains a model again without persons (``forgets``) takes rows away in the place of adding some: the same
+# holds of the rows that it leaves out, and of those that stay beside them (``site/memory/forgetting.py``).
 
 
-N_COUNTS = 4
+N_COUNTS, N_OF_FORGETTING = 4, 6
 _LEAST_OF_A_SITE = 10
 """A site with fewer added rows does not count among those that have some: its rows would not hide the others'."""
 
@@ -54,20 +57,22 @@ class AddedRows:
         asks: its registry allows the run only if the sites' counts do.
         consents: its policy would allow the run without; so it asks for nothing.
         is_new: no earlier job of the site concerns its rows, so that they took the place of others, if any did.
-        n_rows: rows that no earlier job has used, where it asks.
+        n_rows: rows that no earlier job has used, or that this one leaves out, where it asks.
+        n_left: of a job that leaves rows out, those of all earlier jobs that stay; else None.
     """
 
     asks: bool
     consents: bool
     is_new: bool
     n_rows: int
+    n_left: int | None = None
 
     @classmethod
-    def of(cls, reservations: Reservations, consents: Consents) -> AddedRows:
-        """Return what the registry found of the training set."""
-        entry = reservations.entries[0]
-        asks = entry.verdict is Verdict.GROWN
-        return cls(asks, consents.recompute_with_changes, entry.verdict is Verdict.NEW, entry.n_added)
+    def of(cls, reservations: Reservations, consents: Consents, *, forgets: bool = False) -> AddedRows:
+        """Return what the registry found of the training set. Args: forgets: the job leaves persons out."""
+        entry, n_left = reservations.entries[0], reservations.entries[0].n_left if forgets else None
+        asks = entry.verdict in (Verdict.GROWN, Verdict.SHRUNK)
+        return cls(asks, consents.recompute_with_changes, entry.verdict is Verdict.NEW, entry.n_added, n_left)
 
     def needs_consent(self, pooled: NDArray[np.int64], least_sites: int) -> bool:
         """Tell whether the consent alone lets this site go on."""
@@ -76,8 +81,9 @@ class AddedRows:
 
     def counts(self) -> list[int]:
         """Return what this site adds to the sums; rows are counted no further than what is needed of all."""
-        is_some = self.n_rows >= _LEAST_OF_A_SITE
-        return [int(self.asks and not self.consents), int(self.is_new), int(is_some), min(self.n_rows, ADDED_ROWS)]
+        counts = [n for n in (self.n_rows, self.n_left) if n is not None]
+        of_rows = [part for n in counts for part in (int(n >= _LEAST_OF_A_SITE), min(n, ADDED_ROWS))]
+        return [int(self.asks and not self.consents), int(self.is_new), *of_rows]
 
 
 def are_enough(pooled: NDArray[np.int64], least_sites: int) -> bool:
@@ -87,12 +93,13 @@ def are_enough(pooled: NDArray[np.int64], least_sites: int) -> bool:
         pooled: the sums of ``AddedRows.counts`` over the sites.
         least_sites: the most that any site's policy asks for.
 
-    Shapes: pooled: int64[4].
+    Shapes: pooled: int64[4], or int64[6] of a job that leaves rows out.
     """
-    n_asking, n_new, n_sites, n_rows = map(int, pooled)
-    if n_asking == 0 or n_rows == 0:
+    n_asking, n_new, *of_rows = map(int, pooled)
+    if n_asking == 0 or of_rows[1] == 0:
         return n_asking == 0 or n_new == 0
-    return n_new == 0 and n_sites >= max(ADDED_SITES, least_sites) and n_rows >= ADDED_ROWS
+    least = max(ADDED_SITES, least_sites)
+    return n_new == 0 and all(n >= least for n in of_rows[::2]) and all(n >= ADDED_ROWS for n in of_rows[1::2])
 
 
 # Which rows a round trains on: drawn by each site from a secret of its own, never from the job's seed.

@@ -266,6 +266,11 @@ class HorizontalXGBRecipe(JobRecipe):
             other fields stay as they were in that job, initial_model and continue_from included. Without sampling of
             columns or dropped trees the model is that of an uninterrupted job; random draws of these are not those it
             would have made.
+        forgets: Id of a finished job that is trained again without the persons whom its sites have queued (`veilboost
+            forget`), from the start, cut points and all; its other fields are those of that job. Three sites have to
+            leave out ten rows each, 1,000 in all, or consent (`recompute_with_changes`). A site that was in that job
+            may be left out of this one, if the sites consent (`continue_without_site`) and that job said
+            ``on_lost_site="continue"``.
         engine: Who grows the trees. ``own``: the sites themselves, as XGBoost would, under any XGBoost from 3.2 on.
             ``xgboost``: stock XGBoost beside a mediator: XGBoost 3.2 or 3.3, the same at all sites. ``auto``: ``own``,
             but ``xgboost`` for dart and vector leaves, which the sites do not grow.
@@ -312,6 +317,7 @@ class HorizontalXGBRecipe(JobRecipe):
         initial_model: str | None = ...,
         continue_from: str | None = ...,
         resume_from: str | None = ...,
+        forgets: str | None = ...,
         engine: str = ...,
         arithmetic: str = ...,
         word_bits: int = ...,

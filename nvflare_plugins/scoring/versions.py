@@ -220,8 +220,12 @@ def called_by_job(names: Mapping[str, Named]) -> dict[tuple[str, str], list[str]
     return of_job
 
 
-def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
-    """Return models and names as a table for a person; the version in use has a star."""
+def describe(found: list[FoundModel], names: Mapping[str, Named], replaced: Mapping[str, str]) -> str:
+    """Return models and names as a table for a person; the version in use has a star.
+
+    Args:
+        replaced: jobs with rows of persons who are forgotten -> the job that replaces each.
+    """
     of_job = called_by_job(names)
     lines = [f"{'finished':<20} {'name':<16} {'data set':<16} {'rounds':>6} {'sha256':<{_HASH_SHOWN}}  job, metrics"]
     for model in found:
@@ -230,6 +234,7 @@ def describe(found: list[FoundModel], names: Mapping[str, Named]) -> str:
         lines.append(
             f"{model.finished[:19]:<20} {called:<16} {fitted(model.data_set, 16)} {model.n_rounds:>6} "
             f"{model.sha256[:_HASH_SHOWN]}  {model.job}{f', {metrics}' if metrics else ''}"
+            + (f"; forgotten: job {replaced[model.job]} replaces it" if model.job in replaced else "")
         )
     return "\n".join(printable(line, 400) for line in [*lines, "* in use"])
 

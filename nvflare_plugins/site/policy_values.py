@@ -103,12 +103,14 @@ class Consents(Document):
     recompute_with_changes: Flag = False
     """Training again with another site set or changed rows: the difference of two runs shows what the changed site
     or rows contributed. A horizontal job over all rows of before and added ones needs it only where fewer than three
-    sites have added rows, or fewer than 1000 in all.
+    sites have added rows, or fewer than 1000 in all; one that forgets persons (`forgets`) where so few are left out, or
+    stay.
     """
     continue_without_site: Flag = False
     """Horizontal jobs with `on_lost_site="continue"`: where a site is lost, this one or another, the others train on
     without it. From the sums before and after they can estimate the lost site's own sums, in the first rounds and in
-    shallow trees nearly exactly; a server can bring that about at any time.
+    shallow trees nearly exactly; a server can bring that about at any time. A later job that trains such a job again
+    (`forgets`) may leave a site out, whose sums are then the exact difference.
     """
     second_quantile_search: Flag = False
     """A second quantile search, or other spaced cuts, over the same data."""

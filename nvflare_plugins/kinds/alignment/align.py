@@ -27,6 +27,7 @@ from nvflare_plugins.kinds.alignment.job import AlignmentJob
 from nvflare_plugins.kinds.alignment.result import Alignment, save_alignments
 from nvflare_plugins.pages.run_record import ALIGNMENT, DataFacts, ReportSection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
+from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.workers.dask_workers import open_workers
@@ -264,10 +265,14 @@ _NOTE = (
 
 
 def _prepare(job: AlignmentJob, context: SiteContext) -> dict[str, list[bytes]]:
-    """Return the ids of each data set. Raises: ConfigurationError, PolicyRefusal."""
+    """Return the ids of each data set. Raises: ConfigurationError, PolicyRefusal; DataRefusal: see ``Forgetting``."""
     if len(context.sites) < 2:
         raise ConfigurationError("an alignment needs at least two sites")
-    return {name: load_ids(context.policy.data_set(name)) for name in job.data_sets}
+    sets = [context.policy.data_set(name) for name in job.data_sets]
+    ids = {spec.name: load_ids(spec) for spec in sets}
+    for spec in sets:
+        Forgetting(context.policy).refuse(ids[spec.name], spec)
+    return ids
 
 
 def _align(attempt: SiteAttempt, ids: dict[str, list[bytes]]) -> JobResult:

@@ -19,6 +19,7 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
+from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.site.memory.store import read_arrays
 
 FILE = "alignment.npz"
@@ -101,6 +102,7 @@ def load_alignment(context: SiteContext, job_id: str, data_set: str) -> Alignmen
     if found is None:
         raise ConfigurationError(f"job {job_id} did not align a data set {data_set!r}")
     ids = load_ids(context.policy.data_set(data_set))
+    Forgetting(context.policy).refuse(ids, context.policy.data_set(data_set))
     if AlignmentRegistry.open(context.policy).fingerprint(ids) != found.fingerprint or len(ids) != found.n_rows:
         raise DataRefusal(
             f"the rows of data set {data_set!r} are not those that job {job_id} aligned: restore them, or "

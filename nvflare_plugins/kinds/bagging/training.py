@@ -24,6 +24,7 @@ from nvflare_plugins.data.table import Table, column_names, load_table
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.bagging.model import BaggedModel, LeafOutOfRange, SharedTree, grow, own_matrix
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
+from nvflare_plugins.site.memory.forgetting import ASKED, Forgetting
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy import SitePolicy
@@ -133,20 +134,23 @@ def prepare(job: BaggingJob, context: SiteContext) -> LoadedRows:
 def _load(job: BaggingJob, data_set: DataSet, policy: SitePolicy, names: tuple[str, ...]) -> Table:
     """Load the rows: enough of them, as every tree is grown on these alone, and none whose buckets were sent."""
     sent = SentRows(policy)
-    with_ids = sent.asks_for_ids(data_set)
+    forgetting = Forgetting(policy)
+    asks, forgets = sent.asks_for_ids(data_set), forgetting.asks_for_ids(data_set)
     table = load_table(
         data_set,
         label=job.label,
         features=names,
         label_classes=job.label_classes,
-        with_ids=with_ids,
+        with_ids=asks or forgets,
         may_lack_rows=True,
         takes_passes=True,
     )
-    if with_ids and sent.sent(usable_ids(table.ids, data_set)).any():
+    if asks and sent.sent(usable_ids(table.ids, data_set)).any():
         raise DataRefusal(
             f"randomised buckets of rows of data set {data_set.name!r}, or of rows without an id, were sent"
         )
+    if forgets:
+        table = table.kept(forgetting.are_free(usable_ids(table.ids, data_set), data_set.name), ASKED)
     if table.n_rows < max(policy.min_effective_rows, policy.min_rows_per_node):
         raise DataRefusal(
             f"data set {data_set.name!r} has fewer rows than a tree of this site must be grown on. Policy keys: "

@@ -32,6 +32,7 @@ from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import START, KeptAnswers, TreeStep, price, steps
 from nvflare_plugins.pages.run_record import TRAINING, DataFacts, PointCurve, ReportSection, RoundRow, missing_of, texts
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
+from nvflare_plugins.site.memory.forgetting import ASKED, Forgetting
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.envelope import Kind
@@ -162,6 +163,7 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     if asks:
         is_free = ~sent.sent(usable_ids(table.ids, spec))
         table = table.kept(is_free, "whose randomised buckets were sent")
+    table = table.kept(Forgetting(context.policy).are_free(usable_ids(table.ids, spec), spec.name), ASKED)
     table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
     log_what_labels_lack(table, job.data_set, is_classification=False)
     names = [str(name) for name in usable_ids(table.ids, spec)]

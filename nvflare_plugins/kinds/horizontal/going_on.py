@@ -206,7 +206,7 @@ FILE = "course.json"
 _CONSTANT_HESSIANS = ("reg:squarederror", "binary:hinge", "reg:absoluteerror", "reg:quantileerror", "survival:aft")
 
 
-_KNOWN = (Verdict.IDENTICAL, Verdict.OTHER_PARAMETERS, Verdict.GROWN)
+_KNOWN = (Verdict.IDENTICAL, Verdict.OTHER_PARAMETERS, Verdict.GROWN, Verdict.SHRUNK)
 _EARLIER_JOBS = (
     "an earlier job trained on these rows with all sites, and sums of both would differ by the lost site's part. "
     "Policy key: consents.recompute_with_changes. Remedy: wait for the site, rows that no job has used, or this site's "

@@ -24,9 +24,10 @@ from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, Site
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.evidence.audit import grown_fact, word_fact
+from nvflare_plugins.evidence.audit import forgets_fact, grown_fact, word_fact
 from nvflare_plugins.evidence.reader import named
 from nvflare_plugins.growth.model import n_rounds_of
 from nvflare_plugins.growth.training import Draws, LoopSettings
@@ -36,6 +37,7 @@ from nvflare_plugins.kinds.horizontal.score_histogram import pooled_section
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
+from nvflare_plugins.pooled.forgetting import check_start
 from nvflare_plugins.pooled.growing import POOLED_ROWS, GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.job import TIME_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
@@ -75,6 +77,7 @@ _NOT_RELEASED = (
     "tracking",
     "deadline_s",
     "early_stopping_rounds",
+    "forgets",
     *LOST_SITE_FIELDS,
 )
 
@@ -122,6 +125,7 @@ def prepare(job: HorizontalJob, context: SiteContext) -> PreparedTraining:
     if start is not None:
         check_initial_model(start.model, start.name, allowed.parameters, allowed.columns["features"])
         check_lists(start.model, start.name, job.categories, job.label_classes)
+        check_start(context, start.model, start.jobs)
     earlier = Earlier.of(context, job.resume_from)
     if not allowed.is_grown:  # whose sums are the same for any number of shards
         _check_shards(earlier, allowed.n_shards)
@@ -257,7 +261,8 @@ class TrainingAttempt(PooledAttempt):
         # The training set alone: other rows can be evaluated under another name.
         grows = may_grow(self._rows.table, draws[0], self._parameters)
         wanted[0] = dataclasses.replace(wanted[0], may_grow=grows, continues=self._prepared.continues)
-        return wanted
+        whom = (self._rows.to_forget, self._rows.eval_to_forget)
+        return [dataclasses.replace(one, forgets=forgets) for one, forgets in zip(wanted, whom, strict=False)]
 
     def _release(self) -> dict[str, object]:
         job, parameters = self._job, self._rows.parameters
@@ -540,9 +545,18 @@ class TrainingAttempt(PooledAttempt):
         if self._going_on is not None and self._course is not None:
             notes.append(f"The job went on without {', '.join(self._going_on.lost)}; its rounds were not evaluated.")
             notes += going_on.told(self._course.parts, self._job.num_rounds)
+        if self._job.forgets is not None:
+            notes.append(self._forgotten())
         if row_fraction(self._parameters) < 1:
             notes.append("Each site drew the rows of each round from a secret of its own, not from the job's seed.")
         return tuple(notes)
+
+    def _forgotten(self) -> str:
+        """Return whose rows this site has left out, in numbers, for its own report."""
+        sets = zip(self._rows.tables(), (self._rows.to_forget, self._rows.eval_to_forget), strict=False)
+        whom = [(spec.name, forgets.persons.size) for (_, spec), forgets in sets if forgets is not None]
+        counts = "; ".join(f"of data set {name}, {counted(n, 'person')}" for name, n in whom)
+        return f"Trained again without persons, in the place of job {self._job.forgets}. Left out here {counts}."
 
 
 def _cuts_of(folder: RunFolder) -> bytes:
@@ -573,6 +587,7 @@ run_site = SitePart(
         **named(prepared.lost),
         **grown_fact(by_sites=is_grown(job, prepared.rows.parameters)),
         **word_fact(job.word_bits),
+        **forgets_fact(job.forgets),
     },
     on_cluster=OnCluster.USED,
 )

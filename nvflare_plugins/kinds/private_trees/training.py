@@ -34,6 +34,7 @@ from nvflare_plugins.kinds.private_trees.shard import train_in_shards
 from nvflare_plugins.kinds.private_trees.summary import epsilon_text, lines, report_sections, summarise
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
+from nvflare_plugins.site.memory.forgetting import ASKED, Forgetting
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.wire.profiles import MaskedSums
@@ -134,10 +135,10 @@ class PrivateInput:
 def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
     """Check the job against the policy, and load the rows that it can use, at this site alone.
 
-    Privacy: a row that the job cannot use, whose randomised buckets were sent, or of a person for whom the budget of
-        another data set pays, is left out, whatever the other rows are; values are clipped to public bounds, or
-        missing. So one row changes neither what happens to the others nor whether the job goes on, and a site may have
-        no row at all.
+    Privacy: a row that the job cannot use, whose buckets were sent, of a person who asked to be forgotten, or
+        for whom the budget of another data set pays, is left out, whatever the other rows are; values are clipped to
+        public bounds, or missing. So one row changes neither what happens to the others nor whether the job goes on,
+        and a site may have no row at all.
 
     Raises:
         PolicyRefusal: the site's policy forbids the job.
@@ -153,7 +154,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
         )
     spec.check_holds_bins("a private training holds them")
     sent, persons = SentRows(policy), PersonsOfBudgets(policy, spec)
-    asks_for_sent = sent.asks_for_ids(spec)
+    forgetting = Forgetting(policy)
+    asks_for_sent, forgets = sent.asks_for_ids(spec), forgetting.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
     plan = JobPlan.of(job, len(context.sites), names)
     check_names_survive(names, job.categories)
@@ -164,7 +166,7 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
         features=names,
         categories=job.categories,
         label_classes=job.label_classes,
-        with_ids=asks_for_sent or persons.needs_ids,
+        with_ids=asks_for_sent or forgets or persons.needs_ids,
         repair=True,
         takes_passes=reads_in_passes(policy, job.data_set, [spec]),
     )
@@ -184,6 +186,8 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
         table = table.kept(~np.isnan(table.weight), f"whose weight {job.weight!r} is missing or negative")
     if asks_for_sent:
         table = table.kept(~sent.sent(usable_ids(table.ids, spec)), "whose randomised buckets were sent")
+    if forgets:
+        table = table.kept(forgetting.are_free(usable_ids(table.ids, spec), spec.name), ASKED)
     ids: list[str | None] = []
     if persons.needs_ids:
         table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")

@@ -25,6 +25,7 @@ from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.kinds.alignment.result import Alignment
 from nvflare_plugins.kinds.vertical.job import VerticalJob
+from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.xgb import stock as xgb
 
 
@@ -135,6 +136,7 @@ def load_party(job: VerticalJob, context: SiteContext, group: str | None = None)
             raise ConfigurationError(f"{context.site} has a column of the label's name, {name!r}: leave it out")
         features = list(table.feature_names)  # the evaluation set has the training set's columns
         ids = None if table.ids is None else tuple(canonical_ids(table.ids, source, data_set.missing, data_set.id_form))
+        Forgetting(context.policy).refuse(ids, data_set)
         sets.append(PartySet(name, data_set, dataclasses.replace(table, ids=None), ids))
     return PartyData(tuple(sets))
 

@@ -31,8 +31,9 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of
+from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of, row_tags
 from nvflare_plugins.data.table import Table
+from nvflare_plugins.site.memory.forgetting import Queue, Split, Standing, ToForget, split_of, without
 from nvflare_plugins.site.memory.schema import (
     NAMED_ROWS,
     UNCHECKED,
@@ -69,6 +70,7 @@ class Verdict(Enum):
     OTHER_PARAMETERS = "the same data and sites with other parameters"
     RESUMED = "resumed"
     GROWN = "added rows, if the sites' counts of them together allow it"
+    SHRUNK = "rows of persons to forget left out, if the sites' counts of them together allow it"
     CONSENTED = "another site set or changed rows, with this site's consent"
 
 
@@ -77,7 +79,9 @@ class Reservation:
     """A run that may send: its number in the site's memory; ``message`` is for the log and the report.
 
     Attributes:
-        n_added: rows that no earlier job has used, where the verdict is ``GROWN``.
+        n_added: rows that no earlier job has used, where the verdict is ``GROWN``; that this one leaves out, where it
+            is ``SHRUNK``.
+        n_left: rows of all earlier jobs that a run which forgets persons goes on with.
         refusal: what ends such a run where the sites' counts do not allow it.
     """
 
@@ -85,6 +89,7 @@ class Reservation:
     verdict: Verdict
     message: str
     n_added: int = 0
+    n_left: int = 0
     refusal: DataRefusal | None = None
 
 
@@ -131,6 +136,7 @@ class Wanted:
             leaves.
         is_settled: the job calls ``grown`` or ``cancel`` once its rows have been counted; as one with ``may_grow``.
         continues: jobs whose model the run continues: it must be about none of their rows.
+        forgets: whom the run leaves out, of a job that trains a model again without them.
     """
 
     table: Table
@@ -140,6 +146,31 @@ class Wanted:
     may_grow: bool = False
     is_settled: bool = False
     continues: tuple[str, ...] = ()
+    forgets: ToForget | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Used:
+    """Which rows of a table earlier runs had. Shapes: all: bool[n_rows].
+
+    Attributes:
+        by_base: the run that is to be replaced; None where the registry knows of none.
+    """
+
+    by_any: NDArray[np.bool_]
+    by_all: NDArray[np.bool_]
+    by_base: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What the registry makes of a run. Attributes: others: see ``Reservation``; gone: see ``Split``."""
+
+    verdict: Verdict
+    message: str
+    n_added: int = 0
+    refusal: DataRefusal | None = None
+    split: Split | None = None
 
 
 class Registry:
@@ -189,25 +220,46 @@ class Registry:
                 known = load_counts(db, NAMED_ROWS, str(data))["keys"]  # under which it had other ids
                 save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, version.named).astype("<u8")})
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), wanted.draw)
-            n_added, refusal = 0, None
             if resume is None:
                 own = tuple(reservation.run for reservation in beside)
                 self._check_new(db, version, wanted.continues)
-                verdict, message, grown = self._judge(db, terms, version, own, may_grow=wanted.may_grow)
-                if grown is not None:
-                    n_added, refusal = grown
+                found = self._judge(db, terms, version, own, may_grow=wanted.may_grow, forgets=wanted.forgets)
             else:
-                verdict, message = self._check_resume(db, terms, record, resume)
+                found = _Judged(*self._check_resume(db, terms, record, resume))
                 if resume.lost:
                     own = tuple(
-                        found for (found,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (resume.job_id,))
+                        number for (number,) in db.execute("SELECT id FROM runs WHERE job_id = ?", (resume.job_id,))
                     )
                     self._judge(db, terms, version, own, may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and (wanted.may_grow or wanted.is_settled):
                 note_unchecked(db, run)
-        return Reservation(run, verdict, message, n_added, refusal)
+            if wanted.forgets is not None:
+                queue = Queue.read(db, spec.name)
+                gone = np.empty(0, dtype="<u8") if found.split is None else found.split.gone
+                queue.take(job_id, run, wanted.forgets, gone)
+                queue.write(db)
+        n_left = 0 if found.split is None else found.split.n_left
+        return Reservation(run, found.verdict, found.message, found.n_added, n_left, found.refusal)
+
+    def used(self, table: Table, spec: DataSet, replaces: str | None = None) -> Used:
+        """Return which rows of a table earlier runs of this site had, as far as their columns tell.
+
+        Args:
+            replaces: the job whose model is to be trained again.
+        """
+        version = _Version(*identify(table, spec, self._key), None)
+        tags = row_tags(table, self._key)
+        with self._memory.reading() as db:
+            by_any, by_all = np.zeros(table.n_rows, dtype=np.bool_), np.ones(table.n_rows, dtype=np.bool_)
+            for data in _released(db):
+                had = _had(db, version, data, tags)
+                if had is not None:
+                    by_any, by_all = by_any | had, by_all & had
+            base = None if replaces is None else _base(db, replaces, spec.name)
+            by_base = None if base is None else _had(db, version, base, tags)
+        return Used(by_any, by_all, by_base)
 
     def grown(self, run: Reservation, *, is_enough: bool) -> None:
         """Settle a run once the sites have counted added rows; before anything else of rows leaves.
@@ -221,10 +273,10 @@ class Registry:
         """
         if not is_enough:
             raise run.refusal or PolicyRefusal(
-                "too few rows were added since earlier jobs, or at too few sites, for a site that trained on an "
-                "earlier version of its rows and does not consent. Policy key: consents.recompute_with_changes. "
-                f"Remedy: wait until at least {ADDED_SITES} sites have added {ADDED_ROWS} rows together, train on the "
-                "unchanged rows, or ask that site to consent."
+                "too few rows were added since earlier jobs, or are to be forgotten, or at too few sites, for a site "
+                "that trained on an earlier version of its rows and does not consent. Policy key: "
+                f"consents.recompute_with_changes. Remedy: wait until at least {ADDED_SITES} sites have added (or "
+                f"forget) {ADDED_ROWS} rows together, train on the unchanged rows, or ask that site to consent."
             )
         with self._memory.transaction() as db:
             forget_unchecked(db, run.run)
@@ -322,6 +374,13 @@ class Registry:
         with self._memory.reading() as db:
             rows = [_run(row) for row in db.execute(f"{_RUN} ORDER BY runs.id")]
             data = {number: data_of(db, number) for number in {run.terms.data for run in rows}}
+            queues = {name: Queue.read(db, name) for name in {of.name for of in data.values()}}
+        replaced = {
+            (name, batch.replaces): batch.job
+            for name, queue in queues.items()
+            for batch, state in zip(queue.batches, queue.states, strict=True)
+            if state is Standing.FORGOTTEN
+        }
         return [
             {
                 "started": run.started,
@@ -332,6 +391,7 @@ class Registry:
                 "rows": of.n_rows,
                 "data": of.fingerprint,
                 "sites": list(run.terms.sites),
+                "replaced_by": replaced.get((of.name, run.job_id)),
             }
             for run in rows
             for of in [data[run.terms.data]]
@@ -347,6 +407,7 @@ class Registry:
             lines.append(
                 f"{run['started']:<20} {fitted(run['data_set'], 16)} {run['rows']:>9} {run['data'][:8]:<8} "
                 f"{run['state']:<9} {run['trees']:>5}  {', '.join(run['sites'])}, {run['job']}"
+                + (f"; forgotten: job {run['replaced_by']} replaces it" if run["replaced_by"] else "")
             )
         searches = counted(n_searches, "quantile search", "quantile searches")
         n_versions = len({(run["data_set"], run["data"]) for run in runs})
@@ -354,8 +415,15 @@ class Registry:
         return "\n".join(lines)
 
     def _judge(
-        self, db: sqlite3.Connection, fresh: Terms, version: _Version, own: tuple[int, ...], *, may_grow: bool
-    ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
+        self,
+        db: sqlite3.Connection,
+        fresh: Terms,
+        version: _Version,
+        own: tuple[int, ...],
+        *,
+        may_grow: bool,
+        forgets: ToForget | None = None,
+    ) -> _Judged:
         verdict, message = Verdict.NEW, "no earlier run of this site concerns these rows."
         concerned: list[Terms] = []
         changed: list[tuple[Terms, str]] = []
@@ -373,12 +441,27 @@ class Registry:
             if may_grow and relation is Relation.CHANGED and (terms.sites, terms.draw) == (fresh.sites, fresh.draw):
                 changed.append((terms, job_id))
                 continue
-            self._refuse_difference(terms, job_id, relation, fresh)
+            self._allow_difference(terms, job_id, relation, fresh, forgets)
             verdict = Verdict.CONSENTED
             message = f"differs from job {job_id} by its sites or rows; this site's policy consents."
-        if changed and verdict is not Verdict.CONSENTED:
-            return self._judge_growth(db, fresh, version, concerned, changed[0])
-        return verdict, message, None
+        if verdict is Verdict.CONSENTED or not concerned:
+            return _Judged(verdict, message)
+        if forgets is not None and may_grow:
+            return self._judge_forgetting(db, fresh, version, concerned, forgets, _Judged(verdict, message))
+        return self._judge_growth(db, fresh, version, concerned, changed[0]) if changed else _Judged(verdict, message)
+
+    def _allow_difference(
+        self, earlier: Terms, job_id: str, relation: Relation, fresh: Terms, forgets: ToForget | None
+    ) -> None:
+        """Allow other rows or sites by a consent; that a job which forgets lacks a site has one of its own.
+
+        Raises:
+            DataRefusal: there is none.
+        """
+        is_site = relation is Relation.SAME and set(fresh.sites) < set(earlier.sites)
+        may_lack = forgets is not None and forgets.may_lack_sites and not _is_redrawn(earlier, fresh)
+        if not (is_site and may_lack and self._consents.gives("continue_without_site")):
+            self._refuse_difference(earlier, job_id, relation, fresh)
 
     def _judge_growth(
         self,
@@ -387,16 +470,47 @@ class Registry:
         version: _Version,
         concerned: Sequence[Terms],
         changed: tuple[Terms, str],
-    ) -> tuple[Verdict, str, tuple[int, DataRefusal] | None]:
+    ) -> _Judged:
         """Tell added rows from changed ones; these are refused as ever."""
         terms, job_id = changed
         n_added = added_since(db, version.record, version.rows, concerned)
         if n_added is None:
             self._refuse_difference(terms, job_id, Relation.CHANGED, fresh)
             text = f"differs from job {job_id} by its sites or rows; this site's policy consents."
-            return Verdict.CONSENTED, text, None
+            return _Judged(Verdict.CONSENTED, text)
         text = f"holds the rows of job {job_id} and others, which were counted together with those of the other sites."
-        return Verdict.GROWN, text, (n_added, self._too_few_added(job_id))
+        return _Judged(Verdict.GROWN, text, n_added, self._too_few_added(job_id))
+
+    def _judge_forgetting(
+        self,
+        db: sqlite3.Connection,
+        fresh: Terms,
+        version: _Version,
+        concerned: Sequence[Terms],
+        forgets: ToForget,
+        same: _Judged,
+    ) -> _Judged:
+        """Count the rows that a run leaves out, and those that stay; it may leave out nothing else.
+
+        Args:
+            same: what is said where none of this site's rows is left out.
+        """
+        job_id, split = forgets.replaces, parted(db, version.record, version.rows, concerned, forgets)
+        if split is None:
+            self._refuse_difference(fresh, job_id, Relation.CHANGED, fresh)
+            text = f"differs from job {job_id} by more than rows to forget; this site's policy consents."
+            return _Judged(Verdict.CONSENTED, text)
+        if not split.gone.size and same.verdict is not Verdict.NEW:
+            return _Judged(same.verdict, same.message, split=split)
+        text = f"is job {job_id} without rows to forget, which were counted together with those of the other sites."
+        refusal = self._refusal(
+            "consents.recompute_with_changes",
+            f"would train again without rows that job {job_id} had, and the rows that the sites forget, or those that "
+            "are left, are too few, or of too few sites: the difference of both runs would show them",
+            f"wait until at least {ADDED_SITES} sites forget {ADDED_ROWS} rows together (veilboost forget status), and "
+            "as many are left",
+        )
+        return _Judged(Verdict.SHRUNK, text, split.gone.size, refusal, split)
 
     def _too_few_added(self, job_id: str) -> DataRefusal:
         return self._refusal(
@@ -497,6 +611,34 @@ def _relation(db: sqlite3.Connection, version: _Version, earlier: int) -> Relati
     record, other = version.record, data_of(db, earlier)
     has_same_columns = set(record.columns) == set(other.columns) and record.fingerprint != other.fingerprint
     return record.relation(other, _overlap(db, version, earlier) if has_same_columns else 0)
+
+
+def _released(db: sqlite3.Connection) -> list[int]:
+    """Return the numbers of all versions over which a run has released something."""
+    unchecked = set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
+    rows = db.execute("SELECT data, runs.id FROM runs JOIN terms ON terms.id = terms").fetchall()
+    return sorted({data for data, run in rows if run not in unchecked})
+
+
+def _base(db: sqlite3.Connection, job_id: str, data_set: str) -> int | None:
+    """Return the version of a data set that a complete job trained on."""
+    of_job = (
+        "SELECT data FROM runs JOIN terms ON terms.id = terms JOIN data_versions ON data_versions.id = data "
+        "WHERE (job_id, name, state) = (?, ?, 'complete') ORDER BY runs.id DESC LIMIT 1"
+    )
+    found = db.execute(of_job, (job_id, data_set)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _had(db: sqlite3.Connection, version: _Version, earlier: int, tags: NDArray[np.uint64]) -> NDArray[np.bool_] | None:
+    """Return which rows an earlier version has; None where it is about others. Shapes: tags, result: [n_rows]."""
+    relation = _relation(db, version, earlier)
+    if relation is Relation.UNRELATED:
+        return None
+    comparable = _with_columns_of(db, version.record, earlier)
+    if relation is Relation.SAME or comparable is None:  # of other columns that have changed nothing is known
+        return np.full(tags.size, relation is Relation.SAME)
+    return np.isin(tags, rows_of(db, comparable))
 
 
 def _overlap(db: sqlite3.Connection, version: _Version, earlier: int) -> int:
@@ -748,16 +890,39 @@ def added_since(
         earlier: of all earlier runs that concern these rows, among the same sites.
     """
     unchecked = set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
+    forgotten = Queue.read(db, record.name).rows_in(Standing.FORGOTTEN)  # in batches that were counted
     all_of, released = [], []
     for terms in earlier:
         comparable = _with_columns_of(db, record, terms.data)
         if comparable is None:
             return None
-        version = rows_of(db, comparable)
+        version = without(rows_of(db, comparable), forgotten)
         all_of.append(version)
         if not runs_under(db, terms) <= unchecked:
             released.append(version)
     return count_added(rows, all_of, released)
+
+
+def parted(
+    db: sqlite3.Connection,
+    record: DataRecord,
+    rows: NDArray[np.uint64],
+    earlier: Sequence[Terms],
+    forgets: ToForget,
+) -> Split | None:
+    """Return how a run that forgets divides earlier rows; None where that cannot be told, or is more than one class.
+
+    Args:
+        record, rows, earlier: as of ``added_since``.
+    """
+    base, unchecked = _base(db, forgets.replaces, record.name), set(load_counts(db, UNCHECKED, _ALL)["runs"].tolist())
+    versions = [base, *(terms.data for terms in earlier if not runs_under(db, terms) <= unchecked)]
+    comparable = [None if one is None else _with_columns_of(db, record, one) for one in dict.fromkeys(versions)]
+    known = [rows_of(db, one) for one in comparable if one is not None]
+    if len(known) < len(comparable):
+        return None
+    queue = Queue.read(db, record.name)
+    return split_of(rows, known[0], known[1:], queue.rows_in(Standing.FORGOTTEN), queue.rows_in(Standing.LEAVING))
 
 
 def note_unchecked(db: sqlite3.Connection, run: int) -> None:

@@ -68,6 +68,7 @@ STATEMENTS = (
 RELEASED_SUMS, TOLD_BITS, PREDICTIONS = "released sums", "told split bits", "predictions"
 UNCHECKED, PERSONS = "runs whose added rows were not checked", "persons of budgets"
 UNNAMED, NAMED_ROWS = "spent without noting on whom", "rows by values and id"  # the latter by version's number
+FORGETTING = "persons to forget"
 COUNTS: Mapping[str, Mapping[str, str]] = {
     RELEASED_SUMS: {
         "keys": "<u8",
@@ -83,6 +84,14 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     PERSONS: {"keys": "<u8"},
     UNNAMED: {"is_spent": "<i8"},
     NAMED_ROWS: {"keys": "<u8"},
+    FORGETTING: {
+        "keys": "<u8",
+        "since": "<i8",
+        "batch": "<i4",
+        "rows": "<u8",
+        "row_batch": "<i4",
+        "document": "|u1",
+    },
 }
 """The arrays that are kept for each data set, by purpose and name."""
 

@@ -1,0 +1,340 @@
+"""Persons who asked to be forgotten: a site's queue of them by data set, and what became of each request.
+
+A model is forgotten by training it again without them (``forgets`` of a horizontal job), cut points and all. Two runs
+that differ by one person differ by exactly that person's rows. So the mirror of the rule for added rows holds: persons
+are left out together, in a batch that all sites fill (``row_floors.are_enough``), and smaller batches wait.
+
+**The claim.** Call rows alike that were in the same of all runs over them. The difference of any of these runs, and
+each sum of such, holds of rows that are alike all or none. So no combination of runs shows fewer rows than the smallest
+class of rows alike. A run that forgets divides one class alone, that of rows which all runs had (``split_of``), and the
+sites count both halves: three of them have ten rows or more there, and all together 1,000. A person who has rows of
+another class, one that a later job added, waits: leaving it out would divide that one too. What the consent
+``recompute_with_changes`` has let through before is outside of this, as it is with added rows.
+
+**What other jobs do** (``pooled/forgetting.py``):
+
+* rows of a person who was forgotten are left out of every later job on the data set, each by itself;
+* rows of a person who waits are left out where no job has used them, for nothing can be compared with them; where one
+  has, they stay until their batch is full. A refusal in their place would let one request stop all sites, and leaving
+  one out would show it;
+* private jobs and bagging leave out whoever is in the queue; what a ledger has paid for stays paid.
+
+**Durability.** A request is on the disk when ``add`` has returned. A job takes its batch in the transaction that
+reserves its run, and a batch is done exactly when the registry says that such a run is complete, which it does after
+all sites have written their models. So no crash loses a request, or marks one as done before there is a model. A run
+that was cancelled, or that never passed its count, has released nothing, and its batch is free again; one that did and
+failed keeps it, and the next job that forgets takes the same persons, whose rows give the same sums.
+
+Privacy: purely local. Persons and rows are keyed hashes; no id is stored, logged or said.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.site.memory.schema import (
+    FORGETTING,
+    UNCHECKED,
+    counted,
+    keyed_hashes,
+    load_counts,
+    save_counts,
+)
+from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.policy import SitePolicy
+
+ASKED = "of persons who asked to be forgotten"
+"""Why rows are left out, for ``Table.kept``."""
+
+
+class Standing(IntEnum):
+    """How far a request has come."""
+
+    NONE = 0
+    WAITING = 1
+    LEAVING = 2  # a run without the person has released sums, and has no model yet
+    FORGOTTEN = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ToForget:
+    """Whom a job leaves out of one data set. Shapes: persons: uint64[n], keyed hashes.
+
+    Attributes:
+        replaces: the job whose model is trained again.
+        may_lack_sites: that job's sites have agreed beforehand that the others go on without one of them.
+    """
+
+    replaces: str
+    persons: NDArray[np.uint64]
+    may_lack_sites: bool = False
+
+
+@dataclass(slots=True)
+class Batch:
+    """Persons who are left out together. Counts are this site's own, and may be none.
+
+    Attributes:
+        runs: numbers in the registry, of attempts and repetitions.
+        began: in UTC.
+    """
+
+    job: str
+    replaces: str
+    runs: list[int]
+    persons: int
+    rows: int
+    began: str
+
+
+@dataclass(slots=True, repr=False)
+class Queue:
+    """Who asked to be forgotten of one data set.
+
+    Shapes: keys: uint64[n_persons]; since: int64[n_persons], seconds since 1970; batch: int32[n_persons], the last one
+        that a person was in, from 1, or 0; rows: uint64[n_rows], hashes of the rows that batches left out; row_batch:
+        int32[n_rows].
+    """
+
+    data_set: str
+    keys: NDArray[np.uint64]
+    since: NDArray[np.int64]
+    batch: NDArray[np.int32]
+    rows: NDArray[np.uint64]
+    row_batch: NDArray[np.int32]
+    batches: list[Batch]
+    states: list[Standing]
+
+    @classmethod
+    def read(cls, db: sqlite3.Connection, data_set: str) -> Queue:
+        """Return the queue of a data set, an empty one where nobody has asked."""
+        arrays = load_counts(db, FORGETTING, counted(data_set))
+        document = arrays.pop("document").tobytes()
+        batches = [Batch(**one) for one in json.loads(document)["batches"]] if document else []
+        unchecked = set(load_counts(db, UNCHECKED, "")["runs"].tolist())
+        return cls(data_set, **arrays, batches=batches, states=[_state(db, one, unchecked) for one in batches])
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Keep it."""
+        document = json.dumps({"data_set": self.data_set, "batches": [asdict(one) for one in self.batches]})
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in ("keys", "since", "batch", "rows", "row_batch")}
+        arrays["document"] = np.frombuffer(document.encode(), dtype="|u1")
+        save_counts(db, FORGETTING, counted(self.data_set), arrays)
+
+    @property
+    def standing(self) -> NDArray[np.int64]:
+        """Return how far each request has come (``Standing``). Shapes: int64[n_persons]."""
+        of_batch = np.array([Standing.WAITING, *(state or Standing.WAITING for state in self.states)], dtype=np.int64)
+        found: NDArray[np.int64] = of_batch[self.batch]
+        return found
+
+    def places(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return where persons stand in the queue, -1 for those who are not in it. Shapes: int64[n]."""
+        if not self.keys.size:
+            return np.full(keys.size, -1)
+        order = np.argsort(self.keys)
+        place = order[np.minimum(np.searchsorted(self.keys, keys, sorter=order), self.keys.size - 1)]
+        return np.where(self.keys[place] == keys, place, -1)
+
+    def rows_in(self, state: Standing) -> NDArray[np.uint64]:
+        """Return hashes of the rows that batches in a state have left out. Shapes: uint64[n]."""
+        numbers = [number for number, one in enumerate(self.states, start=1) if one is state]
+        return self.rows[np.isin(self.row_batch, numbers)]
+
+    def take(self, job_id: str, run: int, whom: ToForget, rows: NDArray[np.uint64]) -> None:
+        """Give a run its batch: a new one, or the one that a run before it has begun.
+
+        Args:
+            rows: hashes of those that the run leaves out, and that no batch which is done has.
+
+        Raises:
+            PolicyRefusal: another job has taken persons since they were chosen.
+        """
+        chosen = np.isin(self.keys, whom.persons)
+        begun = [number for number, one in enumerate(self.states, start=1) if one is Standing.LEAVING]
+        same = [number for number in begun if np.array_equal(self.batch == number, chosen)]
+        if same:
+            batch = self.batches[same[0] - 1]
+            batch.job, batch.replaces = job_id, whom.replaces
+            batch.runs.append(run)
+            return
+        if int(chosen.sum()) != whom.persons.size or (self.standing[chosen] != Standing.WAITING).any():
+            raise PolicyRefusal("another job that forgets persons has begun meanwhile: submit this one again")
+        began_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.batches.append(Batch(job_id, whom.replaces, [run], int(chosen.sum()), rows.size, began_at))
+        self.states.append(Standing.NONE)
+        self.batch[chosen] = len(self.batches)
+        self.rows = np.concatenate([self.rows, rows]).astype("<u8")
+        self.row_batch = np.concatenate([self.row_batch, np.full(rows.size, len(self.batches))]).astype("<i4")
+
+
+def _state(db: sqlite3.Connection, batch: Batch, unchecked: set[int]) -> Standing:
+    """Return what became of a batch; none where it has released nothing."""
+    found = Standing.NONE
+    for run in batch.runs:
+        row = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()
+        if row is not None and row[0] == "complete":
+            return Standing.FORGOTTEN
+        if row is not None and run not in unchecked:
+            found = Standing.LEAVING
+    return found
+
+
+class Forgetting:
+    """The requests at one site."""
+
+    def __init__(self, policy: SitePolicy, clock: Callable[[], float] = time.time) -> None:
+        self._site, self._memory, self._clock = policy.site, Memory.open(policy), clock
+        self._key = self._memory.secret(FORGETTING)
+
+    def keys(self, ids: Sequence[str | None]) -> NDArray[np.uint64]:
+        """Return what stands for persons, 0 where a row names none. Shapes: uint64[n]."""
+        keys = keyed_hashes(self._key, ((one or "").encode() for one in ids))
+        return np.where([one is None for one in ids], np.uint64(0), keys) if len(ids) else keys
+
+    def queue(self, data_set: str) -> Queue:
+        """Return the queue of a data set, as it is now."""
+        with self._memory.reading() as db:
+            return Queue.read(db, data_set)
+
+    def queues(self) -> list[Queue]:
+        """Return the queues of all data sets, by name."""
+        with self._memory.reading() as db:
+            found = db.execute("SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?", (FORGETTING,))
+            documents = [load_counts(db, FORGETTING, one)["document"].tobytes() for (one,) in found.fetchall()]
+            return [Queue.read(db, name) for name in sorted(json.loads(one)["data_set"] for one in documents)]
+
+    def add(self, data_set: str, ids: Sequence[str]) -> int:
+        """Queue persons, durably; return how many were not in the queue. Args: ids: in canonical form."""
+        with self._memory.transaction() as db:
+            queue = Queue.read(db, data_set)
+            keys = np.unique(self.keys(ids))
+            fresh = keys[queue.places(keys) < 0]
+            queue.keys = np.concatenate([queue.keys, fresh]).astype("<u8")
+            queue.since = np.concatenate([queue.since, np.full(fresh.size, int(self._clock()))]).astype("<i8")
+            queue.batch = np.concatenate([queue.batch, np.zeros(fresh.size)]).astype("<i4")
+            queue.write(db)
+        return fresh.size
+
+    def withdraw(self, data_set: str, ids: Sequence[str]) -> int:
+        """Take requests back that still wait; return how many."""
+        with self._memory.transaction() as db:
+            queue = Queue.read(db, data_set)
+            kept = ~(np.isin(queue.keys, self.keys(ids)) & (queue.standing == Standing.WAITING))
+            queue.keys, queue.since, queue.batch = queue.keys[kept], queue.since[kept], queue.batch[kept]
+            queue.write(db)
+        return int(np.count_nonzero(~kept))
+
+    def replaced(self) -> dict[str, str]:
+        """Return the jobs whose models saw rows of persons who are forgotten -> the job that replaces each."""
+        return {job: by for _, job, by in self.receipts()}
+
+    def receipts(self) -> Iterator[tuple[str, str, str]]:
+        """Yield data set, job that was forgotten, and job that replaces it."""
+        for queue in self.queues():
+            for batch, state in zip(queue.batches, queue.states, strict=True):
+                if state is Standing.FORGOTTEN:
+                    yield queue.data_set, batch.replaces, batch.job
+
+    def asks_for_ids(self, spec: DataSet) -> bool:
+        """Return whether rows of a data set must be compared with the queue; decided before any is read.
+
+        Raises:
+            PolicyRefusal: they must, and the data set names no id column any more.
+        """
+        if not self.queue(spec.name).keys.size:
+            return False
+        if spec.id is None:
+            raise PolicyRefusal(
+                f"data set {spec.name!r} of {self._site} names no id column, by which persons were to be forgotten. "
+                f"Policy key: data_sets.{spec.name}.id. Remedy: name it again"
+            )
+        return True
+
+    def are_free(self, ids: Sequence[str | None], data_set: str) -> NDArray[np.bool_]:
+        """Return which rows are of nobody in the queue: those that stay, of a job that leaves all others out.
+
+        Shapes: bool[n_rows].
+        """
+        return self.queue(data_set).places(self.keys(ids)) < 0
+
+    def refuse(self, ids: Sequence[bytes] | None, spec: DataSet) -> None:
+        """Refuse a kind of job that leaves nobody out, where rows are of persons in the queue. Raises: DataRefusal."""
+        if self.asks_for_ids(spec) and not self.are_free([one.decode() for one in ids or ()], spec.name).all():
+            raise DataRefusal(
+                f"data set {spec.name!r} holds rows of persons who asked to be forgotten (veilboost forget), whom this "
+                "kind of job cannot leave out: remove their rows from the file, and align anew"
+            )
+
+
+def replaced_jobs(policy: SitePolicy) -> dict[str, str]:
+    """Return ``Forgetting.replaced``, nothing where the site has no memory: looking makes none."""
+    return Forgetting(policy).replaced() if Memory.is_there(policy) else {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """How a run divides the rows of those before it. Shapes: gone: uint64[n], hashes; left counts the other half."""
+
+    gone: NDArray[np.uint64]
+    n_left: int
+
+
+def split_of(
+    fresh: NDArray[np.uint64],
+    base: NDArray[np.uint64],
+    released: Sequence[NDArray[np.uint64]],
+    done: NDArray[np.uint64],
+    leaving: NDArray[np.uint64],
+) -> Split | None:
+    """Return the rows that a run leaves out; None where it divides rows that some earlier run had and another had not.
+
+    Rows of one hash are interchangeable: the nth of them is in each set that has n or more.
+
+    Args:
+        fresh: rows of the run. base: of the run that it replaces.
+        released: of all earlier runs over these rows.
+        done, leaving: left out by batches that are done, and by one that has released sums.
+
+    Shapes: all: uint64[any], hashes of rows.
+    """
+    sets = [base, *released]
+    values = np.unique(np.concatenate([fresh, *sets, done, leaving]))
+    n_fresh, n_done, n_leaving, *n_of = (_times(values, one) for one in (fresh, done, leaving, *sets))
+    most = np.maximum.reduce(n_of)
+    top = np.maximum(most, n_fresh)
+    value = np.repeat(np.arange(values.size), top)
+    nth = np.arange(value.size) - np.repeat(np.cumsum(top) - top, top)
+    in_fresh, in_base = nth < n_fresh[value], nth < n_of[0][value]
+    in_all = np.logical_and.reduce([nth < n[value] for n in n_of])
+    is_alive = nth < (most - n_done)[value]
+    stays = in_base & (nth < (most - n_done - n_leaving)[value])
+    if (in_fresh & ~in_base).any() or (in_fresh != stays)[~in_all].any():
+        return None
+    gone = in_base & is_alive & ~in_fresh
+    return Split(values[value[gone]], int(np.count_nonzero(in_all & in_fresh)))
+
+
+def without(rows: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return rows less others, each as often as it stands there. Shapes: all: uint64[any]; result is sorted."""
+    values = np.unique(rows)
+    return np.repeat(values, np.maximum(_times(values, rows) - _times(values, others), 0))
+
+
+def _times(values: NDArray[np.uint64], rows: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how often each value is among rows; others do not count. Shapes: values: sorted, all different."""
+    rows = rows[np.isin(rows, values)]
+    return np.bincount(np.searchsorted(values, rows), minlength=values.size)
