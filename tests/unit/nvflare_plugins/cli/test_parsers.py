@@ -58,6 +58,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "drift",
         "dossier",
         "registry",
+        "forget",
         "ledger",
         "backup",
         "watch",

@@ -13,6 +13,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.budgets import PredictionBudget
+from nvflare_plugins.site.memory.forgetting import Forgetting, Standing, ToForget
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
 from nvflare_plugins.site.memory.schema import load_array
@@ -41,7 +42,9 @@ def table() -> Table:
 def take_part_in_jobs(folder: Path, say: Say) -> None:
     """Everything that a site remembers, each as soon as it is over."""
     policy = policy_in(folder)
-    registry = Registry.open(policy)
+    forgetting, registry = Forgetting(policy), Registry.open(policy)
+    forgetting.add("d", IDS)
+    say("asked")
     run = registry.reserve(
         Wanted(table(), DataSet("d", Path("/d.csv"), "csv")), job_id="job", sites=("a", SITE), parameters=b"p"
     )
@@ -66,6 +69,14 @@ def take_part_in_jobs(folder: Path, say: Say) -> None:
     policy_changes(policy)
     registry.complete(run, 7)
     say("complete")
+    whom = ToForget("job", forgetting.queue("d").keys)
+    fewer = Wanted(table().part(np.arange(300) > 99), DataSet("d", Path("/d.csv"), "csv"), may_grow=True, forgets=whom)
+    again = registry.reserve(fewer, job_id="again", sites=("a", SITE), parameters=b"p")
+    say("left out")
+    registry.grown(again, is_enough=True)
+    say("counted")
+    registry.complete(again, 8)
+    say("forgotten")
 
 
 def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
@@ -82,6 +93,7 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
             owned |= {number for (number,) in found if number is not None}
         assert {number for (number,) in db.execute("SELECT id FROM arrays")} == owned
     holds = {
+        "asked": "SELECT 1 FROM row_counts WHERE purpose = 'persons to forget' AND name = 'keys'",
         "reserved": "SELECT 1 FROM runs",
         "searched": "SELECT 1 FROM searched_columns",
         "cuts": "SELECT 1 FROM searched_columns WHERE cuts IS NOT NULL",
@@ -90,10 +102,18 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
         "sent": "SELECT 1 FROM sent_rows",
         "aligned": "SELECT 1 FROM alignments WHERE job_id = 'aligned' AND is_sent > 0",
         "complete": "SELECT 1 FROM runs WHERE state = 'complete' AND trees = 7",
+        "left out": "SELECT 1 FROM runs WHERE job_id = 'again'",
+        "counted": "SELECT 1 FROM runs, row_counts JOIN arrays ON arrays.id = array WHERE job_id = 'again' "
+        "AND purpose = 'runs whose added rows were not checked' AND length = 0",
+        "forgotten": "SELECT 1 FROM runs WHERE job_id = 'again' AND state = 'complete'",
     }
     found = [name for name, query in holds.items() if told(memory, query)]
     assert set(said) - {"cancelled"} <= set(found)
     assert found == list(holds)[: len(found)], "in the order in which it came"
+    (standing,) = set(Forgetting(policy_in(folder)).queue("d").standing.tolist()) if "asked" in found else {0}
+    wait = Standing.WAITING if "asked" in found else Standing.NONE
+    stages = {"forgotten": Standing.FORGOTTEN, "counted": Standing.LEAVING, "left out": wait}
+    assert standing == next((state for stage, state in stages.items() if stage in found), wait)
     if "cancelled" in said:
         assert told(memory, "SELECT job_id FROM alignments") == [("aligned",)]
 
