@@ -171,6 +171,14 @@ def is_labelled(label: NDArray[np.float32]) -> NDArray[np.bool_]:
     return ~(missing[:, 0] | missing[:, 1]) if label.ndim == 2 else ~missing
 
 
+def signed(bounds: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return times as XGBoost's Cox regression takes them: below 0 where no event was seen.
+
+    Shapes: bounds: float32[n_rows, 2], without intervals; result: float32[n_rows].
+    """
+    return np.where(has_event(bounds), bounds[:, 0], -bounds[:, 0])
+
+
 def has_event(bounds: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return at which rows the event was seen, at a known time. Shapes: float32[n_rows, 2]; result: bool[n_rows]."""
     return np.asarray(bounds[:, 0] == bounds[:, 1])

@@ -25,6 +25,7 @@ from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import trees_model, walked_leaves
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.parameters import TrainingParameters, obeys_child_weight
 
 # Whether the rows that the sites have added since earlier jobs are enough for training again without consents.
@@ -44,9 +45,13 @@ _LEAST_OF_A_SITE = 10
 
 
 def may_grow(table: Table, draw: str, parameters: TrainingParameters) -> bool:
-    """Tell whether added rows can be counted: where rows weigh differently, or some are drawn, one may stand alone."""
+    """Tell whether added rows can be counted.
+
+    Where rows weigh differently, or some are drawn, one may stand alone; so may one of few in a bin of times.
+    """
     scale = parameters.number("scale_pos_weight", 1.0)
-    return table.weight is None and not draw and scale == 1 and not parameters.objective.adaptive_leaf
+    alike = table.weight is None and not draw and scale == 1
+    return alike and not parameters.objective.adaptive_leaf and parameters.objective.name != COX
 
 
 @dataclass(frozen=True, slots=True)

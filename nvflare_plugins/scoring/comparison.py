@@ -24,6 +24,7 @@ from sklearn.metrics import (
 from sklearn.model_selection import StratifiedKFold
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data.labels import signed
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
 from nvflare_plugins.pages.local_page import Compared, Comparison
@@ -35,6 +36,7 @@ from nvflare_plugins.scoring.survival import concordance, negative_log_likelihoo
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import with_lists
+from nvflare_plugins.xgb.objectives import COX
 from nvflare_plugins.xgb.rounds import parse_metrics
 from nvflare_plugins.xgb.row_blocks import RowBlocks
 
@@ -46,7 +48,7 @@ _POINTS = 25
 _POINTS_AT_ONCE = 5  # whose scores are held, 8 bytes a row each
 _FEW_VALUES = 1_000_000
 _DIGITS = 12  # sums of floats differ beyond
-_CV_METRIC = {"binary": "logloss", "multi": "mlogloss", "survival": "aft-nloglik"}
+_CV_METRIC = {"binary": "logloss", "multi": "mlogloss", COX: "cox-nloglik", "survival": "aft-nloglik"}
 
 Scores = NDArray[np.float64]
 Measure = Callable[[Scores, Scores, Scores], float]
@@ -140,7 +142,8 @@ def train_alone(params: Mapping[str, Any], table: Table, n_rounds: int) -> xgb.B
 def best_rounds(params: Mapping[str, Any], table: Table, n_rounds: int) -> int | None:
     """Return how many rounds five-fold cross-validation on the site's own rows chooses; None for too few rows."""
     objective = str(params.get("objective", ""))
-    metric, is_classes = _CV_METRIC.get(objective.partition(":")[0]), objective.startswith(("binary", "multi"))
+    metric = _CV_METRIC.get(objective if objective == COX else objective.partition(":")[0])
+    is_classes = objective.startswith(("binary", "multi"))
     if table.n_rows < _LEAST_ROWS or objective in ("binary:hinge", "multi:softmax"):
         return None
     if is_classes and np.unique(table.label, return_counts=True)[1].min() < _FOLDS:
@@ -300,7 +303,8 @@ def _matrix(
         return values if chosen is None else values[chosen]
 
     layout = {"feature_names": list(table.feature_names), "feature_types": list(table.feature_types)}
-    rows = RowBlocks(blocks, part(table.label), None if table.weight is None else part(table.weight), layout)
+    label = signed(table.label) if params.get("objective") == COX else table.label
+    rows = RowBlocks(blocks, part(label), None if table.weight is None else part(table.weight), layout)
     return xgb.QuantileDMatrix(rows, max_bin=int(params.get("max_bin", 256)), ref=reference, enable_categorical=True)
 
 

@@ -38,7 +38,7 @@ _WITHOUT_SETS = 15, 3, 8  # versions of operators, of those for trees, and of th
 _WITH_SETS = 21, 5, 10  # by runtimes from 2024 on
 _LESS, _MEMBER = 1, 6  # modes of nodes: BRANCH_LT, BRANCH_MEMBER
 _LOGISTIC = ("binary:logistic", "reg:logistic")
-_EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie")
+_EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:aft", "survival:cox")
 
 
 def strip_sum_hessian(model: bytes) -> bytes:

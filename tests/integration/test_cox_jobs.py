@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -19,7 +20,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.pooled.plan import final_messages, message_bytes, round_messages, setup_messages, workload_of_job
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, unpack
-from tests.support import survival
+from tests.support import survival, vertical_jobs
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
 from tests.support.shards import in_shards
 
@@ -251,3 +252,30 @@ def test_hazard_ratios_that_lose_digits_end_the_job_at_all_sites_alike(tmp_path:
     outcomes = sites(tmp_path, frame).run(job(rough, num_rounds=60))
     assert all(isinstance(one, ConfigurationError) and "hazard ratios" in str(one) for one in outcomes.values())
     assert len({str(one) for one in outcomes.values()}) == 1
+
+
+def test_a_leaf_with_too_few_rows_ends_the_job(tmp_path: Path) -> None:
+    outcomes = sites(tmp_path, min_rows_per_node=4).run(job({"min_child_weight": 0.1, "max_depth": 8}))
+    assert all(isinstance(one, PolicyRefusal) and "a leaf holds fewer than 4" in str(one) for one in outcomes.values())
+    federation = sites(tmp_path / "kept", min_rows_per_node=4)
+    succeed(federation.run(job({"max_depth": 8})))
+    assert any("min_child_weight is 12" in note for note in federation.record("site-1").notes)
+
+
+# -- vertical ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_party_with_the_times_trains_with_the_others(tmp_path: Path) -> None:
+    frame, parties = survival.times("events", 400, 6), vertical_jobs.federation(tmp_path, n_rows=400)
+    columns = [f"c{number}" for number in range(6)]
+    joined = frame.set_axis([*columns, "days", "death"], axis=1)
+    for site, own in zip(parties.sites, (["c0", "c1", "days", "death"], columns[2:5], columns[5:]), strict=True):
+        parties.give(site, "data", joined[own])
+    one = vertical_jobs.job(label=LABEL, params={**PARAMS, "base_score": 1.0, "min_child_weight": 5.0})
+    succeed(vertical_jobs.run(parties, one))
+    labels = np.where(frame.death == 1, frame.days, -frame.days)
+    matrix = xgb.DMatrix(joined[columns], labels)
+    reference = xgb.train({**one.params, "tree_method": "hist", "nthread": 1}, matrix, one.num_rounds)
+    model = xgb.Booster(model_file=bytearray(vertical_jobs.merged(parties)))
+    found = model.predict(xgb.DMatrix(joined[columns].to_numpy(), feature_names=model.feature_names))
+    assert found == pytest.approx(reference.predict(matrix), rel=1e-4)

@@ -27,6 +27,7 @@ SIGN = "the server or a site"
 LOGISTIC = {"objective": "binary:logistic", "max_depth": 2, "max_bin": 8, "eval_metric": ["logloss"]}
 UNIFORM = {"cuts": "uniform", "cut_bounds": {name: [-3.0, 3.0] for name in "abc"}}
 
+OF_TIMES = Kind.RISK_SUMS, Kind.CELL_FLAGS, Kind.CLASS_COUNTS
 JOBS: dict[Kind, dict] = {
     Kind.EFFECTIVE_ROWS: {},
     Kind.CUT_COUNTS: {"cuts": "quantile", "cut_bounds": None},
@@ -40,6 +41,10 @@ JOBS: dict[Kind, dict] = {
     Kind.LEAF_ROWS: {"params": {**LOGISTIC, "objective": "reg:gamma", "eval_metric": ["mae"]}, "label": "positive"},
     Kind.LEAF_VALID: {"params": {**LOGISTIC, "objective": "reg:absoluteerror", "eval_metric": ["mae"]}},
     Kind.LEAF_QUANTILE: {"params": {**LOGISTIC, "objective": "reg:absoluteerror", "eval_metric": ["mae"]}},
+    **{
+        kind: {"params": {**LOGISTIC, "objective": "survival:cox", "eval_metric": []}, "label": {"signed": "days"}}
+        for kind in OF_TIMES
+    },
     Kind.METRIC: {},
     Kind.HISTOGRAM_METRIC: {"num_rounds": 2},
 }
@@ -58,6 +63,8 @@ def table(kind: Kind = Kind.HISTOGRAM) -> pd.DataFrame:
     label = (np.nan_to_num(frame.iloc[:, 0]) > 0).astype(np.float32)
     if kind is Kind.LEAF_ROWS:
         return frame.assign(positive=label + 1)
+    if kind in OF_TIMES:
+        return frame.assign(days=np.where(label, 1, -1) * rng.uniform(1, 9, 90).astype(np.float32))
     return frame.assign(y=label, w=1.5) if kind is Kind.WEIGHT_TOTAL else frame.assign(y=label)
 
 

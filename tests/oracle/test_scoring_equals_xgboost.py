@@ -30,6 +30,7 @@ REGRESSIONS = {
     "poisson": {"objective": "count:poisson"},
     "gamma": {"objective": "reg:gamma"},
     "tweedie": {"objective": "reg:tweedie"},
+    "cox": {"objective": "survival:cox"},
     "squared log error": {"objective": "reg:squaredlogerror"},
     "pseudo-Huber": {"objective": "reg:pseudohubererror"},
     "absolute error": {"objective": "reg:absoluteerror"},

@@ -83,6 +83,19 @@ def test_a_site_compares_its_own_model_of_times(run: Federation) -> None:
     assert "rows whose time lies in an interval are not in them" in found.rows.times.words
 
 
+def test_a_site_compares_its_own_model_of_hazards(tmp_path) -> None:
+    frame, federation = times("events", 1_200, 4), Federation(tmp_path)
+    federation.give_data("train", frame[:800])
+    federation.give_data("eval", frame[800:])
+    federation.set_registry_keys()
+    params = {"objective": "survival:cox", "max_depth": 3, "max_bin": 32}
+    succeed(federation.run(HorizontalJob("train", FORMS["events"], params, 15, eval_data_set="eval")))
+    folder = federation.run_folder("site-1")
+    found = compare_run(folder, SitePolicy.load(federation.workspace("site-1"), "site-1"))
+    (index,) = found.metrics
+    assert index.name == "concordance" and min(index.federated, index.alone) > 0.6 and index.tuned is not None
+
+
 def test_the_estimator_predicts_times_and_scores_by_concordance(run: Federation) -> None:
     model = load_model(run.run_folder("site-1") / "model.json")
     frame = times("bounds", 300, 4, seed=1)
