@@ -13,6 +13,7 @@ from he_processors.bignum.interface import ModBatch, Residues, constant
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import are_within, as_words, exact_sum, lower_words, segments_sum_to
 from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat
+from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout, HistogramPlan
 from he_processors.paillier import PaillierEncryptor, PaillierPublicKey, Rerandomiser
 
@@ -32,6 +33,11 @@ class BinNoise:
 
     g: NDArray[np.int64]
     h: NDArray[np.int64]
+
+    def plaintext_rows(self, pair_format: PairFormat, n_bins: int) -> NDArray[np.uint8]:
+        """Return what is added to encrypted sums. Raises: as ``check``."""
+        self.check(pair_format, n_bins)
+        return pair_format.plaintext_rows(self.g, self.h)
 
     def check(self, pair_format: PairFormat, n_bins: int) -> None:
         """Refuse noise for other bins, or beyond what the format holds.
@@ -53,17 +59,16 @@ class BareEncryptions:
     def __init__(self, public_key: PaillierPublicKey, arithmetic: ModBatch) -> None:
         self._encryptor = PaillierEncryptor(public_key, arithmetic, _Ones(arithmetic))
 
-    def add(self, bins: Residues, noise: BinNoise, pair_format: PairFormat) -> Residues:
-        """Add noise to encrypted sums. Shapes: bins, result: Residues[n_bins].
+    def add(self, bins: Residues, noise: BinNoise | BinMasks, pair_format: PairFormat) -> Residues:
+        """Add noise, or masks, to encrypted sums. Shapes: bins, result: Residues[n_bins].
 
         Security: whoever knows the exact sums' ciphertexts could read the noise off the result: hide it first.
 
         Raises:
-            ValueError, CapacityExceeded: as ``BinNoise.check``.
+            ValueError, CapacityExceeded: as ``BinNoise.check`` or ``BinMasks.plaintext_rows``.
         """
-        noise.check(pair_format, len(bins))
-        arithmetic = self._encryptor.arithmetic
-        return arithmetic.mul(bins, self._encryptor.encrypt(pair_format.plaintext_rows(noise.g, noise.h)))
+        added = self._encryptor.encrypt(noise.plaintext_rows(pair_format, len(bins)))
+        return self._encryptor.arithmetic.mul(bins, added)
 
 
 class _Ones:
