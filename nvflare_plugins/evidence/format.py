@@ -407,6 +407,9 @@ class Protection(Enum):
     ELGAMAL = "ElGamal ciphertexts on a curve: readable with the active party's key only"
     BLINDED = "blinded group elements of private set intersection"
     LOCAL_DP = "each value randomised at its owner (local differential privacy)"
+    TWO_PARTY = (
+        "choices of oblivious transfers and garbled circuits: of what they compute, the winners alone are readable"
+    )
 
 
 class Content(Enum):
@@ -437,6 +440,8 @@ class Content(Enum):
     POSITIONS = False, "places of rows among the sender's thresholds, with its consent", None, "vertical_model"
     BLINDED_IDS = False, "blinded ids for private set intersection", Protection.BLINDED
     BUCKETS = False, "randomised bucket of each value", Protection.LOCAL_DP
+    TRANSFERS = False, "points of oblivious transfers", Protection.TWO_PARTY
+    SEALED_SPLITS = False, "comparison of splits, and which nodes the sender's win", Protection.TWO_PARTY
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from nvflare_plugins.xgb.model_json import category_fields
 
 
 MAX_BATCH = 256
-_SMALLEST_CHANGE = np.float32(1e-6)
+SMALLEST_CHANGE = np.float32(1e-6)
 
 
 E = TypeVar("E", bound=Entry)
@@ -53,7 +53,7 @@ class TreeDriver(Generic[E]):
     def push(self, entries: list[E]) -> None:
         """Enter evaluated nodes; the root always waits in the queue, others only if their split gains anything."""
         for entry in entries:
-            if entry.node == 0 or np.float32(entry.loss_change) > _SMALLEST_CHANGE:
+            if entry.node == 0 or np.float32(entry.loss_change) > SMALLEST_CHANGE:
                 key = (-entry.loss_change, entry.node) if self._params.lossguide else (entry.node,)
                 heapq.heappush(self._queue, (key, entry))
 
@@ -75,7 +75,7 @@ class TreeDriver(Generic[E]):
 
     def _is_valid(self, entry: E) -> bool:
         params, change = self._params, np.float32(entry.loss_change)
-        if change <= _SMALLEST_CHANGE or entry.left_sum[1] == 0 or entry.right_sum[1] == 0:
+        if change <= SMALLEST_CHANGE or entry.left_sum[1] == 0 or entry.right_sum[1] == 0:
             return False
         if change < params.min_split_loss or (params.max_depth > 0 and entry.depth == params.max_depth):
             return False

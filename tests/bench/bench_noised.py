@@ -104,7 +104,7 @@ def scores(features: np.ndarray, label: np.ndarray, n_own: int, seed: int) -> di
             PARAMS,
             ROUNDS,
             scheme=lambda n, owner=owner: (owner, ClearHistogramMaker),
-            noised=plan,
+            planned=plan,
             own_rounds=OWN_ROUNDS,
             guarded=True,
         )

@@ -161,7 +161,7 @@ class View:
             {"objective": "binary:logistic", "max_depth": 4, "max_bin": 32},
             plan.n_trees,
             scheme=lambda n: (tap, ClearHistogramMaker),
-            noised=plan,
+            planned=plan,
             guarded=True,
             listen=tap.listen,
             cuts_of=lambda plan, columns: noised_cuts(plan, columns, SeededRandomness(2 * seed)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from nvflare_plugins.kinds.vertical.model import FederatedModel, PassivePart, me
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
 from nvflare_plugins.kinds.vertical.party_data import CutPoints
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.sealed import SealedPassive, SealedPlan
 from nvflare_plugins.kinds.vertical_inference.inference import PathOwner
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
@@ -116,8 +118,10 @@ def noised_cuts(plan: NoisePlan, features: NDArray[np.float32], randomness: Rand
     return as_cut_points(quantile_cuts(np.ascontiguousarray(features.T), plan.n_bins, multiplier, randomness))
 
 
-def make_noise(plan: NoisePlan, n_features: int) -> NoiseSource:
-    """Return a source that nobody charges."""
+def make_noise(plan: NoisePlan | SealedPlan, n_features: int) -> NoiseSource | SealedPassive:
+    """Return a source that nobody charges, or the passive half of a sealed training."""
+    if isinstance(plan, SealedPlan):
+        return SealedPassive(plan, 1)
     return NoiseSource(plan.of_party(n_features), lambda tree: None)
 
 
@@ -129,8 +133,8 @@ def federate(
     initial: Outcome | None = None,
     guards: Sequence[Guard | None] | None = None,
     listen=lambda link: link,
-    noised: NoisePlan | None = None,
-    noise_of: Callable[[NoisePlan, int], NoiseSource] | None = None,
+    planned: NoisePlan | SealedPlan | None = None,
+    noise_of: Callable[[Any, int], NoiseSource | SealedPassive] | None = None,
     cuts_of: Callable[[NoisePlan, NDArray[np.float32]], CutPoints] = noised_cuts,
     **settings,
 ) -> Outcome:
@@ -148,8 +152,8 @@ def federate(
             None if guards is None else guards[i - 1],
             limits=TreeLimits.from_effective(checked.effective),
             categories=joined.lists(i),
-            cuts=None if noised is None else cuts_of(noised, joined.part(i, joined.features)),
-            noise=None if noised is None else (noise_of or make_noise)(noised, width),
+            cuts=cuts_of(planned, joined.part(i, joined.features)) if isinstance(planned, NoisePlan) else None,
+            noise=None if planned is None else (noise_of or make_noise)(planned, width),
         )
         for i, width in enumerate(joined.widths)
         if i
@@ -164,7 +168,7 @@ def federate(
     if joined.valid is not None:
         sets.append(active_party.LabelledSet("valid", joined.part(0, joined.valid[0]), joined.valid[1]))
     model = None if initial is None else initial.result.model
-    settings = active_party.VerticalSettings(num_rounds, noised=noised, **{"deadline_s": 60, **settings})
+    settings = active_party.VerticalSettings(num_rounds, planned=planned, **{"deadline_s": 60, **settings})
     own_names = tuple(names[: joined.widths[0]])
     lists = {name: words for name, words in zip(own_names, joined.lists(0), strict=True) if words}
     result = active_party.VerticalTraining(

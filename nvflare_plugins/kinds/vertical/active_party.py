@@ -43,6 +43,8 @@ from nvflare_plugins.kinds.vertical.messages import (
     place_parties,
 )
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, PartyNoise
+from nvflare_plugins.kinds.vertical.sealed import SealedPlan
+from nvflare_plugins.kinds.vertical.sealed_growth import SealedSums, SealedTraining
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, PartySums, SumsOfTraining, TreeGrowth
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.pooled.queries import queries_of
@@ -183,7 +185,7 @@ class VerticalSettings:
     Attributes:
         own_rounds: first rounds that use the active party's columns alone (Completely SecureBoost).
         guarded: passive parties may keep sums that their guards do not let go: not the centralized model then.
-        noised: how passive parties noise their sums; None where they are exact.
+        planned: how passive parties noise their sums, or that these stay sealed; None where they are exact.
         is_resumed: the initial model is a checkpoint of the same training, which remembers its best round.
         evaluate_training: evaluate the training set too.
         arithmetic: name of that of the trees; the default is this site's XGBoost's.
@@ -195,7 +197,7 @@ class VerticalSettings:
     evaluate_training: bool = False
     own_rounds: int = 0
     guarded: bool = False
-    noised: NoisePlan | None = None
+    planned: NoisePlan | SealedPlan | None = None
     is_resumed: bool = False
     deadline_s: float = 600.0
     arithmetic: str = field(default_factory=arithmetic_here)
@@ -400,7 +402,16 @@ class VerticalTraining:
         self._metrics = [Metric(name, objective) for name in params.metrics]
         self._purity = LeafPurity(train.label) if params.objective.task in (Task.BINARY, Task.MULTICLASS) else None
         self._closed: set[str] = set()  # parties that give no sums any more
+        planned = settings.planned
+        self._noised = planned if isinstance(planned, NoisePlan) else None
+        self._sealed = self._open_sealed(planned) if isinstance(planned, SealedPlan) else None
         self._result = VerticalResult(b"")
+
+    def _open_sealed(self, plan: SealedPlan) -> SealedTraining:
+        if len(self._parties) != 1:
+            raise ConfigurationError("preset sealed is for exactly two parties")
+        self._model.set_attr(**{vertical_model.SEALED_ATTRIBUTE: "1"})
+        return SealedTraining(plan, self._parties[0], self._settings.deadline_s)
 
     def run(self, on_round: Callable[[VerticalRound, GrownModel], None] | None = None) -> VerticalResult:
         """Train.
@@ -523,11 +534,14 @@ class VerticalTraining:
             self._owner, self._formula, self._monotone, settings.deadline_s, settings.guarded, settings.timer
         )
         for party in self._parties:
-            noise = None if settings.noised is None else settings.noised.of_party(len(party.schema.n_bins))
+            noise = None if self._noised is None else self._noised.of_party(len(party.schema.n_bins))
             self._cap_features(party, tree, columns, noise)
             if not columns[party.columns].any() or party.name in self._closed:
                 continue
-            found.append(PartySums(training, party, tree, columns, encoded.unit, noise))
+            if self._sealed is None:
+                found.append(PartySums(training, party, tree, columns, encoded.unit, noise))
+            else:
+                found.append(SealedSums(training, party, tree, columns, encoded, self._own, self._sealed))
         return found
 
     def _cap_features(self, party: Party, tree: int, columns: NDArray[np.bool_], noise: PartyNoise | None) -> None:
@@ -593,7 +607,7 @@ class ActiveSite:
             self._requester: Requester = requester
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
-            owner = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.noised)
+            owner = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.planned)
             start.progress.say(self._scheme_line())
             parties = self._introduce(owner.setup())
             params = self._checked_parameters(parties)
@@ -685,7 +699,7 @@ class ActiveSite:
             evaluate_training=job.evaluate_training,
             own_rounds=self._n_initial + job.own_rounds if job.own_rounds else 0,
             guarded=job.may_withhold,
-            noised=start.noised,
+            planned=start.planned,
             is_resumed=self._start.checkpoint is not None,
             deadline_s=self._start.answer_s,
             arithmetic=self._start.arithmetic,

@@ -30,6 +30,13 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
 from nvflare_plugins.kinds.vertical.model import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
+from nvflare_plugins.kinds.vertical.sealed import (
+    BYTES_PER_CANDIDATE,
+    CANDIDATES_AT_ONCE,
+    SealedPlan,
+    sealed_plan,
+)
+from nvflare_plugins.kinds.vertical.sealed import MAX_BINS as SEALED_BINS
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow, Span
 from nvflare_plugins.wire.envelope import Phase, TrainingStep
 from nvflare_plugins.workers.workers import Workers
@@ -54,6 +61,7 @@ class MessageSizes:
         set_rows: rows of the training set and of further sets.
         pairs_per_ciphertext: bins of a histogram that share one.
         is_streamed: sums come in blocks of features.
+        is_sealed: splits are compared by circuits.
     """
 
     set_rows: tuple[int, ...]
@@ -62,6 +70,7 @@ class MessageSizes:
     trees_per_round: int
     limits: TreeLimits
     is_streamed: bool = True
+    is_sealed: bool = False
 
     @classmethod
     def of(
@@ -70,18 +79,18 @@ class MessageSizes:
         set_rows: Sequence[int],
         trees_per_round: int,
         limits: TreeLimits,
-        noised: NoisePlan | None = None,
+        planned: NoisePlan | SealedPlan | None = None,
     ) -> MessageSizes:
         """Derive the sizes of one job.
 
         Args:
-            noised: the plan of a job in the preset noised.
+            planned: the plan of a job in the preset noised or sealed.
 
         Raises:
             CapacityExceeded: the job's keys are too short for so many rows.
         """
         n_rows, has_weight = set_rows[0], job.weight is not None
-        pairs = pair_format(n_rows, weighted=has_weight) if noised is None else noised.pair_format(n_rows)
+        pairs = pair_format(n_rows, weighted=has_weight) if planned is None else planned.pair_format(n_rows)
         if not job.is_encrypted:
             n_words = pairs.n_words
             return cls(tuple(set_rows), _CLEAR_PAIR_BYTES * n_words, 1, trees_per_round, limits, is_streamed=False)
@@ -89,7 +98,8 @@ class MessageSizes:
             n_points = 1 + DigitFormat.of(job.fraction_bits, n_rows).n_messages
             return cls(tuple(set_rows), n_points * job.point_bytes, 1, trees_per_round, limits)
         packing = PackingLayout.fit(pairs, job.key_bits - 2)
-        return cls(tuple(set_rows), -(-job.key_bits // 4), packing.pairs_per_plaintext, trees_per_round, limits)
+        sizes = -(-job.key_bits // 4), packing.pairs_per_plaintext
+        return cls(tuple(set_rows), *sizes, trees_per_round, limits, is_sealed=isinstance(planned, SealedPlan))
 
     def longest_question(self, n_features: int, n_earlier_splits: int, most_categories: int = 0) -> int:
         """Return the longest that a passive party may be sent.
@@ -104,7 +114,7 @@ class MessageSizes:
         n_queries = n_earlier_splits + self.trees_per_round * self.limits.most_splits(self.set_rows[0])
         decisions = n_queries * (_NODE_BYTES + max(self.set_rows) // 8)
         splits = self._level_nodes() * (_NODE_BYTES + _CATEGORY_BYTES * most_categories)
-        return _bounded(max(gradients, partitions, decisions, splits))
+        return _bounded(max(gradients, partitions, decisions, splits, self._circuits(n_features * SEALED_BINS)))
 
     def longest_answer(self, n_bins: Sequence[int], n_earlier_trees: int) -> int:
         """Return the longest that a passive party may send.
@@ -119,7 +129,11 @@ class MessageSizes:
         # A row is at one node of each tree, so that the bits of a tree are those of all rows at most.
         decisions = n_trees * (max(self.set_rows) // 8)
         n_nodes = self._level_nodes() + n_trees * self.limits.most_splits(self.set_rows[0])
-        return _bounded(max(histograms, decisions) + n_nodes * _NODE_BYTES)
+        return _bounded(max(histograms, decisions, self._circuits(sum(n_bins))) + n_nodes * _NODE_BYTES)
+
+    def _circuits(self, n_bins: int) -> int:
+        """Return the longest message about splits under seal. Args: n_bins: of all features, at most."""
+        return BYTES_PER_CANDIDATE * max(CANDIDATES_AT_ONCE, 2 * n_bins) if self.is_sealed else 0
 
     def _level_nodes(self) -> int:
         """Return the nodes that one message is about at most: XGBoost splits so many at a time."""
@@ -348,7 +362,7 @@ class VerticalContext:
         """Return what decides how long messages get."""
         rows = [one.table.n_rows for one in self.data.sets]
         limits = TreeLimits.from_effective(self.parameters.effective)
-        return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.noised)
+        return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.planned)
 
     @property
     def most_trees(self) -> int:
@@ -361,6 +375,16 @@ class VerticalContext:
     def noised(self) -> NoisePlan | None:
         """Return the plan of a job in the preset noised."""
         return plan_of(self.job, self.parameters)
+
+    @property
+    def sealed(self) -> SealedPlan | None:
+        """Return the plan of a job in the preset sealed."""
+        return sealed_plan(self.job, self.parameters)
+
+    @property
+    def planned(self) -> NoisePlan | SealedPlan | None:
+        """Return what the job says of sums that are not exact ones."""
+        return self.noised or self.sealed
 
     @property
     def answer_s(self) -> float:

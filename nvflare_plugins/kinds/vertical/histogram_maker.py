@@ -34,6 +34,7 @@ from he_processors.elgamal.bin_sums import (
 from he_processors.errors import BackendUnavailable, CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.exact_sums import WORD_BITS, lower_words
 from he_processors.fixed_point import PackingLayout, PairFormat
+from he_processors.histogram.masked import BinMasks, MaskedFormat
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
 from he_processors.histogram.sums import (
     BareEncryptions,
@@ -51,6 +52,10 @@ from nvflare_plugins.workers.worker_connection import WorkerPart, reduce_scatter
 from nvflare_plugins.workers.workers import Work, Workers, begin, collect, note_rows, shard_rows
 
 PAIR = np.dtype("<i8")
+Added = BinNoise | BinMasks
+"""What is added to sums before they leave."""
+Terms = tuple[str, bool, tuple[tuple[int, int], int, bool]]
+"""Backend, whether keys that protect nothing will do, and the fields of ``PairsForm``."""
 _BLOCK_ROWS = 1 << 14
 GRADIENT_BLOCK_ROWS = 1 << 13
 """Rows whose gradients travel together: few, so that encrypting and sending overlap, but enough for fast batches."""
@@ -113,6 +118,13 @@ def check_clear_pairs(pairs: NDArray[np.int64], unit_bits: int) -> None:
         )
 
 
+def _only_noise(added: Added) -> BinNoise:
+    """Return noise. Raises: TypeError: masks, which need ciphertexts in this process."""
+    if not isinstance(added, BinNoise):
+        raise TypeError("masks are added to Paillier's sums in one process alone")
+    return added
+
+
 class ProtectedPairs:
     """The pairs of a tree's rows as a passive party, or one of its workers, computes with them. Sums are opaque.
 
@@ -153,7 +165,7 @@ class ProtectedPairs:
         """Return some slots of sums with what other workers have there added."""
         raise NotImplementedError
 
-    def finish(self, sums: Any, noise: BinNoise | None = None) -> list[bytes]:
+    def finish(self, sums: Any, noise: Added | None = None) -> list[bytes]:
         """Return sums as they may leave the party, without a header, column by column.
 
         Args:
@@ -214,13 +226,13 @@ class HistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None = None,
-        noise: BinNoise | None = None,
+        noise: Added | None = None,
     ) -> bytes:
         """Add the pairs of each node into bins, and hide which rows made them.
 
         Args:
             features: the numbers of the features that these codes are of, for workers that hold the codes of all.
-            noise: what is added to the sums before they are hidden; None for exact sums.
+            noise: what is added to the sums before they are hidden, noise or masks; None for exact sums.
 
         Shapes: codes: uint8 or uint16[n_features, n_rows]; node_rows: int32[n_node_rows] for each node.
         """
@@ -247,7 +259,7 @@ class HistogramMaker:
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None,
-        noise: BinNoise | None,
+        noise: Added | None,
     ) -> list[bytes]:
         """Return the sums as they leave, column by column."""
         with self._timer("histogram"):
@@ -299,8 +311,9 @@ class ClearPairs(ProtectedPairs):
             total += np.frombuffer(data, dtype=PAIR).reshape(-1, 2 * self._n_words)
         return total
 
-    def finish(self, sums: NDArray[np.int64], noise: BinNoise | None = None) -> list[bytes]:
+    def finish(self, sums: NDArray[np.int64], noise: Added | None = None) -> list[bytes]:
         if noise is not None:
+            noise = _only_noise(noise)
             if self._format is not None:
                 noise.check(self._format, len(sums))
             sums = sums + np.stack([noise.g, noise.h], axis=1)
@@ -393,9 +406,10 @@ class PointPairs(StaysInProcess, ProtectedPairs):
             total = [self._curve.add(own, self._read(data)) for own, data in zip(total, other, strict=True)]
         return total
 
-    def finish(self, sums: list[Points], noise: BinNoise | None = None) -> list[bytes]:
+    def finish(self, sums: list[Points], noise: Added | None = None) -> list[bytes]:
         n_slots = len(sums[0])
         if noise is not None:
+            noise = _only_noise(noise)
             numbers = range(1, len(sums))
             added = [bin_sums.noise_points(self._curve, self._digits, noise, number, n_slots) for number in numbers]
             sums = [sums[0], *map(self._curve.add, sums[1:], added)]
@@ -423,15 +437,17 @@ class PairsForm(NamedTuple):
     Attributes:
         tails: of the noise on sums (``PairFormat``); (0, 0) for exact sums.
         point_bytes: of a point in messages, under elgamal.
+        is_masked: sums leave with masks on them, which the party keeps.
     """
 
     tails: tuple[int, int] = (0, 0)
     point_bytes: int = AFFINE_BYTES
+    is_masked: bool = False
 
     @classmethod
     def of(cls, pairs: PairFormat) -> PairsForm:
         """Return the form of a format that was opened."""
-        return cls(pairs.tails, getattr(pairs, "point_bytes", AFFINE_BYTES))
+        return cls(pairs.tails, getattr(pairs, "point_bytes", AFFINE_BYTES), isinstance(pairs, MaskedFormat))
 
 
 EXACT_PAIRS = PairsForm()
@@ -446,7 +462,7 @@ def read_elgamal_setup(
     ):
         raise ProtocolError("the active party announced a number format that elgamal does not have")
     curve = require_curve(backend)
-    digits = encryption.DigitFormat.of(setup.fraction_bits, setup.max_additions, *form)
+    digits = encryption.DigitFormat.of(setup.fraction_bits, setup.max_additions, form.tails, form.point_bytes)
     public_key = encryption.ElGamalPublicKey.from_bytes(setup.public_key, curve)
     if public_key.n_messages != digits.n_messages:
         raise ProtocolError("the public key has another number of points than the format has digits")
@@ -531,7 +547,7 @@ class CiphertextPairs(StaysInProcess, ProtectedPairs):
             total = self._arithmetic.mul(total, self._arithmetic.from_wire(rows))
         return total
 
-    def finish(self, sums: Residues, noise: BinNoise | None = None) -> list[bytes]:
+    def finish(self, sums: Residues, noise: Added | None = None) -> list[bytes]:
         if noise is not None:
             sums = BareEncryptions(self._public_key, self._arithmetic).add(sums, noise, self._packing.pair_format)
         self._pool.use(self._packing.n_ciphertexts(len(sums)))
@@ -576,7 +592,7 @@ def histogram_maker(
         raise ProtocolError("the active party announced another number of rows")
     if setup.scheme == CLEAR_CODE and (not allow_clear or setup.public_key):
         raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
-    terms = (backend, allow_toy_keys, (form.tails, form.point_bytes))
+    terms = (backend, allow_toy_keys, (form.tails, form.point_bytes, form.is_masked))
     if workers is None:
         return HistogramMaker(announced_pairs(setup, *terms), timer)
     return ShardedHistogramMaker(setup, workers, terms, timer)
@@ -586,12 +602,12 @@ def announced_pairs(
     setup: TrainingSetup,
     backend: str = registry.AUTO,
     allow_toy_keys: bool = False,  # noqa: FBT001, FBT002 - workers get these terms as a tuple
-    form: tuple[tuple[int, int], int] = EXACT_PAIRS,
+    form: tuple[tuple[int, int], int, bool] = EXACT_PAIRS,
 ) -> ProtectedPairs:
     """Return what computes with pairs of the announced form; see ``histogram_maker``. Raises: ProtocolError."""
     if setup.scheme == Scheme.ELGAMAL.value:
         return PointPairs(*read_elgamal_setup(setup, backend, PairsForm(*form)))
-    announced = announced_format(setup, form[0])
+    announced = announced_format(setup, PairsForm(*form))
     if setup.scheme == CLEAR_CODE:
         return ClearPairs(announced, announced.n_words)
     return CiphertextPairs(
@@ -599,10 +615,11 @@ def announced_pairs(
     )
 
 
-def announced_format(setup: TrainingSetup, tails: tuple[int, int] = (0, 0)) -> PairFormat:
+def announced_format(setup: TrainingSetup, form: PairsForm = EXACT_PAIRS) -> PairFormat:
     """Return the announced format. Raises: ProtocolError, if there is none such."""
+    kind, bounds = MaskedFormat if form.is_masked else PairFormat, (1.0, 0.0, 1.0)
     try:
-        return PairFormat(setup.fraction_bits, setup.max_additions, g_bound=1.0, h_low=0.0, h_high=1.0, tails=tails)
+        return kind(setup.fraction_bits, setup.max_additions, *bounds, tails=form.tails)
     except CapacityExceeded:
         raise ProtocolError("the active party announced a number format that no sum fits") from None
 
@@ -637,7 +654,7 @@ class SumShard(WorkerPart):
     def __init__(
         self,
         setup: tuple[int, int, int, bytes],
-        terms: tuple[str, bool, tuple[tuple[int, int], int]],
+        terms: Terms,
         codes: BinCodes,
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; terms: the further ones of ``announced_pairs``.
@@ -722,9 +739,7 @@ _MOST_WAITING = 4  # calls under way to each worker
 class ShardedHistogramMaker(HistogramMaker):
     """Has workers add the pairs of their rows into bins. One training at a time."""
 
-    def __init__(
-        self, setup: TrainingSetup, workers: Workers, terms: tuple[str, bool, tuple[tuple[int, int], int]], timer: Timer
-    ) -> None:
+    def __init__(self, setup: TrainingSetup, workers: Workers, terms: Terms, timer: Timer) -> None:
         """Args: terms: the further arguments of ``announced_pairs``; timer: "histogram" is all of a level's sums."""
         super().__init__(announced_pairs(setup, *terms), timer)
         self._setup, self._terms = (setup.scheme, setup.fraction_bits, setup.max_additions, setup.public_key), terms
@@ -769,7 +784,7 @@ class ShardedHistogramMaker(HistogramMaker):
         layout: BinLayout,
         node_rows: Sequence[NDArray[np.int32]],
         features: NDArray[np.int64] | None,
-        noise: BinNoise | None,
+        noise: Added | None,
     ) -> list[bytes]:
         """Have sums added, among the workers too, noised where they are joined, and hidden."""
         if features is None:
@@ -829,5 +844,6 @@ def _exchanges(work: Work) -> Callable[[Future[Any]], None]:
     return note
 
 
-def _slots_of(noise: BinNoise | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+def _slots_of(noise: Added | None, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    noise = None if noise is None else _only_noise(noise)
     return None if noise is None else (noise.g[start:stop], noise.h[start:stop])

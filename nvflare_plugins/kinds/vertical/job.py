@@ -77,11 +77,13 @@ class Preset(Enum):
     ``exact`` gives the model of centralized training and does not hide bin membership. ``guarded`` withholds sums that
     the party's own rules (``vertical`` in its policy) name; the rules are heuristics. ``noised`` adds discrete Gaussian
     noise to every sum, which the party's privacy budget pays for: a proof, of what dp_components/vertical_bins.py says.
+    ``sealed`` opens no sum: two parties compare splits under a circuit, and hear who wins each node.
     """
 
     GUARDED = "guarded"
     EXACT = "exact"
     NOISED = "noised"
+    SEALED = "sealed"
 
 
 def _not_misspelt(value: str) -> str:
@@ -134,8 +136,9 @@ class VerticalJob(JobDocument):
     that is read. The model is the same. ``veilboost plan`` says for which lines it pays.
     """
     preset: Annotated[str, OneOf(Preset)] = Preset.GUARDED.value
-    """``guarded``; ``exact``, which equals centralized training; or ``noised``, whose sums are differentially private
-    given the split bits. Parties refuse ``exact`` and ``noised`` unless they consent.
+    """``guarded``; ``exact``, which equals centralized training; ``noised``, whose sums are differentially private
+    given the split bits; or ``sealed``, which opens no sum, for exactly two parties under ``paillier``. Parties refuse
+    ``exact`` and ``noised`` unless they consent.
     """
     epsilon: Epsilon | None = None
     """Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's features at
@@ -232,6 +235,19 @@ class VerticalJob(JobDocument):
             )
         if self.point_bytes != AFFINE_BYTES:
             expect("point_bytes is an option of profile elgamal", self.profile == VerticalProfile.ELGAMAL.value)
+        self._check_preset()
+        for site, lists in self.categories.items():
+            for column, words in lists.items():
+                expect(
+                    f"categories gives {column!r} of {site} {len(words)} entries; a column may have {MAX_BINS}: put "
+                    "rare ones together under one name",
+                    len(words) <= MAX_BINS,
+                )
+
+    def _check_preset(self) -> None:
+        """Refuse what the preset cannot do, and options of others. Raises: ConfigurationError."""
+        if self.is_sealed:
+            self._check_sealed()
         if self.is_noised:
             self._check_noised()
         else:
@@ -240,13 +256,6 @@ class VerticalJob(JobDocument):
             is_sized = (self.noised_features, self.noised_bins) != (_NOISED_FEATURES, _NOISED_BINS)
             expect("noised_features and noised_bins are options of preset noised", not is_sized)
             expect("noised_repeats is an option of preset noised", self.noised_repeats == 0)
-        for site, lists in self.categories.items():
-            for column, words in lists.items():
-                expect(
-                    f"categories gives {column!r} of {site} {len(words)} entries; a column may have {MAX_BINS}: put "
-                    "rare ones together under one name",
-                    len(words) <= MAX_BINS,
-                )
 
     def _check_cox(self) -> None:
         """Refuse what survival:cox is not for. Raises: ConfigurationError."""
@@ -290,6 +299,25 @@ class VerticalJob(JobDocument):
             not lists,
         )
 
+    def _check_sealed(self) -> None:
+        """Refuse what sums under seal cannot do. Raises: ConfigurationError."""
+        expect(
+            "preset sealed needs profile paillier: masked sums have no small logarithms, and plain hides nothing",
+            self.profile == VerticalProfile.PAILLIER.value,
+        )
+        expect("weight is refused in preset sealed, whose 14 fraction bits would not count light rows", not self.weight)
+        lists = [site for site, columns in self.categories.items() if columns and site != self.active]
+        expect(
+            "categories of a passive party are refused in preset sealed: give it numbers, such as one column for each "
+            "category",
+            not lists,
+        )
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether no sum of a passive party opens."""
+        return self.preset == Preset.SEALED.value
+
     @property
     def is_noised(self) -> bool:
         """Whether passive parties add noise to their sums."""
@@ -313,6 +341,8 @@ class VerticalJob(JobDocument):
     @property
     def sums_per_set(self) -> int:
         """Numbers that the active party sees for a bin of a node: sums of gradients, hessians, or digits of them."""
+        if self.is_sealed:
+            return 0
         has_digits = self.profile == VerticalProfile.ELGAMAL.value
         return DigitFormat.of(self.fraction_bits, 1).n_messages if has_digits else SUMS_PER_PAIR
 

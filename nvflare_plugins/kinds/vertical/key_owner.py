@@ -42,6 +42,7 @@ from he_processors.elgamal.bin_sums import (
 from he_processors.elgamal.decryption import ElGamalDecryptor, draw_out
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import MOST_SUM_BITS, REFUSED, PackingLayout, PairFormat, exponent_of
+from he_processors.histogram.masked import MaskedFormat, open_shares
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import (
     BinSums,
@@ -77,6 +78,7 @@ from nvflare_plugins.kinds.vertical.histogram_maker import (
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
+from nvflare_plugins.kinds.vertical.sealed import SealedPlan
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import Workers, begin, collect
 
@@ -380,10 +382,13 @@ class EncryptedGradientOwner(GradientOwner):
 
     def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
         """Decrypt the sums of a level and check every node."""
-        count = self._packing.n_ciphertexts(len(totals) * layout.n_slots)
-        header = self._header(ciphertext_wire.Content.PACKED_BINS, count)
-        ciphertexts = ciphertext_wire.decode_for_decryption(sums, header, self._encryptor.arithmetic)
+        ciphertexts = self._ciphertexts(sums, len(totals) * layout.n_slots)
         return decrypt_level(ciphertexts, self._decryptor, self._packing, layout, totals)
+
+    def _ciphertexts(self, sums: bytes, n_bins: int) -> NDArray[np.uint8]:
+        """Read a message of sums. Shapes: result: uint8[n_ciphertexts, width]."""
+        header = self._header(ciphertext_wire.Content.PACKED_BINS, self._packing.n_ciphertexts(n_bins))
+        return ciphertext_wire.decode_for_decryption(sums, header, self._encryptor.arithmetic)
 
     def fill(self, n_rows: int) -> None:
         """Make randomisers for the next tree."""
@@ -410,12 +415,24 @@ class EncryptedGradientOwner(GradientOwner):
         return ciphertext_wire.CiphertextHeader(self._encryptor.public_key, content, self._packing, count)
 
 
+class SealedGradientOwner(EncryptedGradientOwner):
+    """The same for masked sums: what is opened are shares modulo 2^64, of which nothing can be checked."""
+
+    def open_sums(self, sums: bytes, layout: BinLayout, totals: Sequence[NodeTotal]) -> list[BinSums]:
+        """Decrypt masked sums; return shares in the place of sums."""
+        n_bins = len(totals) * layout.n_slots
+        shares = open_shares(self.decrypt(self._ciphertexts(sums, n_bins)), n_bins, self._packing)
+        of_g, of_h = (share.view(np.int64).reshape(len(totals), -1) for share in shares)
+        return [BinSums(g, h) for g, h in zip(of_g, of_h, strict=True)]
+
+
 def gradient_owner(
     private_key: PaillierPrivateKey, pair_format: PairFormat, backend: str = registry.AUTO
 ) -> EncryptedGradientOwner:
     """Open the key owner's half."""
     encryptor = owner_encryptor(private_key, backend)
-    return EncryptedGradientOwner(encryptor, PaillierDecryptor(private_key, backend), pair_format)
+    kind = SealedGradientOwner if isinstance(pair_format, MaskedFormat) else EncryptedGradientOwner
+    return kind(encryptor, PaillierDecryptor(private_key, backend), pair_format)
 
 
 # What stands on a worker of the active party: encryption of gradient pairs, and the opening of sums.
@@ -437,7 +454,7 @@ class EncryptShard(WorkerPart):
         setup: tuple[int, int, int, bytes],
         backend: str,
         secret: bytes,
-        form: tuple[tuple[int, int], int],
+        form: tuple[tuple[int, int], int, bool],
         opens: bool,  # noqa: FBT001 - workers are called by position
     ) -> None:
         """Args: setup: the fields of ``TrainingSetup``; secret: of ``secret_key_to_bytes``; form: of ``PairsForm``."""
@@ -452,7 +469,7 @@ class EncryptShard(WorkerPart):
         if points is not None and isinstance(key, encryption.ElGamalPrivateKey):
             self._owner = ElGamalGradientOwner(key, *points[1:], opens=opens)
         elif points is None and isinstance(key, PaillierPrivateKey):
-            self._owner = gradient_owner(key, announced_format(announced, form[0]), backend)
+            self._owner = gradient_owner(key, announced_format(announced, PairsForm(*form)), backend)
         else:
             raise ProtocolError("the secret key is not one of the announced scheme")
 
@@ -702,7 +719,7 @@ def open_owner(
     backend: str,
     timer: Timer = untimed,
     workers: Workers | None = None,
-    noised: NoisePlan | None = None,
+    planned: NoisePlan | SealedPlan | None = None,
 ) -> GradientOwner:
     """Generate the job's key and open the half that holds it.
 
@@ -710,20 +727,20 @@ def open_owner(
         backend: of arithmetic at this site.
         timer: measures the stage "search" of elgamal, a part of opening sums.
         workers: where to encrypt; None is this process. Gradients in the clear need none.
-        noised: the plan of a job in the preset noised.
+        planned: the plan of a job in the preset noised or sealed.
     """
     owner: ElGamalGradientOwner | EncryptedGradientOwner
     if job.profile == VerticalProfile.ELGAMAL.value:
         owner = points = elgamal_owner(
             encryption.DigitFormat.of(
-                job.fraction_bits, n_rows, (0, 0) if noised is None else noised.tails, job.point_bytes
+                job.fraction_bits, n_rows, planned.tails if isinstance(planned, NoisePlan) else (0, 0), job.point_bytes
             ),
             backend,
             timer,
         )
         secret = points.secret_bytes
     else:
-        pairs = pair_format(n_rows, weighted=job.weight is not None) if noised is None else noised.pair_format(n_rows)
+        pairs = pair_format(n_rows, weighted=job.weight is not None) if planned is None else planned.pair_format(n_rows)
         if not job.is_encrypted:
             return ClearGradientOwner(pairs)
         key = generate_paillier_key(job.key_bits)

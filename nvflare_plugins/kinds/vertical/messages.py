@@ -389,8 +389,64 @@ class DecisionAnswer:
     goes_left: Annotated[tuple[Bits, ...], _items(_BITS)]
 
 
-Request = TrainingSetup | TreeGradients | MoreGradients | HistogramRequest | MoreSums | SplitRequest | DecisionRequest
-Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer
+@_message(12, Content.TRANSFERS)
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Points of the transfers on the curve, in the preset sealed: first the active party's offer, then its choices.
+
+    The passive party answers the offer with an offer and choices of its own.
+    """
+
+    offer: Annotated[bytes, _blob(1 << 10)]
+    choices: Annotated[bytes, _blob(1 << 16)]
+
+
+@_message(13, Content.TRANSFERS)
+@dataclass(frozen=True, slots=True)
+class TransfersAnswer:
+    """The passive party's offer, and its choices among the active party's."""
+
+    offer: Annotated[bytes, _blob(1 << 10)]
+    choices: Annotated[bytes, _blob(1 << 16)]
+
+
+@_message(14, Content.SEALED_SPLITS)
+@dataclass(frozen=True, slots=True)
+class SealedRequest:
+    """The active party's next message about the splits of some nodes, in the preset sealed (he_processors/two_party).
+
+    Attributes:
+        step: 0 chooses by means, 1 has the circuit of scores, 2 the circuit of comparisons.
+        nodes: whose splits are compared; the same in the three steps.
+    """
+
+    tree: _Node
+    step: Annotated[int, _number("B", 2)]
+    nodes: _Nodes
+    data: Annotated[bytes, _blob()]
+
+
+@_message(15, Content.SEALED_SPLITS)
+@dataclass(frozen=True, slots=True)
+class SealedAnswer:
+    """The passive party's message of the same step; after the last one a bit for each node: does its split win?"""
+
+    tree: _Node
+    data: Annotated[bytes, _blob()]
+
+
+Request = (
+    TrainingSetup
+    | TreeGradients
+    | MoreGradients
+    | HistogramRequest
+    | MoreSums
+    | SplitRequest
+    | DecisionRequest
+    | Transfers
+    | SealedRequest
+)
+Answer = PartySchema | HistogramAnswer | SplitAnswer | DecisionAnswer | TransfersAnswer | SealedAnswer
 Message = Request | Answer
 
 
@@ -577,7 +633,7 @@ class ContentRecorder:
 
     def note(self, direction: str, peer: str, what: Content, size: int) -> None:
         """Note bytes that are about to leave, or that came."""
-        protection = self._ciphertexts if what.encrypted else Protection.CLEAR
+        protection = what.only or (self._ciphertexts if what.encrypted else Protection.CLEAR)
         self._evidence.content(direction, peer, what, protection, size)
 
     def of_decisions(self, active: str, answer: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:

@@ -12,7 +12,7 @@ import hmac
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -322,6 +322,8 @@ def _side(node: int, is_left: bool | NDArray[np.bool_]) -> int | NDArray[np.int6
 # keeps a private table. Rows are predicted by asking the owners along each row's path; with every owner's consent the
 # parts merge into one ordinary XGBoost model.
 
+SEALED_ATTRIBUTE = "veilboost_sealed_splits"
+"""Of a model that was trained, in part at least, in the preset sealed."""
 _MASKED = np.float32(0)
 Labels = Sequence[str | int] | None
 NO_CATEGORIES: model_json.Lists = {}
@@ -391,12 +393,21 @@ def merge(model: bytes, n_own_columns: int, tables: Sequence[tuple[int, PrivateT
             if t >= len(trees):
                 continue  # a tree that was not kept
             column = first_column + split.feature
-            if left.pop((t, node), None) != column or (split.categories is not None) != (column in categorical):
+            named = left.pop((t, node), None)
+            if has_sealed_splits(document) and named == first_column:
+                named = column
+                trees[t]["split_indices"][node], trees[t]["default_left"][node] = column, int(split.default_left)
+            if named != column or (split.categories is not None) != (column in categorical):
                 raise ConfigurationError("a private table does not belong to this model")
             _put_split(trees[t], node, split)
     if left:
         raise ConfigurationError(f"{len(left)} splits of the model are in no party's table")
     return model_json.model_bytes(document)
+
+
+def has_sealed_splits(document: dict[str, Any]) -> bool:
+    """Tell whether a model may name a party's first column in splits of any of its columns (preset sealed)."""
+    return SEALED_ATTRIBUTE in document["learner"].get("attributes", {})
 
 
 def _put_split(tree: dict[str, Any], node: int, split: PrivateSplit) -> None:
@@ -821,6 +832,8 @@ def conclude_part(attempt: SiteAttempt, active: str, part: Part, n_rounds: int) 
 # play no role. The numbers are those of the centralized model, with its names in the place of the aliases.
 
 
+ANY_COLUMN = "(any column)"
+"""In the place of a feature: the party alone knows which of its columns split, in the preset sealed."""
 KINDS = ("weight", "gain", "total_gain", "cover", "total_cover")
 FILE_NAME = "importance.csv"
 
@@ -857,6 +870,10 @@ def feature_importance(part: ActivePart, first_round: int = 0, end_round: int | 
         FeatureImportance(party, feature, **{kind: float(scores[kind].get(f"f{i}", 0.0)) for kind in KINDS})
         for i, (party, feature) in enumerate(features)
     ]
+    if has_sealed_splits(document):
+        n_own = len(part.columns)
+        firsts = np.cumsum([n_own, *(len(party.aliases) for party in part.parties)])[:-1]
+        rows = [*rows[:n_own], *(replace(rows[first], feature=ANY_COLUMN) for first in firsts)]
     return sorted(rows, key=lambda row: -row.total_gain)
 
 

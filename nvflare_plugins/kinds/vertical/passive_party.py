@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from dp_components.split_candidates.candidates import Columns
 from he_processors.additive_schemes import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
+from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
+from he_processors.histogram.sums import BinNoise
 from nvflare_plugins.data.table import ComparedColumn
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, Arithmetic
 from nvflare_plugins.kinds.vertical import model
@@ -46,9 +48,11 @@ from nvflare_plugins.kinds.vertical.messages import (
     PartySchema,
     PathQuery,
     Request,
+    SealedRequest,
     SplitAnswer,
     SplitRequest,
     TrainingSetup,
+    Transfers,
     TreeGradients,
     answer_bytes,
     feature_blocks,
@@ -56,6 +60,7 @@ from nvflare_plugins.kinds.vertical.messages import (
 )
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard, NoiseSource
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartyData, PartySet, find_cut_points
+from nvflare_plugins.kinds.vertical.sealed import FRACTION_BITS, SealedPassive
 from nvflare_plugins.pages.run_record import ReportSection, RoundRow
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
@@ -75,6 +80,7 @@ class _Due:
     withheld: tuple[int, ...]
     rows: list[NDArray[np.int32]]
     blocks: Iterator[slice]
+    divisions: Sequence[tuple[int, int, int]]  # node, child that is asked for, the other one
 
 
 class PassiveParty:
@@ -95,7 +101,7 @@ class PassiveParty:
         limits: TreeLimits = NO_LIMITS,
         categories: Sequence[Sequence[str]] = (),
         cuts: CutPoints | None = None,
-        noise: NoiseSource | None = None,
+        noise: NoiseSource | SealedPassive | None = None,
         arithmetic: Arithmetic | None = None,
     ):
         """Prepare the party's tables; find its cut points.
@@ -110,7 +116,7 @@ class PassiveParty:
             limits: how far each of them may.
             categories: of each feature its public list, nothing for one of numbers; empty if all are of numbers.
             cuts: bins found elsewhere; None has XGBoost find them here.
-            noise: of the preset noised; None for exact sums.
+            noise: of the preset noised, or what the preset sealed holds; None for exact sums.
             arithmetic: of the job's trees; None is this site's XGBoost's.
 
         Raises:
@@ -125,7 +131,8 @@ class PassiveParty:
         self._categories = tuple(tuple(words) for words in categories) or ((),) * len(self._aliases)
         categorical = [feature for feature, words in enumerate(self._categories) if words]
         self._cuts = cuts or find_cut_points(self._sets[0], max_bin, categorical, arithmetic=arithmetic)
-        self._noise = noise
+        self._sealed = noise if isinstance(noise, SealedPassive) else None
+        self._noise = None if isinstance(noise, SealedPassive) else noise
         if guard is not None:
             self._cuts = guard.merge_rare_bins(self._cuts, self._sets[0])
             self._codes = guard.codes(self._cuts, self._sets[0])
@@ -181,7 +188,7 @@ class PassiveParty:
             return self._splits(request)
         if isinstance(request, DecisionRequest):
             return self._decisions(request)
-        raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
+        return self._sealed_answer(request)
 
     def prepare(self) -> bool:
         """Do a little of what later trees need, while nothing is asked; return whether there is more."""
@@ -210,6 +217,8 @@ class PassiveParty:
         self._grown = GrownNodes(self._limits, self._limits.most_splits(self._n_rows))
         for paths in self._paths:  # rows go through the trees of a round before the next one begins
             paths.end_trees()
+        if self._sealed is not None:
+            self._sealed.begin_tree(self._tree_layout)
         self._maker.begin_tree(self._n_rows)
         self._maker.add_gradients(request.gradients)
 
@@ -228,7 +237,10 @@ class PassiveParty:
             families = [(node, part.left + part.right - node) for part, node in zip(divided, asked, strict=True)]
         nodes = tuple(node for family in families if family[0] not in withheld for node in family)
         blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, is_streamed=self._maker.is_streamed)
-        self._due = _Due(request.tree, nodes, withheld, [self._rows_of(node) for node in nodes], iter(blocks))
+        pairs = zip(divided, asked, strict=False)
+        divisions = [(part.node, node, part.left + part.right - node) for part, node in pairs]
+        rows = [self._rows_of(node) for node in nodes]
+        self._due = _Due(request.tree, nodes, withheld, rows, iter(blocks), divisions)
         if self._noise is not None and not divided and nodes:
             self._noise.pay(request.tree)
         for part, node in zip(divided, asked, strict=False):
@@ -242,6 +254,16 @@ class PassiveParty:
             self._known = {ROOT}
         return self._next_sums()
 
+    def _sealed_answer(self, request: Request) -> Answer | None:
+        """Answer a message of the preset sealed. Raises: ProtocolError: the job has another one, or out of order."""
+        if self._sealed is not None and isinstance(request, Transfers):
+            return self._sealed.transfers(request)
+        if self._sealed is None or not isinstance(request, SealedRequest):
+            raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
+        self._check_tree(request.tree)
+        rows = [self._known_rows_of(node) for node in request.nodes]
+        return self._sealed.answer(request, rows, self._tree_codes)
+
     def _next_sums(self) -> HistogramAnswer:
         """Add up the next block of features. Raises: ProtocolError: none is due."""
         due = self._due
@@ -253,11 +275,18 @@ class PassiveParty:
             whole = block == slice(0, self._tree_layout.n_features)
             layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
             codes = self._tree_codes if whole else self._tree_codes[block]
-            noise = None if self._noise is None else self._noise.draw(due.tree, len(due.nodes), layout)
-            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block], noise)
+            sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block], self._added(due, layout))
         if block.stop == self._tree_layout.n_features:
             self._due = None
+            if self._sealed is not None:
+                self._sealed.complete(due.nodes, due.divisions)
         return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)
+
+    def _added(self, due: _Due, layout: BinLayout) -> BinNoise | BinMasks | None:
+        """Return what is added to a block of sums before it leaves."""
+        if self._sealed is not None:
+            return self._sealed.mask(len(due.nodes), layout)
+        return None if self._noise is None else self._noise.draw(due.tree, len(due.nodes), layout)
 
     def _withheld(self, divided: Sequence[NodePartition | OwnDivision], asked: Sequence[int]) -> tuple[int, ...]:
         """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
@@ -297,13 +326,22 @@ class PassiveParty:
     def _splits(self, request: SplitRequest) -> SplitAnswer:
         self._check_tree(request.tree)
         rows = [self._known_rows_of(split.node) for split in request.splits]
-        answers = tuple(self._split(split) for split in request.splits)
+        answers = tuple(self._split(self._won(split)) for split in request.splits)
         if self.guard is not None:
             divided = [(self.table[self._tree, split.node], self._sides[split.node]) for split in request.splits]
             self.guard.charge_splits(
                 [SplitBits(self._name_of(split), of, left) for of, (split, left) in zip(rows, divided, strict=True)]
             )
         return SplitAnswer(self._tree, answers)
+
+    def _won(self, split: OwnedSplit) -> OwnedSplit:
+        """Return a split that the party won; under seal the active party does not know which one."""
+        if self._sealed is None:
+            return split
+        if split != OwnedSplit(split.node, 0, -1, default_left=False):
+            raise ProtocolError("a split that the active party cannot know")
+        place, last_bin, default_left = self._sealed.winner(split.node)
+        return OwnedSplit(split.node, int(self._features[place]), last_bin, default_left)
 
     def _name_of(self, split: model.PrivateSplit) -> bytes:
         """Return what tells splits of this party's columns apart, in this job and in others."""
@@ -422,7 +460,7 @@ def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters
         SentRows(policy).refuse(None if one.ids is None else one.row_ids())
     for one in predicted_sets(data):
         _budget(policy, one).check(one.row_ids())
-    kind = NoisedGuard if job.is_noised else Guard
+    kind = NoisedGuard if job.is_noised or job.is_sealed else Guard
     guard = kind(
         policy.vertical,
         ReleasedSums(Memory.open(policy), data.train.data_set.name),
@@ -526,11 +564,14 @@ class PassiveSite:
         due = job.fraction_bits if job.profile == VerticalProfile.ELGAMAL.value else None
         if start.noised is not None:  # noise counts steps of this very format: beside a finer one it would be nothing
             due = start.noised.fraction_bits
+        if start.sealed is not None:
+            due = FRACTION_BITS
         if due is not None and setup.fraction_bits != due:
             raise ProtocolError("the active party announced another number of fraction bits than the job's")
         n_rows, workers, timer = start.data.train.table.n_rows, start.workers, start.stages.measure
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
-        form = PairsForm((0, 0) if start.noised is None else start.noised.tails, job.point_bytes)
+        tails = (0, 0) if start.noised is None else start.noised.tails
+        form = PairsForm(tails, job.point_bytes, start.sealed is not None)
         maker = histogram_maker(
             setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, form=form
         )
@@ -546,12 +587,19 @@ class PassiveSite:
             limits=TreeLimits.from_effective(start.parameters.effective),
             categories=start.data.categories,
             cuts=None if payment is None else payment.cut_points(start.data.train),
-            noise=None if payment is None else NoiseSource(payment.noise, payment.pay_tree),
+            noise=self._noise(),
             arithmetic=ARITHMETICS[start.arithmetic],
         )
         start.progress.say(f"answering {job.active} about {len(start.data.columns)} columns")
         start.stages.take()
         return self._party.schema()
+
+    def _noise(self) -> NoiseSource | SealedPassive | None:
+        """Return what is added to sums before they leave."""
+        start, payment = self._start, self._start.payment
+        if start.sealed is not None:
+            return SealedPassive(start.sealed, start.context.policy.vertical.min_rows_per_node)
+        return None if payment is None else NoiseSource(payment.noise, payment.pay_tree)
 
     def _turned(self, number: int) -> None:
         """Note that the active party has finished a round; nothing of the next one has been worked on."""

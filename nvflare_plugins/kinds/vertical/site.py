@@ -44,6 +44,7 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, RowsProof, 
 from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, NoisePlan, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
+from nvflare_plugins.kinds.vertical.sealed import SealedPlan, sealed_plan
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.pooled.queries import queries_of
 from nvflare_plugins.site.memory.registry import Registry, Wanted
@@ -257,6 +258,11 @@ class VerticalRun:
                 f"Sums of passive parties were noised, for epsilon {job.epsilon:g} and delta {job.delta:g} at each: "
                 "this is not the model of centralized training."
             )
+        elif job.is_sealed:
+            notes.append(
+                "Splits were compared under seal, by scores of ten bits of sums with 14 fraction bits: this is not the "
+                "model of centralized training. It names a passive party's first column in each of its splits."
+            )
         elif not job.is_exact:
             notes.append(
                 f"Gradients had {job.fraction_bits} fraction bits: this is not the model of centralized training."
@@ -292,7 +298,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     _check_policy(job, context, is_active=is_active)
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"], label=job.label)
-    noised = plan_of(job, parameters)
+    noised, sealed = plan_of(job, parameters), sealed_plan(job, parameters)
     if job.early_stopping_rounds is not None and not parameters.metrics:
         raise ConfigurationError("early_stopping_rounds needs an eval_metric to watch")
     _check_bins(job, context, parameters.max_bin)
@@ -300,6 +306,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     if job.profile == VerticalProfile.ELGAMAL.value:
         require_curve(policy.arithmetic)
     data = load_party(job, context, group)
+    _check_rows(sealed, data)
     for one in data.sets:
         if is_active:
             parameters.objective.check_labels(one.table.label)
@@ -315,6 +322,12 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
         )
     earlier = Earlier.of(context, job.resume_from)
     return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
+
+
+def _check_rows(sealed: SealedPlan | None, data: PartyData) -> None:
+    """Refuse more rows than circuits can add up. Raises: ConfigurationError."""
+    if sealed is not None:
+        sealed.pair_format(data.train.table.n_rows)
 
 
 def _check_bins(job: VerticalJob, context: SiteContext, max_bin: int) -> None:
@@ -346,6 +359,16 @@ def _check_policy(job: VerticalJob, context: SiteContext, *, is_active: bool) ->
         is_paid=job.is_noised and not is_active,
     )
     policy.check_vertical(terms, context.sites)
+    if job.is_sealed and len(context.sites) != 2:
+        raise ConfigurationError(
+            f"preset sealed is for exactly two parties, and the job has {len(context.sites)}. Remedy: choose preset "
+            "guarded."
+        )
+    if job.is_sealed and policy.cluster_for(job.data_set) is not None:
+        raise ConfigurationError(
+            f"preset sealed runs in one process of a party, and {context.site} has a cluster. Policy key: cluster. "
+            "Remedy: leave it out for this job, or choose preset guarded."
+        )
     if job.eval_data_set is not None:
         policy.data_set_for(job.eval_data_set, job.profile)
     if job.preset == Preset.EXACT.value and not is_active:
@@ -421,6 +444,8 @@ def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
     if job.is_encrypted:
         facts |= {"scheme": job.profile, "security_bits": job.strength}
         facts |= {"fraction_bits": job.fraction_bits} if job.key_length is None else {"key_bits": job.key_length}
+    if job.is_sealed:
+        facts |= {"opened": "who wins each node; split bits, counted and capped"}
     return facts
 
 

@@ -326,7 +326,12 @@ class PartySums:
     """One party's part in one tree.
 
     Security: lives at the key owner; what it opens is checked against each node's known total before it is used.
+
+    Attributes:
+        decides: what it finds was compared with this party's splits already.
     """
+
+    decides = False
 
     def __init__(
         self,
@@ -427,15 +432,20 @@ class PartySums:
         return [bits.unpack() for bits in answer.goes_left]
 
     def evaluate(
-        self, nodes: list[int], totals: dict[int, NodeTotal], facts: list[tree_arithmetic.NodeToSplit]
+        self,
+        nodes: list[int],
+        totals: dict[int, NodeTotal],
+        facts: list[tree_arithmetic.NodeToSplit],
+        rivals: Sequence[growth_splits.Split | None] = (),
     ) -> list[growth_splits.Split | None]:
         """Wait for the sums, open and check them, and find the best splits; none where sums were withheld.
 
         The features of the result are numbered as in the party's schema.
+
+        Args:
+            rivals: of each node the best split so far; here they are compared with later.
         """
-        if self._asked is not None:
-            asked, self._asked = self._asked, None
-            self._receive(asked, totals)
+        self._take_in(totals)
         known = [(node, fact) for node, fact in zip(nodes, facts, strict=True) if node in self._opened]
         if len(known) < len(nodes) and not self._may_withhold:
             raise ProtocolError("sums are due that nobody asked for")
@@ -448,6 +458,16 @@ class PartySums:
     def allowed(self, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Cut the party's features of this tree out of a mask over all columns."""
         return columns[self.party.columns][self._features]
+
+    def _take_in(self, totals: dict[int, NodeTotal]) -> None:
+        """Wait for the sums that were asked for, if any were."""
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            self._receive(asked, totals)
+
+    def _sibling(self, parent: BinSums, child: BinSums, total: NodeTotal) -> BinSums:
+        """Return the sums of the child that was not built. Args: total: its own."""
+        return subtract_sibling(parent, child, total, self._layout, self._owner.pair_format)
 
     def _receive(self, asked: _Asked, totals: dict[int, NodeTotal]) -> None:
         for sent in self._sent:
@@ -465,9 +485,7 @@ class PartySums:
             if child in withheld or self.is_noised:
                 continue
             sibling = part.left + part.right - child
-            self._opened[sibling] = subtract_sibling(
-                parent, self._opened[child], totals[sibling], self._layout, self._owner.pair_format
-            )
+            self._opened[sibling] = self._sibling(parent, self._opened[child], totals[sibling])
 
     def _open(
         self, asked: _Asked, families: Sequence[tuple[int, ...]], totals: dict[int, NodeTotal]
@@ -719,7 +737,8 @@ class TreeGrowth:
         for sums in self.parties:
             facts = [self._facts(node, sums.allowed(c)) for node, c in zip(nodes, columns, strict=True)]
             totals = dict(enumerate(self._totals))
-            self._take_better(nodes, sums.evaluate(list(nodes), totals, facts), sums)
+            rivals = [self._nodes[node].best for node in nodes]
+            self._take_better(nodes, sums.evaluate(list(nodes), totals, facts, rivals), sums)
         self._driver.push([self._entry(node, best) for node in nodes if (best := self._nodes[node].best) is not None])
 
     def _take_better(
@@ -727,7 +746,10 @@ class TreeGrowth:
     ) -> None:
         for number, candidate in zip(nodes, candidates, strict=True):
             node = self._nodes[number]
-            if candidate is not None and (node.best is None or candidate.loss_change > node.best.loss_change):
+            if candidate is None:
+                continue
+            is_decided = node.best is None or (owner is not None and owner.decides)
+            if is_decided or (node.best is not None and candidate.loss_change > node.best.loss_change):
                 node.best, node.owner = candidate, owner
 
     def _entry(self, number: int, best: growth_splits.Split) -> growth_splits.Entry:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, ActivePart, PassivePart, PrivateSplit
+from nvflare_plugins.kinds.vertical.model import NO_THRESHOLD, ActivePart, PassivePart, PrivateSplit, has_sealed_splits
 from nvflare_plugins.kinds.vertical_inference.inference import rounds_of
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import bare_model, set_categories
@@ -269,9 +269,15 @@ def check_covers(part: ActivePart, rounds: str | list[int]) -> None:
         rounds: as ``inference.rounds_of``.
 
     Raises:
-        ConfigurationError: a node that is divided has no cover.
+        ConfigurationError: a node that is divided has no cover, or the model hides whose column divides it.
     """
-    model = json.loads(part.booster)["learner"]["gradient_booster"]["model"]
+    document = json.loads(part.booster)
+    if has_sealed_splits(document):
+        raise ConfigurationError(
+            "a model of preset sealed cannot be explained: it does not say which column of a passive party splits. "
+            "Remedy: predict without explaining (action), or explain a merged model (merge)"
+        )
+    model = document["learner"]["gradient_booster"]["model"]
     first, end = (model["iteration_indptr"][one] for one in rounds_of(part, rounds))
     for tree in model["trees"][first:end]:
         is_divided = np.asarray(tree["left_children"]) >= 0
