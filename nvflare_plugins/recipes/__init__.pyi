@@ -785,8 +785,9 @@ class VerticalXGBRecipe(JobRecipe):
             another model; 14 in preset ``noised``, and only there.
         point_bytes: Bytes of a point under ``elgamal``: 64, or 32, which halves the traffic and costs a square root for
             each point that is read. The model is the same. ``veilboost plan`` says for which lines it pays.
-        preset: ``guarded``; ``exact``, which equals centralized training; or ``noised``, whose sums are differentially
-            private given the split bits. Parties refuse ``exact`` and ``noised`` unless they consent.
+        preset: ``guarded``; ``exact``, which equals centralized training; ``noised``, whose sums are differentially
+            private given the split bits; or ``sealed``, which opens no sum, for exactly two parties under ``paillier``.
+            Parties refuse ``exact`` and ``noised`` unless they consent.
         epsilon: Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's
             features at that party. Split bits are outside of it.
         delta: Preset ``noised``: the delta of ``epsilon``, never computed from the data.

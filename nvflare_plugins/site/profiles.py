@@ -113,11 +113,12 @@ _VERTICAL_PARTY = (
     "A passive party: which rows are in the nodes whose sums it is asked for, and its own splits; no gradient, label, "
     "leaf or foreign threshold. The active party: sums per bin of every node, never a passive party's value or "
     "threshold. In the preset `exact` the sums tell in which bin each row lies. `guarded` has floors and caps: "
-    "heuristics. `noised` sums are differentially private given the split bits, which are exact."
+    "heuristics. `noised` sums are differentially private given the split bits, which are exact. In `sealed` no sum "
+    "opens: it learns who wins each node, and the split bits."
 )
 _VERTICAL_NOTES = (
     "What the sums per bin tell cannot be hidden by encryption: their reader is the active party. Real cures are noise "
-    "on the bins (the preset noised, or dp_local), few bins, few trees.",
+    "on the bins (the preset noised, or dp_local), sums that never open (the preset sealed), few bins, few trees.",
     "A passive party that cheats can read single labels by returning chosen rows as bins: parties are honest but "
     "curious.",
     "Passive parties see the partitions of the nodes they are asked about; Completely SecureBoost keeps those of the "

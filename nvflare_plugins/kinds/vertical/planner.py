@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +15,16 @@ import numpy as np
 
 from dp_components.accounting import PrivacyCost, compose
 from he_processors.curve.interface import AFFINE_BYTES, COMPRESSED_BYTES, base_point, to_compressed
+from he_processors.curve.registry import open_curve
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import NodeTotal
 from he_processors.paillier import generate_paillier_key
+from he_processors.randomness import random_uint64
+from he_processors.two_party.oblivious_transfer import BitChooser, OffsetOwner, TransferChooser, TransferSender
+from he_processors.two_party.split_argmax import NO_SPLIT, ActiveLevel, NodeSums, PassiveLevel
 from nvflare_plugins.attempt.plan import Plan, PlanRequest, process_memory_bytes, timed
 from nvflare_plugins.attempt.plan_advice import (
     BETWEEN_ROWS,
@@ -37,6 +41,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile, che
 from nvflare_plugins.kinds.vertical.key_owner import GradientOwner, elgamal_owner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
+from nvflare_plugins.kinds.vertical.sealed import FRACTION_BITS, SealedPlan, new_offset, sealed_plan
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb.parameters import ALIASES
 
@@ -48,6 +53,7 @@ NOISED = (
     "sums at epsilon 1 to 10 kept 58 to 73 % on two tables of 24,000 and 39,000 rows, and with 1 % positives nothing"
 )
 _NAMES_COLUMNS = ("interaction_constraints",)
+_SAMPLE_CANDIDATES = 1024
 
 
 def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
@@ -56,6 +62,14 @@ def noise_plan(job: VerticalJob | None) -> NoisePlan | None:
         return None
     free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
     return plan_of(job, check_vertical_parameters(free, ["any"], label=job.label))
+
+
+def sealed_plan_of(job: VerticalJob | None) -> SealedPlan | None:
+    """Return the plan of a job in the preset sealed; None for any other. Raises: ConfigurationError."""
+    if job is None or not job.is_sealed:
+        return None
+    free = {name: value for name, value in job.params.items() if ALIASES.get(name, name) not in _NAMES_COLUMNS}
+    return sealed_plan(job, check_vertical_parameters(free, ["any"], label=job.label))
 
 
 def noise_lines(plan: NoisePlan, foreign: Sequence[int], n_rows: int) -> Iterator[str]:
@@ -255,6 +269,11 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
         advice = noise_advice(request, job, noised, foreign, rows)
         figures |= {"noise": noise_figures(noised, foreign) | advice.figures}
         text += "\n".join(["", *noise_lines(noised, foreign, rows), shown_lines(advice.shown)])
+    sealed = sealed_plan_of(job)
+    if sealed is not None:
+        costs = measure_sealed(sealed, workload)
+        figures |= {"sealed": dataclasses.asdict(costs)}
+        text += f"\n\n{costs.text()}\n"
     if request.workers is not None:
         shards = estimate_workers(workload, rates, result, memory, request.workers)
         figures |= {"workers": list(map(dataclasses.asdict, shards))}
@@ -275,6 +294,59 @@ def lists_of_parties(job: VerticalJob, n_passive: int) -> tuple[tuple[int, ...],
             "in order of their names"
         )
     return tuple(lists)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedCosts:
+    """What comparing splits under seal adds to a tree: both parties' processor seconds, and bytes of all messages."""
+
+    candidates: int
+    active_s: float
+    passive_s: float
+    bytes: int
+
+    def text(self) -> str:
+        """Return it for people."""
+        return (
+            f"preset sealed: {self.candidates:,} candidates in a full tree, compared by circuits: "
+            f"{human_seconds(self.active_s)} more of one core at the active party, {human_seconds(self.passive_s)} at "
+            f"the passive one, {human_bytes(self.bytes)} more of messages, and five exchanges a level in place of two"
+        )
+
+
+def measure_sealed(plan: SealedPlan, workload: VerticalWorkload) -> SealedCosts:
+    """Compare some made-up candidates of a node in the middle of a tree, as both parties of a job do: a second."""
+    n_rows, of_node = workload.rows >> (workload.depth // 2), 1 << FRACTION_BITS
+    node = NodeSums(0, of_node * max(n_rows, 1) // 2, max(n_rows, 1))
+    shares = random_uint64(4 * _SAMPLE_CANDIDATES).reshape(4, 1, -1)
+    ends = [_transfers(), _transfers()]
+    active = ActiveLevel(plan.terms, [node], _SAMPLE_CANDIDATES, ends[0][1], ends[1][0])
+    passive = PassiveLevel(plan.terms, [node.n_rows], _SAMPLE_CANDIDATES, ends[1][1], ends[0][0])
+    may_win, spent, said = np.ones((1, _SAMPLE_CANDIDATES), dtype=bool), [0.0, 0.0], list[bytes]()
+    steps: tuple[Callable[[bytes], bytes], ...] = (
+        lambda data: active.ask(),
+        lambda data: passive.offer(data, shares[0], shares[1], may_win),
+        lambda data: active.garble(data, shares[2], shares[3]),
+        passive.score,
+        lambda data: active.decide(data, [NO_SPLIT]),
+    )
+    for number, step in enumerate(steps):
+        started = time.process_time()
+        said.append(step(said[-1] if said else b""))
+        spent[number % 2] += time.process_time() - started
+    started = time.process_time()
+    passive.winners(said[-1])
+    spent[1] += time.process_time() - started
+    candidates = ((1 << workload.depth) - 1) * 2 * sum(workload.bins_of(0))
+    per = candidates / _SAMPLE_CANDIDATES
+    return SealedCosts(candidates, spent[0] * per, spent[1] * per, round(sum(map(len, said)) * per))
+
+
+def _transfers() -> tuple[OffsetOwner, BitChooser]:
+    curve, offset = open_curve(), new_offset()
+    sender = TransferSender(curve)
+    chooser = TransferChooser(curve, sender.offer, offset)
+    return OffsetOwner(offset, chooser.keys), BitChooser(sender.key_pairs(chooser.choices))
 
 
 @dataclass(frozen=True, slots=True)
