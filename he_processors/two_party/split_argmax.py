@@ -45,6 +45,8 @@ from he_processors.two_party.oblivious_transfer import (
 )
 
 MANTISSA_BITS = 9
+LEAST_Y_BITS = 7
+"""A |Y| below 2^7 steps of the grid counts as zero."""
 OCTAVE = 512
 """Units of a score in one octave."""
 KEY_BITS = garbling.WORD_BITS + 1
@@ -121,8 +123,13 @@ class Widths:
 
     @cached_property
     def y_shifts(self) -> tuple[int, ...]:
-        """Shifts that normalise |Y|; what is less than 2^9 units counts as zero."""
-        return garbling.shifts_up_to(self.g_bits - MANTISSA_BITS)
+        """Shifts that normalise |Y|, of which ``y_fraction_bits`` are kept below a step."""
+        return garbling.shifts_up_to(self.g_bits - LEAST_Y_BITS)
+
+    @property
+    def y_fraction_bits(self) -> int:
+        """Fraction bits of Y that count."""
+        return MANTISSA_BITS - LEAST_Y_BITS
 
     @cached_property
     def side_top(self) -> int:
@@ -162,9 +169,9 @@ def score(widths: Widths, node: NodeSums, left_g: Sums, left_h: Sums) -> NDArray
     """
     shift = np.int64(widths.mean_bits)
     product = ((left_g << shift) - np.int64(node.mean(widths)) * (left_h + widths.l2)).astype(np.int64)
-    y = (product ^ (product >> np.int64(63))) >> shift
+    y = (product ^ (product >> np.int64(63))) >> (shift - widths.y_fraction_bits)
     side = np.minimum(left_h, node.h - left_h) + widths.l2
-    y_shifts, y_mantissa = _normal(y, widths.g_bits, widths.y_shifts)
+    y_shifts, y_mantissa = _normal(y, widths.g_bits + widths.y_fraction_bits, widths.y_shifts)
     side_shifts, mantissa = _normal(side, widths.side_top, widths.side_shifts)
     words = _y_words(widths, y_shifts, y_mantissa) + _side_words(widths, node, side_shifts, mantissa)
     is_valid = (y_mantissa >> MANTISSA_BITS > 0) & (side >= widths.least)
@@ -282,7 +289,7 @@ def _score_circuit(
 ) -> tuple[Labels, NDArray[np.uint16]]:
     """Return whether each candidate is valid, and this party's share of its score."""
     y = garbling.add_known(engine, y_wires, _bits(known.product, widths.product_bits))
-    kept = [bit ^ y[-1] for bit in y[widths.mean_bits : -1]]
+    kept = [bit ^ y[-1] for bit in y[widths.mean_bits - widths.y_fraction_bits : -1]]
     y_flags, y_bits = garbling.normalised(engine, kept[::-1], widths.y_shifts, MANTISSA_BITS + 1)
     half = garbling.add_known(engine, h_wires, _bits(known.half, widths.h_bits))
     difference = [engine.flip(garbling.zero_wire(allowed.shape[1]), known.odd), *half[:-1]]  # |2 HL - H|

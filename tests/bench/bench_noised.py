@@ -1,8 +1,8 @@
-"""AUC of vertical training in the preset noised, beside exact, guarded and the active party alone.
+"""AUC of vertical training in the presets noised and sealed, beside exact, guarded and the active party alone.
 
 Tables: credit2, adult (texts as codes) and the shape of CreditCard (generated), 80 % of the rows to train on, two
 random divisions. 60 rounds of depth 4, eta 0.1; noised jobs leave 40 of them to the active party (own_rounds). Sums are
-noised as in a job; they are not encrypted here, which changes no number.
+noised, and splits compared, as in a job; sums are not encrypted here, which changes no number.
 
 The last line of the output is one JSON object.
 
@@ -24,11 +24,14 @@ from sklearn.metrics import roc_auc_score
 
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical.guards import Guard
+from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner
 from nvflare_plugins.kinds.vertical.noised import FRACTION_BITS, NoisePlan
+from nvflare_plugins.kinds.vertical.sealed import sealed_plan
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker
+from tests.support.clear_splits import clear_scheme, compared_in_the_clear, unmasked
 from tests.support.vertical_federation import Joined, Outcome, federate
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -96,6 +99,11 @@ def scores(features: np.ndarray, label: np.ndarray, n_own: int, seed: int) -> di
         ids = [str(row) for row in range(len(train))]
         guard = Guard(VerticalRules(), ReleasedSums(Memory(Path(folder), "site"), "data"), ids)
         note("guarded", predict(federate(joined, PARAMS, ROUNDS, guards=[guard], guarded=True), features[test]))
+    with compared_in_the_clear():
+        job = VerticalJob(active="a", data_set="d", label="y", preset="sealed", params=PARAMS)
+        sealed = sealed_plan(job, check_vertical_parameters(PARAMS, ["any"]))
+        outcome = federate(joined, PARAMS, ROUNDS, clear_scheme, planned=sealed, noise_of=unmasked)
+        note("sealed", predict(outcome, features[test]))
     for epsilon in EPSILONS:
         plan = NoisePlan(epsilon, DELTA, ROUNDS - OWN_ROUNDS, PARAMS["max_depth"], 8, 16, FRACTION_BITS)
         owner = ClearGradientOwner(plan.pair_format(len(train)))

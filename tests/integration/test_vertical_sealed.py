@@ -75,7 +75,10 @@ def test_a_lost_job_is_resumed_under_new_transfers_and_masks(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("n_sites", "widths", "cluster", "words"),
-    [(3, (2, 2, 2), None, "exactly two parties"), (2, (2, 4), {"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "has a cluster")],
+    [
+        (3, (2, 2, 2), None, "exactly two parties"),
+        (2, (2, 4), {"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "has a cluster"),
+    ],
 )
 def test_more_parties_and_clusters_are_refused(tmp_path, n_sites, widths, cluster, words):
     parties = parties_with(tmp_path, 60, n_sites, widths)

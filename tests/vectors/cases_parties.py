@@ -47,6 +47,10 @@ MESSAGES: tuple[messages.Message, ...] = (
     messages.SplitAnswer(2, (bits("10"), bits("11111111"), bits("0"))),
     messages.DecisionRequest(1, (messages.PathQuery(0, 3, bits("110")),)),
     messages.DecisionAnswer((bits("1"), bits(""))),
+    messages.Transfers(drawn("offer", 32), b""),
+    messages.TransfersAnswer(drawn("other offer", 32), drawn("choices", 96)),
+    messages.SealedRequest(2, 1, (3, 4), drawn("circuit", 40)),
+    messages.SealedAnswer(2, drawn("scores", 16)),
 )
 
 
@@ -81,7 +85,7 @@ def _messages() -> Iterator[Case]:
                 "magic": at(data, 0, b"VLBX"),
                 "version": at(data, 4, b"\1"),
                 "type 0": at(data, 5, b"\0"),
-                "type 12": at(data, 5, b"\x0c"),
+                "type 16": at(data, 5, b"\x10"),
                 "an alias twice": messages.to_bytes(messages.PartySchema((1,), (2, 2), ("a", "a"))),
                 "no features": messages.to_bytes(messages.PartySchema((1,), (), ())),
                 "an alias too few": messages.to_bytes(messages.PartySchema((1,), (2, 2), ("a",))),
@@ -97,6 +101,10 @@ def _messages() -> Iterator[Case]:
             changes["bin below -1"] = at(data, behind - 5, struct.pack("<i", -2))
         elif isinstance(message, messages.SplitAnswer):
             changes["bits behind the end of a list"] = data[:-1] + b"\2"
+        elif isinstance(message, messages.SealedRequest):
+            changes["step 3"] = at(data, 10, b"\3")
+        elif isinstance(message, messages.Transfers):
+            changes["an offer too long"] = messages.to_bytes(messages.Transfers(bytes(1025), b""))
         elif isinstance(message, messages.MoreGradients):
             changes["tree out of range"] = at(data, 6, struct.pack("<I", (1 << 24) + 1))
         yield from damages(name, "vertical message", {}, changes)

@@ -326,13 +326,17 @@ MESSAGES: dict[int, tuple[str, dict[str, Read]]] = {
     9: ("DecisionAnswer", {"goes_left": _many(_bits)}),
     10: ("MoreGradients", {"tree": _NODE, "gradients": _blob()}),
     11: ("MoreSums", {"tree": _NODE}),
+    12: ("Transfers", {"offer": _blob(2**10), "choices": _blob(2**16)}),
+    13: ("TransfersAnswer", {"offer": _blob(2**10), "choices": _blob(2**16)}),
+    14: ("SealedRequest", {"tree": _NODE, "step": _number("B", 0, 2), "nodes": _many(_NODE), "data": _blob()}),
+    15: ("SealedAnswer", {"tree": _NODE, "data": _blob()}),
 }
 
 
 def vertical_message(given: Given) -> Any:
     c = Cursor(blob(given["data"]))
     c.head(b"VLBV", 2)
-    name, parts = MESSAGES[c.number("B", 1, 11)]
+    name, parts = MESSAGES[c.number("B", 1, 15)]
     found = {"message": name, **_record(**parts)(c)}
     c.end()
     if name == "PartySchema":

@@ -84,8 +84,8 @@ def test_scores_are_the_logarithm_of_the_gain(terms):
                 assert key <= NO_SPLIT
                 continue
             y = abs(gl - Fraction(node.g * a, node.total(widths)))
-            assert key > NO_SPLIT or y < 1 << 11
-            if y > max(1 << 11, Fraction(a, 1 << (widths.mean_bits - 7))):
+            assert key > NO_SPLIT or y < 1 << 8
+            if y > max(1 << 9, Fraction(a, 1 << (widths.mean_bits - 7))):
                 gain = Fraction(gl**2, a) + Fraction((node.g - gl) ** 2, b) - Fraction(node.g**2, a + b)
                 expected = OCTAVE * (math.log2(gain) + widths.h_bits)
                 assert abs((key & NO_SPLIT) - expected) < 0.06 * OCTAVE

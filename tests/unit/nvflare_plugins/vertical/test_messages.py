@@ -57,6 +57,10 @@ MESSAGES = st.one_of(
     st.builds(messages.SplitAnswer, NODES, tuples(BITS)),
     st.builds(messages.DecisionRequest, NODES, tuples(st.builds(messages.PathQuery, NODES, NODES, BITS))),
     st.builds(messages.DecisionAnswer, tuples(BITS)),
+    st.builds(messages.Transfers, BLOBS, BLOBS),
+    st.builds(messages.TransfersAnswer, BLOBS, BLOBS),
+    st.builds(messages.SealedRequest, NODES, st.integers(0, 2), tuples(NODES), BLOBS),
+    st.builds(messages.SealedAnswer, NODES, BLOBS),
 )
 
 
@@ -70,7 +74,7 @@ def test_bits_read_back(values):
     assert messages.Bits.of(np.array(values, dtype=bool)).unpack().tolist() == values
 
 
-@given(st.binary(max_size=80), st.integers(0, 13))
+@given(st.binary(max_size=80), st.integers(0, 17))
 def test_any_bytes_are_a_message_or_refused(body, code):
     for data in (body, b"VLBV\x02" + bytes([code]) + body):
         try:

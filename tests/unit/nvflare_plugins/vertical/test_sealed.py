@@ -11,14 +11,14 @@ import pytest
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout
-from he_processors.two_party.split_argmax import NO_SPLIT, score
-from nvflare_plugins.kinds.vertical import messages, sealed, sealed_growth
+from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import SealedGradientOwner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.sealed import Candidates, SealedPassive, SealedPlan, sealed_plan
 from tests.support.bin_attack import KnownSplit, Tap, attack
+from tests.support.clear_splits import clear_scheme, compared_in_the_clear, unmasked
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference, trees
 
@@ -57,46 +57,6 @@ def train(
     return federate(joined, params, n_rounds, scheme, planned=plan, **options)
 
 
-class _ClearActive:
-    """The active half of a twin that compares in the clear, with what the passive half has left for it."""
-
-    def __init__(self, terms, nodes, n_candidates, chooser, owner) -> None:
-        self._terms, self._nodes = terms, nodes
-
-    def ask(self) -> bytes:
-        return b""
-
-    def garble(self, offer: bytes, shares_g, shares_h) -> bytes:
-        self._left = [(a + b).view(np.int64) for a, b in zip((shares_g, shares_h), _ClearPassive.shares, strict=True)]
-        return b""
-
-    def decide(self, message: bytes, own) -> bytes:
-        found = []
-        for node, g, h, may, key in zip(self._nodes, *self._left, _ClearPassive.allowed, own, strict=True):
-            keys = np.where(may, score(self._terms.widths(node.n_rows), node, g, h), 0)
-            best = int(np.argmax(keys))
-            found.append(best if keys[best] > max(key, NO_SPLIT) else -1)
-        return np.array(found).tobytes()
-
-
-class _ClearPassive:
-    shares: Any = None
-    allowed: Any = None
-
-    def __init__(self, terms, n_rows, n_candidates, chooser, owner) -> None:
-        pass
-
-    def offer(self, ask: bytes, shares_g, shares_h, allowed) -> bytes:
-        _ClearPassive.shares, _ClearPassive.allowed = (shares_g, shares_h), allowed
-        return b""
-
-    def score(self, garbled: bytes) -> bytes:
-        return b""
-
-    def winners(self, decided: bytes):
-        return np.frombuffer(decided, dtype=np.int64)
-
-
 @pytest.mark.parametrize(
     ("params", "widths"),
     [
@@ -105,17 +65,18 @@ class _ClearPassive:
         ({**PARAMS, "gamma": 0.5, "subsample": 0.7, "colsample_bytree": 0.6}, (0, 4)),
     ],
 )
-def test_a_training_is_that_of_its_twin_in_the_clear(params, widths, monkeypatch):
+def test_a_training_is_that_of_its_twin_in_the_clear(params, widths):
     joined = table(widths=widths)
     outcome = train(joined, params=params)
     merged = outcome.merged()
-    monkeypatch.setattr(sealed_growth, "ActiveLevel", _ClearActive)
-    monkeypatch.setattr(sealed, "PassiveLevel", _ClearPassive)
-    assert first_difference(merged, train(joined, params=params).merged()) == ""
+    with compared_in_the_clear():
+        assert first_difference(merged, train(joined, params=params).merged()) == ""
+        twin = federate(joined, params, 2, clear_scheme, planned=plan_of(params), noise_of=unmasked)
+        assert first_difference(merged, twin.merged()) == ""
     assert outcome.passives[0].table
     ours, theirs = outcome.predict(joined, 0), central(joined, params, 2).predict(joined.matrix(joined.features))
     if params is PARAMS:
-        assert first_difference(merged, outcome.merged()) == "" and np.corrcoef(ours, theirs)[0, 1] > 0.99
+        assert np.corrcoef(ours, theirs)[0, 1] > 0.99
 
 
 def test_the_model_says_no_column_of_the_passive_party():
