@@ -326,7 +326,12 @@ def _usual_hessian(known: ObjectiveFacts, params: dict[str, object]) -> float | 
     if known.usual_hessian is None or known.hessian_bound is None:
         return known.usual_hessian
     scale = float(params.get("aft_loss_distribution_scale", 1.0))  # type: ignore[arg-type]
-    return min(known.usual_hessian / max(scale, 1e-9) ** 2, known.hessian_bound)
+    of_noise = _HESSIANS_OF_NOISE.get(str(params.get("aft_loss_distribution")), known.usual_hessian)
+    return min(of_noise / max(scale, 1e-9) ** 2, known.hessian_bound)
+
+
+_HESSIANS_OF_NOISE = {"logistic": 0.5, "extreme": 3.0}
+"""Of survival:aft at scale 1: the largest of an event, but for late ones under extreme noise, of which none is it."""
 
 
 def _base_score_source(known: ObjectiveFacts, params: dict[str, object]) -> BaseScoreSource:

@@ -87,6 +87,7 @@ PROGRAMS = (
     _program("bench_alignment --proofs 100", "with_proofs_over_without"),
     _program("bench_cluster --only elgamal --rows 2000", "elgamal", "distributed", REPEATS=1, CURVE=(1, 2)),
     _program("bench_cox", "gbsg2 whas500", "sksurv", FOLDS=2, ROUNDS=2),
+    _program("bench_aft", "gbsg2 whas500", "lifelines", FOLDS=2, ROUNDS=2),
     _program("bench_cuda", "is_available reason"),
     _program("bench_curve --scale 0.0005 --runs 1 --backends portable", "portable/operations_per_s"),
     _program("bench_dp --sets TABLE --splits 2 --repeats 1 --jobs 1 --twin", "auc log_loss", EPSILONS=(1.0,)),
