@@ -51,14 +51,16 @@ define grow_trees
 { [ -x $(VENV)/oracle/$(1)/bin/python ] || $(ORACLE_PYTHON) -m venv $(VENV)/oracle/$(1); } && \
 $(VENV)/oracle/$(1)/bin/python -m pip install --quiet --disable-pip-version-check numpy scipy && \
 $(VENV)/oracle/$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps $(2) && \
-$(VENV)/oracle/$(1)/bin/python tests/oracle/growth_trees.py $(3)
+$(VENV)/oracle/$(1)/bin/python tests/oracle/growth_trees.py $(3) && \
+$(VENV)/oracle/$(1)/bin/python tests/oracle/ranking_trees.py $(subst growth,ranking,$(3))
 endef
 
 oracle: $(TOOLS)
 	@for release in $(ORACLES); do echo "XGBoost $$release ..."; \
 	    $(call grow_trees,$$release,xgboost==$$release,$(VENV)/oracle/growth_trees_$${release%.*}.json.gz) || exit 1; \
 	done
-	VEILBOOST_ORACLE=$(abspath $(VENV))/oracle $(BIN)/python -m pytest tests/oracle/test_growth_equals_central.py
+	VEILBOOST_ORACLE=$(abspath $(VENV))/oracle $(BIN)/python -m pytest tests/oracle/test_growth_equals_central.py \
+	    tests/oracle/test_ranking_equals_central.py
 	$(BIN)/python -m tests.oracle.equality $(foreach one,$(ORACLES),$(VENV)/oracle/growth_trees_$(basename $(one)).json.gz) \
 	    --write nvflare_plugins/growth/EQUALITY.md
 

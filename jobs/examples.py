@@ -61,6 +61,8 @@ from nvflare_plugins.recipes.examples import (
     PARTS_TEST,
     PATIENT_BOUNDS,
     PATIENTS,
+    SEARCHES,
+    SEARCHES_TEST,
     SIMULATED,
     SITES,
     deal_breast_cancer,
@@ -70,6 +72,7 @@ from nvflare_plugins.recipes.examples import (
     write_loan_columns,
     write_parts,
     write_patients,
+    write_searches,
 )
 from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import write_folder
@@ -136,6 +139,11 @@ def _loans(folder: Path, table: Table) -> DataSets:
     rows = invented_credit(6_000) if table.rows is None else table.rows
     write_credit(rows, list(table.sites(folder).values()), LOANS)
     return {LOANS: _of(folder, f"{LOANS}.parquet")}
+
+
+def _searches(folder: Path, table: Table) -> DataSets:
+    write_searches(list(table.sites(folder).values()))
+    return {name: _of(folder, f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST)}
 
 
 def _loan_columns(folder: Path, table: Table) -> DataSets:
@@ -244,6 +252,18 @@ EXAMPLES: dict[str, Example] = {
     "horizontal_bfv": _horizontal_under("bfv"),
     "horizontal_ckks": _horizontal_under("ckks"),
     "horizontal_plain": _horizontal_under("plain", **_PLAIN),
+    "ranking": Example(
+        partial(
+            HorizontalXGBRecipe,
+            data_set=SEARCHES,
+            eval_data_set=SEARCHES_TEST,
+            label="relevance",
+            query="search",
+            params={"objective": "rank:ndcg", "eval_metric": ["ndcg@5", "ndcg"], "max_depth": 3, "eta": 0.3},
+            num_rounds=20,
+        ),
+        _searches,
+    ),
     # The preset exact equals centralized training, and every passive party's policy must consent to it.
     "vertical_paillier": _vertical("paillier", "exact", "exact_bins"),
     "vertical_elgamal": _vertical("elgamal", "exact", "exact_bins"),  # the faster scheme, on a curve

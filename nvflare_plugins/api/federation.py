@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
@@ -156,8 +157,11 @@ class Federation:
         sites: name of a site -> a data frame, the path of a CSV or Parquet file, or ``read(path, ...)``.
         label: column that is predicted; of survival {"time": ..., "event": ...}, {"signed": ...} or {"lower": ...,
             "upper": ...} (jobs/OWN_DATA.md).
+        query: column that says which rows are ranked together; the label is then their relevance, and trainings rank
+            (``rank:ndcg``) where they name no other objective. A query's rows lie at one site.
         evaluation: the same for rows to evaluate on after each round.
-        holdout: share of each site's rows to hold out for that, in the place of ``evaluation``.
+        holdout: share of each site's rows to hold out for that, in the place of ``evaluation``; of its queries, where
+            rows are ranked.
         consents: what all sites agree to beyond their defaults, such as "plain_profile" (jobs/REFERENCE.md).
         budget: epsilon and delta that each site's table may spend on all private trainings in ``folder`` together,
             those that failed included; None gives each private training what it asks for, once. A delta of 0 allows
@@ -178,6 +182,7 @@ class Federation:
         sites: Mapping[str, Source],
         label: Label,
         *,
+        query: str | None = None,
         evaluation: Mapping[str, Source] | None = None,
         holdout: float = 0.0,
         consents: Sequence[str] = (),
@@ -193,7 +198,8 @@ class Federation:
             raise ConfigurationError("holdout must be a share from 0 to below 1, and stands in the place of evaluation")
         if evaluation is not None and set(evaluation) != set(sites):
             raise ConfigurationError("evaluation must have a table for each of the sites, and for no other")
-        self.label, self.budget, self.consents, self._policy = label, budget, tuple(consents), dict(policy or {})
+        self.label, self.query, self.budget, self.consents = label, query, budget, tuple(consents)
+        self._policy = dict(policy or {})
         place = Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S-%f}" if folder is None else Path(folder)
         self.folder = place.expanduser().absolute()
         check_place(self.folder)
@@ -515,19 +521,37 @@ class Federation:
         if any(problems.values()):
             raise SitesRefused({site: some for site, some in problems.items() if some}, "no rows were held out")
         self._readers[HELD_OUT] = {}
-        for site, table in tables.items():
-            columns = [table.raw.columns[place] for place in range(len(table.names))]
-            rows = pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=_arrow_type)
-            order = np.random.default_rng(0).permutation(len(rows))
-            alike = np.arange(len(rows))
-            if all(self.label in one.names for one in tables.values()):
-                alike = rows.groupby(list(rows.columns), dropna=False, sort=False).ngroup().to_numpy()
-            held = np.isin(alike, alike[order[: round(share * len(rows))]])
+        frames = {site: _frame(table) for site, table in tables.items()}
+        has_labels = all(self._has_label(one) for one in tables.values())
+        by_query = next((one for one in frames.values() if self.query in one.columns), None)
+        for site, rows in frames.items():
+            dealing = rows if has_labels or by_query is None else by_query
+            if len(dealing) != len(rows):
+                raise ConfigurationError(
+                    f"holdout takes the queries of the site that has {self.query!r}, and {site} has other rows: give "
+                    "evaluation in its place"
+                )
+            held = self._dealt(dealing, share, list(rows.columns) if has_labels else [])
             options = {k: v for k, v in self._readers[ROWS][site].options.items() if k not in _FILE_KEYS}
             for name, part in ((HELD_OUT, held), (ROWS, ~held)):
                 place = make_folder(self.folder / "data" / site) / f"{name}.parquet"
                 write_private_table(place, rows[part])
                 self._readers[name][site] = Reader(place, {**options, "format": "parquet"})
+
+    def _dealt(self, rows: pd.DataFrame, share: float, columns: list[str]) -> NDArray[np.bool_]:
+        """Return which rows are held out: those of a query together, and rows that are alike.
+
+        Shapes: bool[n_rows]. Args: columns: rows with equal values in these are alike; none where no two are.
+        """
+        random = np.random.default_rng(0)
+        if self.query in rows.columns:
+            query = rows.groupby(self.query, dropna=False, sort=False).ngroup().to_numpy()
+            n = int(query.max(initial=-1)) + 1
+            return np.isin(query, random.permutation(n)[: round(share * n)])
+        alike = np.arange(len(rows))
+        if columns:
+            alike = rows.groupby(columns, dropna=False, sort=False).ngroup().to_numpy()
+        return np.isin(alike, alike[random.permutation(len(rows))[: round(share * len(rows))]])
 
     def _terms(self, method: Method) -> tuple[Check, dict[str, Any]]:
         """Return what was found, and the fields of the job that follow from the tables."""
@@ -537,7 +561,8 @@ class Federation:
         check = Check(tables)
         settings = dict(method.settings)
         row_id = settings.pop("id", None)
-        special = [*columns_of(self.label), *(str(one) for one in (settings.get("weight"), row_id) if one)]
+        asked = (settings.get("weight"), row_id, self.query)
+        special = [*columns_of(self.label), *(str(one) for one in asked if one)]
         wanted = None if isinstance(method, Vertical) else settings.get("features")
         if isinstance(method, Vertical):
             fields = self._vertical_terms(check, special, row_id)
@@ -547,11 +572,14 @@ class Federation:
             return check, {}
         tables = self._tables(ROWS, method)  # as the sites' options read them now
         params, classes, metric = task({s: one for s, one in tables.items() if self._has_label(one)}, self.label)
+        if self.query is not None:
+            params, metric = {"objective": "rank:ndcg"}, "ndcg"
         objective = str(method.params.get("objective", params["objective"]))
         params = {**params, "eval_metric": metric} if objective == params["objective"] else {}
         fields |= {"data_set": ROWS, "label": self.label, "params": {**params, **method.params}}
         if classes is not None and objective.startswith(("binary", "multi")):
             fields["label_classes"] = classes
+        fields |= {"query": self.query} if objective.startswith("rank:") else {}
         fields |= {"unknown_category_is_missing": True} if fields["categories"] else {}
         fields |= {"eval_data_set": HELD_OUT} if HELD_OUT in self._readers else {"evaluate_training": True}
         return check, {**fields, **settings}
@@ -560,6 +588,8 @@ class Federation:
         """Unite what all sites' tables suggest; what no reader makes equal becomes a problem."""
         for name in columns_of(self.label):
             check.ask_for(name, "the label")
+        if self.query is not None:
+            check.ask_for(self.query, "the query")
         if not check:
             return {}
         drafts = drafts_of(check.tables, self.label, special, cast("Sequence[str] | None", wanted))
@@ -764,6 +794,11 @@ def _spent_in(path: Path) -> list[tuple[float, float]]:
         return []
     except (OSError, ValueError, TypeError, RecursionError):
         raise ConfigurationError(f"{path} cannot be read, which says what was spent: take a new folder") from None
+
+
+def _frame(table: SiteTable) -> pd.DataFrame:
+    columns = [table.raw.columns[place] for place in range(len(table.names))]
+    return pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=_arrow_type)
 
 
 def _arrow_type(kind: pa.DataType) -> Any:

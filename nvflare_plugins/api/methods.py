@@ -59,6 +59,11 @@ class Trees(Method):
     num_parallel_tree: int | None = None
     max_cat_to_onehot: int | None = None
     max_cat_threshold: int | None = None
+    lambdarank_pair_method: str | None = None
+    lambdarank_num_pair_per_sample: int | None = None
+    lambdarank_normalization: bool | None = None
+    lambdarank_score_normalization: bool | None = None
+    ndcg_exp_gain: bool | None = None
     seed: int | None = None
 
 

@@ -106,6 +106,7 @@ def use_of(job: Any, label: Label | None, site: str) -> Use:
     return Use(
         label=getattr(job, "label", None) if has_label else None,
         weight=getattr(job, "weight", None) if has_label else None,
+        query=getattr(job, "query", None) if has_label else None,
         features=None if features is None else tuple(features),
         categories={name: tuple(map(str, values)) for name, values in lists.items()},
         label_classes=None if classes is None else tuple(map(str, classes)),

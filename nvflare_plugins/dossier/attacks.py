@@ -29,6 +29,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.profiles import Family, profiles_of
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import trees_model
+from nvflare_plugins.xgb.objectives import is_ranking
 
 # How well scores tell two groups apart, with intervals: area under the ROC curve, and hits at few false alarms.
 
@@ -458,8 +459,10 @@ def attack_run(
         return AttackReport(_OF_A_PART)
     if record.model is None or not (folder / record.model).is_file():
         return AttackReport("the job has left no model at this site that scores rows")
-    if facts is None or not facts.columns:
-        return AttackReport("the run has no training rows of this site")
+    ranks = is_ranking(record.params)
+    if ranks or facts is None or not facts.columns:
+        of_rows = "the model ranks rows: a score says nothing of a row's label by itself"
+        return AttackReport(of_rows if ranks else "the run has no training rows of this site")
     if policy is None:
         return AttackReport("the site's workspace was not named, so that its rows are not known (--workspace DIR)")
     held_out = held_out or next((one.name for one in record.data if one.use == EVALUATION), None)

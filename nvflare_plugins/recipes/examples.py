@@ -32,6 +32,7 @@ SIMULATED = "simulate_job"  # what FLARE's simulator calls every job
 _N_TEST = 150
 
 PATIENTS = "patients"
+SEARCHES, SEARCHES_TEST = "searches", "searches_test"
 PATIENT_BOUNDS = {
     "mean_radius": (5, 30),
     "mean_texture": (5, 40),
@@ -128,6 +129,23 @@ def write_credit(frame: pd.DataFrame, folders: Sequence[Path], name: str = CREDI
         write_private_table(folder / f"{name}.parquet", shuffled.iloc[rows])
 
 
+def write_searches(folders: Sequence[Path]) -> None:
+    """Write invented searches in shops, for training and for evaluation: each shop numbers its own."""
+    import pandas as pd
+
+    for number, folder in enumerate(folders):
+        make_folder(folder)
+        for name, n_searches in ((SEARCHES, 150), (SEARCHES_TEST, 50)):
+            random = np.random.default_rng([number, n_searches])
+            search = np.repeat(np.arange(n_searches), random.integers(5, 25, n_searches))
+            match, stars = random.random(search.size).round(3), random.integers(1, 6, search.size)
+            price, days = random.gamma(2.0, 20.0, search.size).round(2), random.integers(0, 400, search.size)
+            taste = 3 * match + stars / 2 - price / 60 + random.normal(size=search.size)
+            found = {"search": search, "match": match, "stars": stars, "price": price, "days": days}
+            rows = pd.DataFrame(found).assign(relevance=np.clip(np.floor(taste), 0, 4).astype(int))
+            write_private_table(folder / f"{name}.parquet", rows)
+
+
 def write_loan_columns(folders: Sequence[Path], n_rows: int = 3_600) -> None:
     """Deal columns of invented rows out to parties, in another order at each; the first has the label."""
     frame = invented_credit(n_rows)
@@ -149,6 +167,7 @@ def write_all(folder: Path) -> None:
     write_credit(invented_credit(6_000), list(places.values()))
     write_credit(invented_credit(6_000), list(places.values()), LOANS)
     write_loan_columns(list(places.values()))
+    write_searches(list(places.values()))
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -166,6 +185,7 @@ def policy(folder: Path) -> dict[str, Any]:
         PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
         CREDIT: of(f"{CREDIT}.parquet", privacy={**_BUDGET, "own_persons": True}),
         LOANS: of(f"{LOANS}.parquet"),
+        **{name: of(f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST)},
         LOAN_COLUMNS: of(f"{LOAN_COLUMNS}.parquet", id="loan"),
     }
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")

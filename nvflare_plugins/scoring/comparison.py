@@ -36,7 +36,7 @@ from nvflare_plugins.scoring.survival import concordance, negative_log_likelihoo
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import with_lists
-from nvflare_plugins.xgb.objectives import COX
+from nvflare_plugins.xgb.objectives import COX, is_ranking
 from nvflare_plugins.xgb.rounds import parse_metrics
 from nvflare_plugins.xgb.row_blocks import RowBlocks
 
@@ -343,6 +343,11 @@ def _trained_on(record: RunRecord, folder: Path) -> DataFacts:
     if not is_horizontal(record.profile) or record.model is None or facts is None:
         raise ConfigurationError(
             f"{folder} is of no horizontal training: a site of another kind of job cannot train such a model by itself"
+        )
+    if is_ranking(record.params):
+        raise ConfigurationError(
+            f"{folder} is of a ranking: scores of single rows say nothing there. Its metrics on the evaluation rows of "
+            "all sites are in the run's report"
         )
     return facts
 

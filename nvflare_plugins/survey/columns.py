@@ -63,7 +63,7 @@ class Use:
     """What a data set is to be used for; all that is left out is not known yet.
 
     Attributes:
-        label, weight: columns; of a survival label the column of each part.
+        label, weight, query: columns; of a survival label the column of each part.
         features: columns to train on; None for all others.
         categories: column -> its public list.
         label_classes: the label's public list.
@@ -77,6 +77,7 @@ class Use:
 
     label: Label | None = None
     weight: str | None = None
+    query: str | None = None
     features: tuple[str, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     label_classes: tuple[str, ...] | None = None

@@ -17,6 +17,7 @@ from typing import Any, cast
 from unicodedata import normalize
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import near_name
@@ -32,7 +33,7 @@ from nvflare_plugins.data.labels import (
     words_of_label,
 )
 from nvflare_plugins.data.table import NOT_IN_NAMES, code_of, is_plain_text
-from nvflare_plugins.data.tabular_files import is_number, is_text, spelt
+from nvflare_plugins.data.tabular_files import distinct_texts, is_number, is_text, spelt
 from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.survey.columns import (
     SHOWN_FROM,
@@ -166,7 +167,7 @@ def _number_format(
 
 
 def _is_asked_for(name: str, spec: DataSet, use: Use) -> bool:
-    special = (*columns_of(use.label), use.weight)
+    special = (*columns_of(use.label), use.weight, use.query)
     return name in special or (name != spec.id and (use.features is None or name in use.features))
 
 
@@ -276,7 +277,7 @@ class _Look:
             found += self._absent()
         for place, name in enumerate(chosen if n_rows else ()):
             self.progress(place, len(chosen))
-            if name not in (*columns_of(use.label), use.weight):
+            if name not in (*columns_of(use.label), use.weight, use.query):
                 seen = self._feature(name)
                 found += seen.findings
                 is_varied = seen.sort is Sort.NUMBERS and not seen.is_constant
@@ -322,6 +323,8 @@ class _Look:
             found += self._times(cast("Mapping[str, str]", use.label))
         if use.weight in self.columns:
             found += self._weight(str(use.weight))
+        if use.query in self.columns:
+            found += self._query(str(use.query))
         if self.spec.id in self.columns:
             found += self._ids(str(self.spec.id))
         return classes
@@ -329,7 +332,7 @@ class _Look:
     def _absent(self) -> Iterator[Finding]:
         use = self.use
         labels = [("label", name) for name in columns_of(use.label)]
-        asked = [*labels, ("weight", use.weight), ("id", self.spec.id)]
+        asked = [*labels, ("weight", use.weight), ("query", use.query), ("id", self.spec.id)]
         for role, name in [*asked, *(("feature", feature) for feature in use.features or ())]:
             if name is not None and name not in self.columns:
                 hint = near_name(name, list(self.columns))
@@ -461,6 +464,26 @@ class _Look:
                 column=name,
                 **rows_where(wrong),
             )
+
+    def _query(self, name: str) -> Iterator[Finding]:
+        texts, codes = distinct_texts(self.raw[name].cast(pa.string()))
+        absent = np.array([*(text.strip() in ("", *self.spec.missing) for text in texts), True], dtype=bool)
+        lacking = absent[codes]
+        if lacking.any():
+            words = f"query {name!r} lacks values"
+            yield Finding("query_missing", words, is_problem=True, column=name, **rows_where(lacking))
+            return
+        name = str(self.use.weight)
+        if name not in self.columns:
+            return
+        weight = look_at(self.columns[name], self.raw[name], self.spec, is_chosen=False).values
+        if weight is None:
+            return
+        one_of_each = np.empty(len(texts))
+        one_of_each[codes] = weight
+        if not np.array_equal(one_of_each[codes], weight, equal_nan=True):
+            words = f"weight {name!r} differs within a query: a query has one weight, the same in each row"
+            yield Finding("query_weight", words, is_problem=True, column=name)
 
     def _ids(self, name: str) -> Iterator[Finding]:
         ids = usable_ids(self.raw[name], self.spec)

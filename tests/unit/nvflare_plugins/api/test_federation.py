@@ -424,3 +424,35 @@ def test_policies_are_as_json_says(files: dict[str, Any], tmp_path: Path) -> Non
     document = json.loads((tmp_path / "ws" / "local" / "veilboost-ulm.json").read_text())
     assert {name for name, given in document["consents"].items() if given} == {"plain_profile", "tuning"}
     assert document["consents"]["tuning"] == 40
+
+
+def searches(seed: int, n: int = 40) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    search = np.repeat(np.arange(n), 5)
+    found = {"search": search, "match": rng.random(5 * n), "price": rng.gamma(2.0, 9.0, 5 * n)}
+    return pd.DataFrame(found).assign(relevance=rng.integers(0, 3, 5 * n))
+
+
+def test_rankings_name_their_queries_once_and_hold_out_whole_ones(tmp_path: Path) -> None:
+    tables = {site: searches(n) for n, site in enumerate(SITES)}
+    fed = vb.simulate(tables, "relevance", query="search", holdout=0.25, folder=tmp_path / "fed")
+    job = fed.recipe().job
+    assert (job.query, job.features, job.label_classes) == ("search", ["match", "price"], None)
+    assert job.params == {"objective": "rank:ndcg", "eval_metric": "ndcg"}
+    drawn = vb.Horizontal(objective="rank:pairwise", lambdarank_pair_method="mean")
+    assert fed.recipe(drawn).job.params == {"objective": "rank:pairwise", "lambdarank_pair_method": "mean"}
+    assert fed.recipe(vb.Horizontal(objective="reg:squarederror")).job.query is None
+    for site in SITES:
+        rest, held = (pd.read_parquet(fed._readers[name][site].path) for name in (ROWS, HELD_OUT))
+        assert held.search.nunique() == 10 and not set(held.search) & set(rest.search)
+        assert len(held) + len(rest) == len(tables[site])
+    columns = {"a": tables["ulm"].drop(columns=["price"]), "b": tables["ulm"][["price"]]}
+    dealt = vb.simulate(columns, "relevance", query="search", holdout=0.25, folder=tmp_path / "columns")
+    held = [pd.read_parquet(dealt._readers[HELD_OUT][site].path) for site in columns]
+    assert held[0].search.nunique() == 10 and held[0].match.isin(tables["ulm"].match).all()
+    assert (held[1].price.to_numpy() == tables["ulm"].price[tables["ulm"].search.isin(held[0].search)]).all()
+    job = dealt.recipe(vb.vertical()).job
+    assert (job.query, job.features) == ("search", {"a": ["match"], "b": ["price"]})
+    lacking = tables | {"ulm": tables["ulm"].rename(columns={"search": "suche"})}
+    with pytest.raises(vb.SitesRefused, match="there is no column 'search', the query"):
+        vb.simulate(lacking, "relevance", query="search", folder=tmp_path / "other").recipe()

@@ -259,6 +259,16 @@ def test_what_a_job_settles(tmp_path: Path) -> None:
     assert finding(found, "id_missing").first_row == 3 and finding(found, "id_repeated").first_row == 2
 
 
+def test_queries_of_a_ranking(tmp_path: Path) -> None:
+    searches = [str(row // 4) for row in range(ROWS)]
+    weights = [str(row // 4 + (row == 9)) for row in range(ROWS)]
+    text = lines(searches, [*searches[:-1], ""], weights, labels(), header="q,gap,w,y")
+    spec = written(tmp_path, text)
+    for query, weight, expected in (("q", None, []), ("q", "w", ["query_weight"]), ("gap", None, ["query_missing"])):
+        job = Use(label="y", query=query, weight=weight, features=(), is_settled=True)
+        assert [one.kind for one in survey(spec, job).findings if one.is_problem] == expected
+
+
 def test_parquet_with_every_type(tmp_path: Path) -> None:
     n = 40
     columns = {

@@ -43,6 +43,8 @@ def test_horizontal_and_vertical_examples_share_no_name(workspace: Path) -> None
         "breast_test",
         "credit2",
         "loans",
+        "searches",
+        "searches_test",
     }
     assert jobs.recipe("bagging").job.data_set == "breast"
 
