@@ -379,8 +379,12 @@ class Federation:
         consents = (f"tuning={size}", *(["feature_profile"] if counts else []))
         return self._run(made, Horizontal(), *consents, progress=progress)
 
-    def profile(self, *, profile: str = "masks", name: str = "profile", progress: bool = True) -> Run:
+    def profile(
+        self, *, profile: str = "masks", monotonic: bool = False, name: str = "profile", progress: bool = True
+    ) -> Run:
         """Look at what single columns tell of the label: ``run.table("profile.json")``, ``run.report``.
+
+        With ``monotonic`` bins of numbers are joined as scorecards want them.
 
         The simulated sites give the consent that this needs (``feature_profile``); in production each site has to.
         """
@@ -388,7 +392,7 @@ class Federation:
         check.raise_problems()
         known = ("data_set", "label", "features", "categories", "unknown_category_is_missing", "label_classes")
         chosen = {key: fields[key] for key in known if key in fields}
-        made = recipes.ProfileRecipe(name, **chosen, profile=profile, min_clients=len(self.sites))
+        made = recipes.ProfileRecipe(name, **chosen, profile=profile, monotonic=monotonic, min_clients=len(self.sites))
         return self._run(made, Horizontal(), "feature_profile", progress=progress)
 
     # -- scores -------------------------------------------------------------------------------------------------------

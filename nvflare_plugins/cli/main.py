@@ -49,6 +49,7 @@ COMMANDS: dict[str, click.Command] = {
         models.predict,
         models.release,
         models.export,
+        models.scorecard,
         models.score,
         sites.snapshot,
         models.models,

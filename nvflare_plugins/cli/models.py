@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import reason_of
-from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.base.files import write_atomically, write_private
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.cli.options import (
     FILE_OPTIONS,
@@ -132,6 +133,46 @@ def export(options: Options) -> int:
         raise ConfigurationError(f"{output} cannot be written: {reason_of(error)}") from None
     options.tell(copy=output)
     print(f"wrote {output}: {what}; thresholds and leaves still tell about the data")
+    return 0
+
+
+@command(
+    "write the points of a model of single splits: a scorecard",
+    argument("model", metavar="MODEL", type=PATH, help="model.json of a run with max_depth 1, for two classes"),
+    argument("output", metavar="OUTPUT", type=PATH, help="file to write: .csv or .json"),
+    option("--profile", metavar="FILE", type=PATH, help="profile.json of a profile of the same columns"),
+    option("--pdo", type=float, default=20.0, help="points that double the odds (default: 20)"),
+    option("--score", type=float, default=600.0, help="points at --odds (default: 600)"),
+    option("--odds", type=float, default=50.0, help="of the first class to the second (default: 50)"),
+    option("--reverse", is_flag=True, help="more points for more of the second class; --odds are its own then"),
+    option("--whole", is_flag=True, help="round each bin's points to whole numbers"),
+)
+def scorecard(options: Options) -> int:
+    """``veilboost scorecard``: bins, weights of evidence, leaves and points of a model. Sends nothing.
+
+    The points of a row add up to offset - factor x log-odds of the second class: --score at --odds, and --pdo more for
+    each doubling, as optbinning's pdo_odds. Trees of one split give a card that is the model. With --profile each bin
+    has its weight of evidence. A card is a copy of the model: where the site's policy has release_rules, a decision
+    comes first.
+    """
+    from nvflare_plugins.dossier.release import check_copied
+    from nvflare_plugins.scoring.model import FinishedModel
+    from nvflare_plugins.scoring.scorecard import Scaling, Scorecard
+
+    output = options.output
+    check_output("the scorecard", output, ".csv", ".json")
+    check_copied(options.model)
+    scaling = Scaling(options.pdo, options.score, options.odds, options.reverse, options.whole)
+    card = Scorecard(FinishedModel.read(options.model), scaling, options.profile)
+    is_table = output.suffix.lower() == ".csv"
+    content = card.table() if is_table else json.dumps(card.document(), ensure_ascii=False, indent=1).encode()
+    try:
+        write_private(output, content)
+    except OSError as error:
+        raise ConfigurationError(f"{output} cannot be written: {reason_of(error)}") from None
+    n_columns = len({one.feature for one in card.bins})
+    options.tell(scorecard=output, columns=n_columns, bins=len(card.bins))
+    print(f"wrote {output}: {len(card.bins)} bins of {n_columns} columns; thresholds and leaves tell about the data")
     return 0
 
 

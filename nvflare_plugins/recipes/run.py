@@ -126,15 +126,38 @@ class SiteRun:
 
     def page(self, name: str) -> Page:
         """Return a page that the job left, such as ``selection.html``. Raises: ConfigurationError: it left none."""
-        return Page(self._left(name))
+        return Page(self.file(name))
 
     @property
     def features(self) -> list[str]:
         """The columns that a selection chose. Raises: ConfigurationError: this job selected none."""
-        found: list[str] = json.loads(self._left("selection.json").read_text(encoding="utf-8"))["chosen"]
+        found: list[str] = json.loads(self.file("selection.json").read_text(encoding="utf-8"))["chosen"]
         return found
 
-    def _left(self, name: str) -> Path:
+    def scorecard(self, profile: SiteRun | Run | None = None, **scaling: Any) -> pd.DataFrame:
+        """Return the points of the job's model, whose trees have one split each (``max_depth`` 1), for two classes.
+
+        Args:
+            profile: a run of kind profile over the same columns: each bin has its weight of evidence then.
+            scaling: pdo, score, odds, is_reversed, is_whole of ``scoring.scorecard.Scaling``.
+
+        Returns:
+            A row for each bin, as ``veilboost scorecard`` writes it.
+
+        Raises:
+            ConfigurationError: the model, or the profile, makes no scorecard.
+        """
+        import pandas as pd
+
+        from nvflare_plugins.scoring.model import FinishedModel
+        from nvflare_plugins.scoring.scorecard import Scaling, Scorecard
+
+        model = FinishedModel.read(self.file(self.record.model or "model.json"))
+        told = None if profile is None else profile.file("profile.json")
+        return pd.DataFrame(Scorecard(model, Scaling(**scaling), told).document()["bins"])
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file that the job left here. Raises: ConfigurationError: it left none."""
         path = self.folder / name
         if not path.is_file():
             raise ConfigurationError(f"the job left no {name} at {self.record.site}")
@@ -148,7 +171,7 @@ class SiteRun:
         """
         import pandas as pd
 
-        path = self._left(name)
+        path = self.file(name)
         if path.suffix == ".csv":
             return pd.read_csv(path)
         return pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["features"])
@@ -261,6 +284,14 @@ class Run(FlareRun):
     def features(self) -> list[str]:
         """As ``SiteRun.features``."""
         return self._shown.features
+
+    def scorecard(self, profile: SiteRun | Run | None = None, **scaling: Any) -> pd.DataFrame:
+        """As ``SiteRun.scorecard``."""
+        return self._shown.scorecard(profile, **scaling)
+
+    def file(self, name: str) -> Path:
+        """As ``SiteRun.file``."""
+        return self._shown.file(name)
 
     def table(self, name: str) -> pd.DataFrame:
         """As ``SiteRun.table``."""

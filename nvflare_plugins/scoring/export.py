@@ -199,7 +199,7 @@ def _graph(helper: Any, types: Any, model: FinishedModel, document: dict[str, An
         helper.make_tensor("one", types.FLOAT, [], [1.0]),
         helper.make_tensor("zero", types.FLOAT, [], [0.0]),
         helper.make_tensor("columns", types.INT64, [1], [1]),
-        helper.make_tensor("base", types.FLOAT, [n_outputs], _base_margins(document["learner"], n_outputs)),
+        helper.make_tensor("base", types.FLOAT, [n_outputs], base_margins(document["learner"], n_outputs)),
     ]
     wanted = {name for node in nodes for name in node.input}
     used = [constant for constant in constants if constant.name in wanted]
@@ -302,7 +302,7 @@ def _ensemble(helper: Any, types: Any, document: dict[str, Any], n_outputs: int)
                 weight = np.float32(scale) * np.float32(tree["split_conditions"][place])
                 leaves.append((number, place, output, float(weight)))
     entries = _by_name(_NODES, nodes) | _by_name(_LEAVES, leaves)
-    given = {"n_targets": n_outputs, "aggregate_function": "SUM", "base_values": _base_margins(learner, n_outputs)}
+    given = {"n_targets": n_outputs, "aggregate_function": "SUM", "base_values": base_margins(learner, n_outputs)}
     names = (["features"], ["margins"])
     return [helper.make_node("TreeEnsembleRegressor", *names, domain="ai.onnx.ml", **entries, **given)]
 
@@ -359,7 +359,7 @@ def _reached(tree: dict[str, Any]) -> list[int]:
     return found
 
 
-def _base_margins(learner: dict[str, Any], n_outputs: int) -> list[float]:
+def base_margins(learner: dict[str, Any], n_outputs: int) -> list[float]:
     """Return the margin of no tree, for each output: XGBoost keeps it as a prediction."""
     text = str(learner["learner_model_param"]["base_score"]).strip("[]")
     scores = np.array([float(part) for part in text.split(",")])

@@ -51,6 +51,7 @@ def test_the_commands_are_there_in_their_order() -> None:
         "predict",
         "release",
         "export",
+        "scorecard",
         "score",
         "snapshot",
         "models",

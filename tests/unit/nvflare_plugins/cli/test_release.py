@@ -83,6 +83,15 @@ def test_the_default_rules_refuse_and_name_measure_limit_and_remedy(run: Path, t
     assert "NOT RELEASED: site-1 refused it: max_share_in_small_groups" in capsys.readouterr().out
 
 
+def test_a_scorecard_is_a_copy(run: Path, tmp_path: Path, capsys) -> None:
+    asks_for(run, LENIENT)
+    errors = []
+    for name, command in (("copy.json", "export"), ("card.csv", "scorecard")):
+        assert main([command, str(run / "model.json"), str(tmp_path / name)]) == 1
+        errors.append(capsys.readouterr().err.partition(": ")[2])
+    assert errors[0] == errors[1] and not (tmp_path / "card.csv").exists()
+
+
 def test_a_decision_binds_model_copy_rules_measures_and_evidence(run: Path, kit: Path, tmp_path: Path, capsys) -> None:
     rules, copy = rules_file(tmp_path, LENIENT), tmp_path / "copy.json"
     assert release(run, "--rules", str(rules)) == 0
