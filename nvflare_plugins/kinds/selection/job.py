@@ -30,7 +30,7 @@ from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, ProfileOfTuning, TuningJob
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.wire.profiles import Profile
-from nvflare_plugins.xgb.objectives import COX
+from nvflare_plugins.xgb.objectives import COX, refuse_ranking
 from nvflare_plugins.xgb.parameters import ALIASES
 
 MOST_SHADOWS = 100
@@ -132,6 +132,8 @@ class SelectionJob(JobDocument):
             "survival:aft",
             self.params.get("objective") != COX,
         )
+        why = "folds divide rows, and queries are ranked whole; leave columns out by the importances of a training"
+        refuse_ranking(self.params, "a selection", why)
         expect(
             "information values are of classes, and label names times: set information_value to false",
             isinstance(self.label, str) or not self.information_value,

@@ -284,6 +284,8 @@ def test_verdicts_of_shadows_are_binomial(hits: int, verdict: str) -> None:
         ({"importance": "shap"}, "choose one of gain, permutation"),
         ({"params": {**PARAMS, "monotone_constraints": "(1,0,0,0,0)"}}, "monotone_constraints must name columns"),
         ({"params": {**PARAMS, "interaction_constraints": [["eins", "zwei"]]}}, "interaction_constraints name columns"),
+        ({"params": {"objective": "rank:ndcg"}}, "a selection: folds divide rows"),
+        ({"params": {"objective": "survival:cox"}}, "survival:cox is refused in a selection"),
         ({"group": "y"}, "group must not be the label"),
     ],
 )
