@@ -112,6 +112,7 @@ def federate(profile: SumProfile, n_sites: int, part: Callable[[Site], Any]) -> 
     """
     sites = tuple(f"site-{n + 1:03d}" for n in range(n_sites))
     server = Aggregator(sites, _ATTEMPT, TIMEOUT_S)
+    server.add_by(profile.add)
     wires = {site: _Wire(server, site) for site in sites}
     results: dict[str, Any] = {}
     errors: list[BaseException] = []
@@ -293,8 +294,8 @@ class SumProfileContract:
             )
 
     def test_its_messages_are_words(self) -> None:
-        """What a plugin makes of n values is n words of 8 bytes, in both sizes of message: the server only adds."""
-        if self.profile.codec is not Codec.PLUGIN:
+        """Of n values a plugin makes n words of 8 bytes, or bytes that its ``add`` adds, in both sizes of message."""
+        if self.profile.codec not in (Codec.PLUGIN, Codec.PLUGIN_BYTES):
             return
 
         def protect(site: Site) -> bool:

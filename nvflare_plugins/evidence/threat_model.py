@@ -14,11 +14,12 @@ CODEC_PROTECTION = {
     "CKKS": "CKKS: server has no key; server + one site can open every contribution",
     "SEALED": "sealed end to end between sites: server sees size and timing",
     "PLUGIN": "a plugin's processor, and what it claims: the server adds words that it knows nothing of",
+    "PLUGIN_BYTES": "a plugin's processor, and what it claims: the server adds bytes by the plugin's own code",
     "MASKED_32": "pairwise masks on words of 32 bits, sum blinded: server sees neither contribution nor sum",
     "PLAIN_32": "NONE: readable by the server",
 }
 
-PLUGIN_CODECS = SAFE_CODECS | {"PLUGIN"}
+PLUGIN_CODECS = SAFE_CODECS | {"PLUGIN", "PLUGIN_BYTES"}
 
 _NOTES_FOR_HORIZONTAL = (
     "The trained model is known to every site. Its thresholds are agreed cut points (with cuts=quantile found without "

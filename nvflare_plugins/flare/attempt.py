@@ -27,7 +27,7 @@ from nvflare_plugins.flare.metrics import ServerMetrics
 from nvflare_plugins.flare.timeouts import DISK_ANSWER_S, REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S, STOP_ANSWER_S
 from nvflare_plugins.flare.transport import Cell, FrameServer
 from nvflare_plugins.flare.work import Beats
-from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.aggregation import Aggregator, OpenSum
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES, Frame, Phase, Transfer
 
 COMPLETED = "completed"
@@ -130,6 +130,7 @@ class ServedJob:
         deadline_s: how long a site that lives may be missing from an exchange, without the transfer of its messages.
         transfer_s: how long so many bytes may be on their way.
         metrics: the server's own numbers of the job.
+        open_plugin: adds messages of the job's plugin, where the server's policy pins it.
     """
 
     job_id: str
@@ -139,6 +140,7 @@ class ServedJob:
     transfer_s: Callable[[int], float] | None = None
     on_sum: ServerSum | None = None
     metrics: ServerMetrics | None = None
+    open_plugin: OpenSum | None = None
 
 
 class ServerAttempt:
@@ -199,6 +201,7 @@ class ServerAttempt:
             on_sum=None if on_sum is None else lambda frame, total: on_sum(frame, total, self._evidence.spend),
             transfer_s=job.transfer_s,
         )
+        self._aggregator.add_by(job.open_plugin)
         self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock)
         self._beats = Beats(self._frames.beat)
 

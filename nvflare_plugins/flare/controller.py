@@ -36,7 +36,11 @@ from nvflare_plugins.flare.timeouts import (
     exchange_deadline_s,
     transfer_s,
 )
+from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
+from nvflare_plugins.site.policy import load_adder
+from nvflare_plugins.wire.aggregation import OpenSum
+from nvflare_plugins.wire.profiles import plugin_of
 
 TRAIN_TASK = "veilboost_train"
 LEFT_OUT = "left_out"
@@ -150,6 +154,12 @@ class JobController(Controller):
             time.sleep(0.5)
         return []
 
+    def _open_plugin(self, job: Job) -> OpenSum | None:
+        """Return what adds messages of the job's plugin, where this server pins it. Raises: ConfigurationError."""
+        name = plugin_of(job.profile)
+        loaded = None if name is None else load_adder(Path(self._engine.get_workspace().get_root_dir()), name)
+        return None if loaded is None or name is None else check_plugin(loaded, name).add
+
     def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
         job_id = fl_ctx.get_job_id()
         _check_names(clients)
@@ -167,6 +177,7 @@ class JobController(Controller):
             transfer_s=None if job.deadline_s else transfer_s,
             on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
             metrics=self._metrics(job, job_id),
+            open_plugin=self._open_plugin(job),
         )
         number = 0
         members, taking_part = sorted(site_cells), sorted(site_cells)

@@ -22,6 +22,7 @@ from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, WORD_BITS
 from nvflare_plugins.site.policy import SitePolicy, load_plugin
 from nvflare_plugins.site.profiles import THREAT_MODELS, Statement
+from nvflare_plugins.wire.aggregation import OpenSum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind
 from nvflare_plugins.wire.profiles import (
@@ -100,10 +101,14 @@ class SumProfile:
         open: makes the processor of one attempt at one site.
         statement: who learns what, in the plugin author's own words; evidence and report carry it.
         codec: how its messages travel, which decides what the server does. A plugin's is ``Codec.PLUGIN``: each message
-            is as many 64-bit words as it has values, and the server adds these modulo 2^64 and knows nothing else.
+            is as many 64-bit words as it has values, and the server adds these modulo 2^64 and knows nothing else. Or
+            it is ``Codec.PLUGIN_BYTES``: messages are bytes of any form, and the server adds them by ``add``.
         capacity_bits: sums of at most 2^capacity_bits in magnitude are exact, whatever the number of sites; the
             processor may say more. Wide messages are exact to 2^59 under every profile; beyond that no sum is used,
             because sums are tagged (he_processors/sum_tags.py).
+        add: of ``Codec.PLUGIN_BYTES``: opens an empty sum at the server, which gets what rank 0 has published
+            (``SumContext.publish``) and the number of values. It holds no key. Servers load it where their policy pins
+            the plugin's files.
     """
 
     name: str
@@ -111,6 +116,7 @@ class SumProfile:
     statement: Statement
     codec: Codec = Codec.PLUGIN
     capacity_bits: int = WIDE_CAPACITY_BITS
+    add: OpenSum | None = None
 
 
 def _open_bfv(context: SumContext) -> SumProcessor:
@@ -196,14 +202,19 @@ def choose_profile(policy: SitePolicy, name: str) -> ChosenProfile:
     return ChosenProfile(profile, str(pin), plugin_facts(plugin, pin.distribution, pin.version, profile.statement))
 
 
+_OF_PLUGINS = (Codec.PLUGIN, Codec.PLUGIN_BYTES)
+
+
 def check_plugin(profile: object, name: str) -> SumProfile:
     """Return what a plugin says of itself, if it is usable. Raises: ConfigurationError."""
     if not isinstance(profile, SumProfile):
         raise ConfigurationError("its entry point is no SumProfile")
     if profile.name != name:
         raise ConfigurationError("it calls itself by another name than its entry point")
-    if profile.codec is not Codec.PLUGIN:
-        raise ConfigurationError("its codec is not Codec.PLUGIN, the only one that a plugin may use")
+    if profile.codec not in _OF_PLUGINS:
+        raise ConfigurationError("its codec is neither Codec.PLUGIN nor Codec.PLUGIN_BYTES, as a plugin's has to be")
+    if (profile.codec is Codec.PLUGIN_BYTES) != callable(profile.add):
+        raise ConfigurationError("it has no `add` for its messages of bytes, or one for words, which the server adds")
     bits = profile.capacity_bits
     if type(bits) is not int or not LEAST_CAPACITY_BITS <= bits <= MOST_CAPACITY_BITS:
         raise ConfigurationError(f"its capacity_bits are not from {LEAST_CAPACITY_BITS} to {MOST_CAPACITY_BITS}")
@@ -226,37 +237,41 @@ def _is_statement(text: object) -> bool:
 class CheckedSums:
     """A plugin's processor, of which nothing leaves the site and nothing is believed but what has the right form."""
 
-    codec = Codec.PLUGIN
-
-    def __init__(self, processor: SumProcessor, capacity_bits: int) -> None:
-        if processor.codec is not Codec.PLUGIN or processor.capacity_bits < capacity_bits:
+    def __init__(self, processor: SumProcessor, profile: SumProfile) -> None:
+        if processor.codec is not profile.codec or processor.capacity_bits < profile.capacity_bits:
             raise ProtocolError("the plugin opened another processor than its profile says")
+        self.codec = profile.codec
         self.capacity_bits = min(processor.capacity_bits, WIDE_CAPACITY_BITS)
         self._processor = processor
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
         """Return what the plugin makes of the integers. Raises: ProtocolError, if the server could not add it."""
         payload = self._processor.protect(integers, label, wide=wide)
-        if not isinstance(payload, bytes) or len(payload) != 8 * label.n_values:
+        if not isinstance(payload, bytes) or (self._has_words and len(payload) != 8 * label.n_values):
             raise ProtocolError(
-                f"{label.kind}: the plugin did not make {label.n_values} words of 8 bytes of its values"
+                f"{label.kind}: the plugin did not make "
+                f"{f'{label.n_values} words of 8 bytes' if self._has_words else 'bytes'} of its values"
             )
         return payload
 
     def reveal(self, payload: bytes, label: MessageLabel, *, wide: bool = False) -> NDArray[np.int64]:
         """Return the sum that the plugin reads. Raises: ProtocolError, if it has another form."""
-        if len(payload) != 8 * label.n_values:
+        if self._has_words and len(payload) != 8 * label.n_values:
             raise ProtocolError(f"{label.kind}: {len(payload)} bytes where {label.n_values} words of 8 bytes are due")
         total = self._processor.reveal(payload, label, wide=wide)
         if not isinstance(total, np.ndarray) or total.dtype != np.int64 or total.shape != (label.n_values,):
             raise ProtocolError(f"{label.kind}: the plugin did not return {label.n_values} integers")
         return total
 
+    @property
+    def _has_words(self) -> bool:
+        return self.codec is Codec.PLUGIN
+
 
 def open_processor(profile: SumProfile, channel: Channel, session: Session) -> SumProcessor:
     """Open the processor of a profile for one attempt."""
     processor = profile.open(SumContext(channel, session, profile.codec, profile.name))
-    return CheckedSums(processor, profile.capacity_bits) if profile.codec is Codec.PLUGIN else processor
+    return CheckedSums(processor, profile) if profile.codec in _OF_PLUGINS else processor
 
 
 def open_sums(

@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.base.checks import check_path_letters, check_plain
+from nvflare_plugins.base.checks import check_path_letters, check_plain, expect
 from nvflare_plugins.base.declared import STRICT, Document, FilePath, Flag, Name, OneOf, Words, document, refuse_unknown
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.formatting import printable
@@ -40,6 +40,7 @@ from nvflare_plugins.site.policy_values import (
     FOLDERS,
     MIN_EFFECTIVE_ROWS,
     POLICY_FILE,
+    SERVER_POLICY_FILE,
     Consents,
     Floors,
     JobTerms,
@@ -659,12 +660,13 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
 
 # What others have written and this site's policy names: found by package entry points, loaded by nobody else's wish.
 #
-# A job names a plugin, but what is imported follows from the site's own policy alone: first the distribution that the
-# policy names is looked up among the installed ones, by its metadata, which runs none of its code; then its version is
-# compared; only then its one entry point of that name is loaded. The server loads none.
+# A job names a plugin, but what is imported follows from the policy of this machine alone: first the distribution that
+# the policy names is looked up among the installed ones, by its metadata, which runs none of its code; then its version
+# and, where the policy has one, the hash of its files are compared; only then its one entry point of that name is
+# loaded. A server loads a plugin that adds messages of a form of its own, and no other; its pin has a hash.
 #
-# Security: a plugin runs in the site's process with everything the site has. The version is what the installed files
-# say of themselves; who may write to the site's Python packages may write anything there.
+# Security: a plugin runs in the process with everything that it has. Who may write to its Python packages may write
+# anything there; the hash covers the plugin's files, and not those of what it needs.
 
 
 PROCESSORS = "veilboost.processors"
@@ -675,11 +677,80 @@ def load_plugin(policy: SitePolicy, name: str, group: str = PROCESSORS) -> objec
     """Load the entry point of a plugin that the site's policy names.
 
     Raises:
-        PolicyRefusal: the policy does not name it, or another version of it is installed; nothing was loaded.
+        PolicyRefusal: the policy does not name it, or another version or other files of it are installed; nothing was
+            loaded.
         ConfigurationError: its distribution is not installed, has no such entry point, or cannot be imported.
     """
-    pin = policy.plugin(name)
-    site, key, given = policy.site, f"plugins.{name}", pin.distribution
+    return _load_pinned(policy.plugin(name), policy.site, name, group)
+
+
+@document
+class ServerPolicy(Document):
+    """What a server's operator allows: ``local/veilboost_server.json`` in the server's kit. Most servers need none."""
+
+    WHAT = "the server's policy"
+
+    plugins: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], PluginPin] = field(default_factory=dict)
+    """Plugins that the server may load to add their messages, by the name in `profile: plugin.NAME`; each with the
+    `sha256` of its files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`).
+    """
+
+    def __post_init__(self) -> None:
+        for name, pin in self.plugins.items():
+            expect(f"plugins.{name} needs sha256: a server loads files that its operator has seen", pin.sha256 != "")
+
+
+def load_adder(workspace: Path, name: str) -> object | None:
+    """Load a plugin at the server, if its policy pins it; None where it does not.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: as ``load_plugin``; or the server's policy cannot be read.
+    """
+    path = workspace / SERVER_POLICY_FILE
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
+    except (OSError, ValueError, RecursionError) as error:
+        problem = type(error).__name__
+        raise ConfigurationError(f"server: {SERVER_POLICY_FILE} cannot be read as JSON ({problem}).") from None
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"server: {SERVER_POLICY_FILE} holds no JSON object")
+    refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins",))
+    pin = ServerPolicy(**document).plugins.get(name)
+    return None if pin is None else _load_pinned(pin, "server", name, PROCESSORS)
+
+
+def hash_of(distribution: str) -> str:
+    """Return the SHA-256 over names and contents of a distribution's installed files, but those that installers write.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+        ConfigurationError: it is installed as editable, or its files are not known or not there.
+    """
+    whole, n_files = hashlib.sha256(), 0
+    for file in sorted(metadata.distribution(distribution).files or (), key=str):
+        name = str(file)
+        if name.startswith("__editable__") or name.endswith(".pth"):
+            raise ConfigurationError(f"{distribution} is installed as editable: install it as others would")
+        if "__pycache__" in file.parts or (file.parent.suffix == ".dist-info" and file.name in _BY_INSTALLERS):
+            continue
+        try:
+            content = Path(str(file.locate())).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"a file of {distribution} cannot be read ({type(error).__name__})") from None
+        whole.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+        n_files += 1
+    if n_files == 0:
+        raise ConfigurationError(f"the files of {distribution} are not known: install it from a wheel")
+    return whole.hexdigest()
+
+
+_BY_INSTALLERS = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+
+
+def _load_pinned(pin: PluginPin, site: str, name: str, group: str) -> object:
+    key, given = f"plugins.{name}", pin.distribution
     try:
         installed = metadata.distribution(given)
     except metadata.PackageNotFoundError:
@@ -692,6 +763,12 @@ def load_plugin(policy: SitePolicy, name: str, group: str = PROCESSORS) -> objec
             f"the policy of {site} names {pin} for plugin {name}, but version {found} is installed; it was not loaded. "
             f"Policy key: {key}.version. Remedy: install {given}=={pin.version}, or have {site} review {found} and "
             "change its policy."
+        )
+    if pin.sha256 and hash_of(given) != pin.sha256:
+        raise PolicyRefusal(
+            f"the installed files of {pin} are not those that the policy of {site} names for plugin {name}; it was not "
+            f"loaded. Policy key: {key}.sha256. Remedy: install it again from where it was reviewed, or have {site} "
+            "review what is installed and change its policy."
         )
     entries = tuple(installed.entry_points.select(group=group, name=name))
     if len(entries) != 1:

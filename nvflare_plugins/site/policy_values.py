@@ -21,6 +21,7 @@ from nvflare_plugins.base.declared import AS_GIVEN, STRICT, Document, Flag, Word
 from nvflare_plugins.data.declaration import MOST_ROWS, CountOrNone
 
 POLICY_FILE = Path("local") / "veilboost.json"
+SERVER_POLICY_FILE = Path("local") / "veilboost_server.json"
 ARITHMETIC = ("auto", "cuda", "ifma", "avx2", "portable", "gmpy2")
 _PRIVATE = "dp_"
 MOST_TUNING = 10_000_000
@@ -64,6 +65,10 @@ class PluginPin(Document):
     """Its name as installers know it."""
     version: Annotated[str, STRICT, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}$"), _VERSION]
     """The only version that is imported."""
+    sha256: Annotated[str, STRICT, Field(pattern=r"^([0-9a-f]{64})?$"), Words("64 hexadecimal digits")] = ""
+    """Hash of its installed files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`), compared before anything
+    is imported; empty compares the version alone.
+    """
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Protocol
@@ -102,6 +103,36 @@ class WordSum:
         return self._total.data
 
 
+OpenSum = Callable[[bytes, int], Summing]
+"""Of a plugin: (what rank 0 has published, number of values) -> an empty sum of such messages."""
+
+
+class _ForeignSum:
+    """A sum that a plugin computes. Whatever its code raises ends the attempt, in words of ours."""
+
+    def __init__(self, open_plugin: OpenSum, parameters: bytes, n_values: int) -> None:
+        with _no_foreign_errors():
+            self._total = open_plugin(parameters, n_values)
+
+    def add(self, payload: bytes | memoryview) -> None:
+        """Add one. Raises: ProtocolError; the attempt ends then."""
+        with _no_foreign_errors():
+            self._total.add(payload)
+
+    def pack(self) -> bytes:
+        """Return the sum as it travels."""
+        with _no_foreign_errors():
+            return bytes(self._total.pack())
+
+
+@contextmanager
+def _no_foreign_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # foreign code, of which anything may come; its text may hold anything too
+        raise ProtocolError(f"the server's plugin could not add a message ({type(error).__name__})") from error
+
+
 class _TailedSum:
     """A sum of ciphertexts with residues behind each."""
 
@@ -144,7 +175,7 @@ def sum_of_words(frame: Frame) -> WordSum:
     return WordSum(frame.n_values, frame.tail // _RESIDUE, frame.codec.word_bytes)
 
 
-def open_sum(frame: Frame, public_parameters: Mapping[Codec, bytes]) -> Summing:
+def open_sum(frame: Frame, public_parameters: Mapping[Codec, bytes], open_plugin: OpenSum | None = None) -> Summing:
     """Return an empty sum for contributions like this one. Raises: ProtocolError."""
     check_size(frame, len(frame.payload))  # before memory is taken for what a header only claims
     if adds_words(frame):
@@ -155,6 +186,14 @@ def open_sum(frame: Frame, public_parameters: Mapping[Codec, bytes]) -> Summing:
             raise ProtocolError(f"{frame.codec.name} contribution before its public parameters")
         total: Summing = lattice(frame.codec).open_sum(parameters)
         return _TailedSum(total, frame.tail // _RESIDUE)
+    if frame.codec is Codec.PLUGIN_BYTES and open_plugin is not None:
+        parameters = public_parameters.get(frame.codec, b"")
+        return _TailedSum(_ForeignSum(open_plugin, parameters, frame.n_values), frame.tail // _RESIDUE)
+    if frame.codec is Codec.PLUGIN_BYTES:
+        raise ProtocolError(
+            "the job's plugin makes messages that only the plugin can add, and this server pins none. Remedy: have the "
+            "server's operator pin it (local/veilboost_server.json, key plugins), or choose another profile"
+        )
     raise ProtocolError(f"{frame.kind.name}: codec {frame.codec.name} cannot be summed")
 
 
@@ -274,6 +313,7 @@ class Aggregator:
         self._attachment = attachment
         self._on_abort = on_abort
         self._on_sum = on_sum
+        self._open_plugin: OpenSum | None = None
         self._transfer_s = transfer_s or (lambda n_bytes: 0.0)
         self._lock = threading.Lock()
         self._next = [0] * len(sites)  # counter that each site sends next
@@ -281,6 +321,10 @@ class Aggregator:
         self._public_parameters: dict[Codec, bytes] = {}
         self._reason: str | None = None
         self._has_summed = False
+
+    def add_by(self, open_plugin: OpenSum | None) -> None:
+        """Have a plugin add messages of ``Codec.PLUGIN_BYTES``; without one they are refused."""
+        self._open_plugin = open_plugin
 
     @property
     def has_summed(self) -> bool:
@@ -477,7 +521,7 @@ class Aggregator:
             exchange.payloads[frame.rank] = bytes(frame.payload)
             return
         with exchange.adding:
-            exchange.total = exchange.total or open_sum(frame, self._public_parameters)
+            exchange.total = exchange.total or open_sum(frame, self._public_parameters, self._open_plugin)
             exchange.total.add(frame.payload)
 
     def _recorded(self, site: str, exchange: _Exchange, frame: Frame, committed: Commitment) -> None:

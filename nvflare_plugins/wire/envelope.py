@@ -204,6 +204,9 @@ class Codec(IntEnum):
     # As MASKED and PLAIN in 32-bit words, added modulo 2^32: histograms of jobs with word_bits=32.
     MASKED_32 = 7
     PLAIN_32 = 8
+    # Bytes that a site's own plugin has protected, of a length and form that only the plugin knows. The server adds
+    # them by the same plugin, which its own policy pins.
+    PLUGIN_BYTES = 9
 
     @property
     def word_bytes(self) -> int:

@@ -6,7 +6,8 @@ import json
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from nvflare_plugins.evidence.verification import Verdict, verify
 from nvflare_plugins.pooled import processors
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import choose_profile
-from nvflare_plugins.site.policy import PROCESSORS, SitePolicy, load_plugin
+from nvflare_plugins.site.policy import PROCESSORS, SitePolicy, hash_of, load_adder, load_plugin
 from nvflare_plugins.wire.aggregation import Aggregator
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
 from tests.support import federation, plugins
 from tests.support.evidence_attempts import rewrite
 from tests.support.federation import Federation, succeed
@@ -297,3 +299,110 @@ def test_a_job_names_plugins_in_one_form(profile: str) -> None:
 def test_the_server_reads_a_job_with_a_plugin_that_it_has_not(tmp_path: Path) -> None:
     document = json.loads(json.dumps(job().to_dict()))
     assert HorizontalJob.from_dict(document).profile == plugins.PROFILE and not plugins.imported()
+
+
+# -- messages that only the plugin can add -----------------------------------------------------------------------------
+
+PAILLIER = "plugin.acme_paillier"
+
+
+def pinned(**changes: str) -> dict[str, str]:
+    return {**plugins.PIN, "sha256": hash_of("acme-veil"), **changes}
+
+
+def with_adder(folder: Path) -> Callable[..., Aggregator]:
+    """Return what makes servers that add as the policy in a server's kit says."""
+
+    def make(*arguments: object) -> Aggregator:
+        server = Aggregator(*arguments)
+        loaded = load_adder(folder, "acme_paillier")
+        server.add_by(None if loaded is None else processors.check_plugin(loaded, "acme_paillier").add)
+        return server
+
+    return make
+
+
+def server_policy(folder: Path, pin: dict[str, str] | None) -> Path:
+    (folder / "local").mkdir(parents=True, exist_ok=True)
+    document = {"plugins": {} if pin is None else {"acme_paillier": pin}}
+    (folder / "local" / "veilboost_server.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_ciphertexts_of_others_train_the_model_of_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins.install(tmp_path / "packages", monkeypatch)
+    server = server_policy(tmp_path / "server", pinned())
+    one = sites(tmp_path / "plugin", {"plugins": {"acme_paillier": pinned()}})
+    succeed(one.run(job(PAILLIER), make_server=with_adder(server)))
+    other = sites(tmp_path / "masks", {})
+    succeed(other.run(job("masks")))
+    assert one.model() == other.model()
+    report = (one.workspace("site-1") / "runs" / "job" / "report.html").read_text()
+    assert "Every contribution: the site has the key." in report
+
+
+def test_a_server_without_the_pin_adds_nothing_and_loads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins.install(tmp_path / "packages", monkeypatch)
+    for folder in (tmp_path / "no_policy", server_policy(tmp_path / "no_pin", None)):
+        assert load_adder(folder, "acme_paillier") is None and not plugins.imported()
+    one = sites(tmp_path / "plugin", {"plugins": {"acme_paillier": pinned()}})
+    outcomes = one.run(job(PAILLIER), make_server=with_adder(tmp_path / "no_pin"))
+    assert "veilboost_server.json, key plugins" in str(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("pin", "said"),
+    [
+        ({"sha256": "0" * 64}, "are not those that the policy"),
+        ({"version": "1.2.1"}, "but version 1.2.0 is installed"),
+        ({"sha256": ""}, "needs sha256"),
+        ({"sha256": "short"}, "64 hexadecimal digits"),
+        ({"distribution": "acme-other"}, "no distribution acme-other"),
+    ],
+)
+def test_a_server_refuses_other_files_before_any_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pin: dict[str, str], said: str
+) -> None:
+    plugins.install(tmp_path / "packages", monkeypatch)
+    with pytest.raises(VeilBoostError, match=said):
+        load_adder(server_policy(tmp_path, pinned(**pin)), "acme_paillier")
+    assert not plugins.imported()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"plugin": {}}', '{"plugins": {"a b": {}}}', '{"plugins": {}, "plugins": {}}']
+)
+def test_a_servers_policy_is_read_strictly(tmp_path: Path, text: str) -> None:
+    server_policy(tmp_path, None).joinpath("local", "veilboost_server.json").write_text(text)
+    with pytest.raises(ConfigurationError):
+        load_adder(tmp_path, "acme_paillier")
+
+
+def test_a_changed_file_is_noticed_at_a_site_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = plugins.install(tmp_path / "packages", monkeypatch)
+    allowed = policy(tmp_path, plugins={"acme_masks": pinned()})
+    assert load_plugin(allowed, "acme_masks") is not None
+    plugins.forget()
+    with (folder / "acme_veil" / "paillier.py").open("a") as file:
+        file.write("# not what was reviewed\n")
+    with pytest.raises(PolicyRefusal, match=r"plugins\.acme_masks\.sha256"):
+        load_plugin(allowed, "acme_masks")
+    assert not plugins.imported()
+
+
+def test_what_the_plugin_raises_at_the_server_is_not_told() -> None:
+    class Spiteful:
+        def add(self, payload: object) -> None:
+            raise RuntimeError("secret")
+
+        def pack(self) -> bytes:
+            return b""
+
+    server = Aggregator(("a",), bytes(16), 5.0)
+    server.add_by(lambda parameters, n_values: Spiteful())
+    step, codec = TrainingStep(Phase.UPDATE, 0), Codec.PLUGIN_BYTES
+    frame = Frame(FrameType.CONTRIBUTION, Operation.SUM, Kind.HISTOGRAM, step, codec, 0, 0, bytes(16), 1, b"x")
+    server.submit("a", replace(frame, salt=b"s" * 16).pack(), lambda answer: None)
+    assert server.reason is not None and "RuntimeError" in server.reason and "secret" not in server.reason

@@ -39,6 +39,8 @@ def describe(folder: Path, name: str, version: str, entries: dict[str, str], gro
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     lines = [f"{point} = {target}" for point, target in entries.items()]
     (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in files))
 
 
 def imported() -> list[str]:

@@ -68,7 +68,9 @@ class Cursor:
 
 TYPES = {1: "CONTRIBUTION", 2: "RESULT", 3: "ABORT", 4: "RESCALE"}
 OPERATIONS = {1: "GATHER", 2: "BROADCAST", 3: "SUM", 4: "ROUTE"}
-CODECS = dict(enumerate(("PUBLIC", "PLAIN", "MASKED", "BFV", "CKKS", "SEALED", "PLUGIN", "MASKED_32", "PLAIN_32")))
+CODECS = dict(
+    enumerate(("PUBLIC", "PLAIN", "MASKED", "BFV", "CKKS", "SEALED", "PLUGIN", "MASKED_32", "PLAIN_32", "PLUGIN_BYTES"))
+)
 PHASES = {1: "setup", 2: "update", 3: "evaluate", 4: "finish"}
 _ROW = re.compile(r"(?m)^\| (\d+) \| `([A-Z_]+)` \| (yes|no) \|")
 _SECTION = PROTOCOL.read_text(encoding="utf-8").partition("\n## 3. Kinds\n")[2].partition("\n## ")[0]
