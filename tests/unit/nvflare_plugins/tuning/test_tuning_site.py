@@ -119,6 +119,36 @@ def test_scores_and_models_are_those_of_the_pooled_rows(
     assert found["best"]["trial"] == 1 + int(np.argmin([one["mean"] for one in found["trials"]]))
 
 
+def test_scores_of_times_are_those_of_the_pooled_rows(models: dict[bytes, int], tmp_path: Path) -> None:
+    """The fold's likelihood is XGBoost's, smaller is better, and what trains the best names the times again."""
+    label, times = {"signed": "t"}, np.exp(np.random.default_rng(1).normal(size=3_000))
+    frames = [frame.assign(t=times[: len(frame)] * np.where(frame.y == 1, 4, -1)) for frame in FRAMES]
+    params = {"objective": "survival:aft", "base_score": 2.0, "max_bin": 16, "eval_metric": "aft-nloglik"}
+    parties, trials = sites(tmp_path, tuple(frames)), [{"max_depth": 2, "eta": 0.4}, {"max_depth": 2, "eta": 0.01}]
+    names = ["a", "b", "größe", "d"]
+    succeed(parties.run(run_tuning_site, job(label=label, params=params, trials=trials, features=names, num_rounds=4)))
+    found, pooled = result_of(parties), pd.concat(frames, ignore_index=True)[[*names, "t"]]
+    folds, made = folds_of(parties, "person", 2), list(models)
+    cuts = Cuts.from_lists(json.loads((parties.run_folder("site-1") / "cuts.json").read_text()))
+    for fold in range(2):
+        curve: dict[str, Any] = {}
+        central = central_model(
+            pooled[folds != fold].astype(np.float32),
+            label,
+            {**params, **trials[0]},
+            cuts,
+            4,
+            eval_frame=pooled[folds == fold].astype(np.float32),
+            evals_result=curve,
+            verbose_eval=False,
+        )
+        score = found["trials"][0]["folds"][fold]["score"]
+        assert score == pytest.approx(curve["eval"]["aft-nloglik"][-1], rel=1e-7)
+        assert leaf_difference(made[fold], central) == 0.0
+    assert found["best"]["trial"] == 1 and not found["larger_is_better"]
+    assert "{'signed': 't'}" in (parties.run_folder("site-1") / "train_best.py").read_text()
+
+
 DART = {**GIVEN, "booster": "dart"}
 
 
