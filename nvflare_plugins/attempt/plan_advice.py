@@ -165,6 +165,8 @@ def advise(
         left, whole = trainings["left"] or 0, trainings["whole"]
         of = "" if whole is None else f" (a whole budget bears {counted(whole, 'such training')})"
         shown["budget"] = f"{counted(left, 'such training')} {'is' if left == 1 else 'are'} in it{of}"
+        if trainings.pop("lacks_pure_part"):
+            shown["budget"] = "no such training is in it: it keeps nothing for pure mechanisms. State pure_epsilon"
     if warned:
         shown["WARNING"] = [*warned]
     figures = {
@@ -187,7 +189,9 @@ def _trainings(
     """
     if request.budget is not None:
         budget, rows = request.budget
-        return {"left": _times(budget.limit, PrivacyCost(), cost_of_rows(rows)), "whole": None}
+        cost = cost_of_rows(rows)
+        left = _times(budget.limit, PrivacyCost(), cost)
+        return {"left": left, "whole": None, "lacks_pure_part": _lacks_pure_part(budget.limit, cost)}
     policy = request.policy
     if policy is None:
         return None
@@ -207,7 +211,12 @@ def _trainings(
                 raise ConfigurationError(str(error)) from None
             held, rows = history.held, max(rows, history.identity.rows_per_person)
     cost = cost_of_rows(rows)
-    return {"left": _times(limit, held, cost), "whole": _times(limit, PrivacyCost(), cost)}
+    left, whole = _times(limit, held, cost), _times(limit, PrivacyCost(), cost)
+    return {"left": left, "whole": whole, "lacks_pure_part": _lacks_pure_part(limit, cost)}
+
+
+def _lacks_pure_part(limit: PrivacyCost, cost: PrivacyCost) -> bool:
+    return cost.pure_epsilon > 0 and limit.pure_epsilon == 0
 
 
 def _times(limit: PrivacyCost, held: PrivacyCost, cost: PrivacyCost) -> int:

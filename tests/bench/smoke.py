@@ -121,6 +121,7 @@ PROGRAMS = (
         HELD_OUT=_one_held_out,
         DEVELOPMENT_SETS=("bank", "credit2"),
     ),
+    _program("bench_pure --sets abalone --splits 2 --repeats 1 --jobs 1", "tables/abalone/4", EPSILONS=(4.0,)),
     _program("bench_serving --rows 20 --trees 3 --depth 2", "p95_s evidence_holds"),
     _program(
         "bench_tables --quick --only forms",

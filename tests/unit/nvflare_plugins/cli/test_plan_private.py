@@ -205,6 +205,16 @@ def test_bounds_of_every_kind_are_looked_at(tmp_path: Path, capsys) -> None:
     assert "epsilon 0.4 of it pays for buckets of about equal counts" in said
 
 
+def test_a_budget_without_a_pure_part_bears_no_pure_job(tmp_path: Path, capsys) -> None:
+    folder = shutil.copytree(DEFAULT, tmp_path / "job")
+    path = folder / "app" / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["job"] |= {"method": "pure", "delta": None, "epsilon": 1.0}
+    path.write_text(json.dumps(config))
+    assert "keeps nothing for pure mechanisms. State pure_epsilon" in text(capsys, folder, "--budget", "2,1e-6")
+    assert "2 such trainings are in it" in text(capsys, folder, "--budget", "2,0,pure_epsilon=2")
+
+
 def test_equal_widths_are_warned_of(tmp_path: Path, capsys) -> None:
     folder = shutil.copytree(JOBS / "federboost_vertical", tmp_path / "job")
     path = folder / "app" / "config" / "config_fed_server.json"
