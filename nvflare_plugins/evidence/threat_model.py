@@ -33,7 +33,8 @@ _NOTES_FOR_HORIZONTAL = (
     "row it is. With cuts=uniform or logarithmic, and with category lists, whoever writes the job chooses the bins.",
     "Under survival:cox the sites also learn, of every bin of times, the pooled events and before each round the "
     "pooled sum of weight times hazard ratio of its rows. A bin holds at least min_rows_per_cut pooled events, or "
-    "min_rows_per_node if that is more. Nothing bounds what these sums tell after many trees.",
+    "min_rows_per_node if that is more. From its change over a tree follows how many rows of the bin "
+    "each leaf has, single ones too.",
     "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
     "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
     "edges, which tell of one site's scores.",

@@ -1,0 +1,86 @@
+"""What sums over rows at risk tell of a bin of times: exactly how many of its rows each leaf has, single ones too.
+
+Every site knows the trees and, before and after a tree, the sum of exp(margin) over the rows of a bin. Rows whose
+margins are alike before move by the leaves' values, so that the sum afterwards is one of a few million numbers. The
+attack tries them all. It works, as SECURITY says; what it does not find is whose rows they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost as xgb
+
+from nvflare_plugins.growth import cox
+from nvflare_plugins.growth.training import Training
+from nvflare_plugins.kinds.horizontal import site as horizontal_site
+from nvflare_plugins.pooled.job import HorizontalJob
+from nvflare_plugins.wire.envelope import Kind
+from tests.support import survival
+from tests.support.federation import Federation, succeed
+
+
+def counts(n_rows: int, n_leaves: int) -> Iterator[np.ndarray]:
+    """Yield all ways in which rows may share leaves."""
+    for chosen in combinations_with_replacement(range(n_leaves), n_rows):
+        yield np.bincount(chosen, minlength=n_leaves)
+
+
+def recovered(n_rows: int, before: float, after: float, leaves: np.ndarray, digits: float) -> list[np.ndarray]:
+    """Return the ways that fit a bin's sums before and after a first tree."""
+    share = before / n_rows
+    return [way for way in counts(n_rows, leaves.size) if abs(share * way @ np.exp(leaves) - after) < digits * after]
+
+
+@pytest.mark.parametrize(("digits", "is_found"), [(1e-6, True), (0.05, False)])
+def test_leaves_of_a_bins_rows_are_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: float, is_found: bool
+) -> None:
+    edges, opened = [], []
+    search, hazards = horizontal_site.search_times, Training._hazards
+    monkeypatch.setattr(horizontal_site, "search_times", lambda *a: edges.append(search(*a)) or edges[-1])
+
+    def seen(self: Training, known: cox.RiskRange) -> cox.Hazards:
+        real = self._sums.rows
+
+        def rows(kind: Kind, values: np.ndarray) -> np.ndarray:
+            found = real(kind, values)
+            opened.append(cox.from_words(found, self._plan.n_rows))
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._sums, "rows", rows)
+            return hazards(self, known)
+
+    monkeypatch.setattr(Training, "_hazards", seen)
+    frame, federation = survival.times("events", 300, 4), Federation(tmp_path)
+    federation.give_data("train", frame)
+    params = {"objective": "survival:cox", "max_depth": 2, "max_bin": 16}
+    succeed(federation.run(HorizontalJob("train", survival.FORMS["events"], params, 2)))
+
+    tree = xgb.Booster(model_file=bytearray(federation.model()))[:1].trees_to_dataframe()
+    leaves = tree[tree.Feature == "Leaf"].Gain.to_numpy()
+    grid = edges[0]
+    places = np.searchsorted(grid, frame.days.to_numpy(np.float32), side="right")
+    rows = np.bincount(places, minlength=grid.size + 1)
+    first, second = (next(one for one in opened if np.isclose(one.sum(), total)) for total in sums_of(opened))
+    assert first == pytest.approx(rows)  # at first hazards are 1: the sums are counts
+    smallest = int(np.argmin(rows))
+    found = recovered(int(rows[smallest]), first[smallest], second[smallest], leaves, digits)
+    booster = xgb.Booster(model_file=bytearray(federation.model()))
+    matrix = xgb.DMatrix(frame[booster.feature_names].to_numpy(), feature_names=booster.feature_names)
+    margins = booster.predict(matrix, iteration_range=(0, 1), output_margin=True)[places == smallest]
+    true = np.array([np.isclose(margins, leaf, atol=1e-6).sum() for leaf in leaves])
+    assert any((way == true).all() for way in found)
+    assert (len(found) == 1) is is_found
+
+
+def sums_of(opened: list[np.ndarray]) -> list[float]:
+    """Return the totals of the first and the second round; all sites have opened both."""
+    totals = list(dict.fromkeys(float(one.sum()) for one in opened))
+    assert len(totals) == 2
+    return totals
