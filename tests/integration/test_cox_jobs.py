@@ -240,6 +240,15 @@ def test_shards_of_a_site_train_the_same_model(
     assert federation.model() == undisturbed
 
 
+@pytest.mark.parametrize("memory", ["passes", "external"])
+def test_rows_that_are_not_held_train_the_same_model(tmp_path: Path, undisturbed: bytes, memory: str) -> None:
+    federation = sites(tmp_path)
+    for site in federation.sites:
+        federation.set_policy(site, data_sets={"train": {"path": "train.parquet", "memory": memory}})
+    succeed(federation.run(job()))
+    assert federation.model() == undisturbed
+
+
 def test_rounds_that_draw_rows_count_all_rows_at_risk(tmp_path: Path, undisturbed: bytes) -> None:
     federation = sites(tmp_path)
     succeed(federation.run(job({"subsample": 0.5})))

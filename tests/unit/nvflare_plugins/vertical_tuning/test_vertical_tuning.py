@@ -22,6 +22,7 @@ from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind
+from tests.support import survival
 from tests.support.federation import Parties, dies_at, succeed
 from tests.support.vertical_jobs import give_columns, table
 from tests.support.workers_here import workers_here
@@ -64,11 +65,13 @@ def job(**changes: Any) -> VerticalTuningJob:
     return VerticalTuningJob.from_dict(document)
 
 
-def folds_of(found: Parties, names: list[str], what: str = "id") -> np.ndarray:
+def folds_of(found: Parties, names: list[str], what: str = "id", **changes: Any) -> np.ndarray:
     """Return the folds of rows that have names: what they hold does not matter then."""
     policy = SitePolicy.load(found.workspace("site-1"), "site-1")
     spec = policy.data_set("data")
-    own = tuning_site.vertical_site.load_party(job().training_of({}, is_scored=False), _Context(policy)).train.table
+    own = tuning_site.vertical_site.load_party(
+        job(**changes).training_of({}, is_scored=False), _Context(policy)
+    ).train.table
     assert spec.name == "data"
     return fold_of_names(names, what, own, Registry.open(policy).secret("folds", "2"), 2)
 
@@ -82,8 +85,10 @@ class _Context:
         self.policy = policy
 
 
-def central(frame: pd.DataFrame, kept: np.ndarray, params: dict, num_rounds: int) -> list[float]:
-    """Train on the rows that are kept; return the log loss of the others after each round.
+def central(
+    frame: pd.DataFrame, kept: np.ndarray, params: dict, num_rounds: int, metric: str = "logloss"
+) -> list[float]:
+    """Train on the rows that are kept; return the metric of the others after each round.
 
     Cut points as in vertical jobs: the active party's from the rows that weigh, the others' from all rows.
     """
@@ -101,9 +106,9 @@ def central(frame: pd.DataFrame, kept: np.ndarray, params: dict, num_rounds: int
     matrix = xgb.QuantileDMatrix(features[kept], label=frame.y[kept], ref=reference, max_bin=16)
     curve: dict[str, Any] = {}
     held_out = xgb.DMatrix(features[~kept], label=frame.y[~kept])
-    settings = {"tree_method": "hist", "nthread": 1, "max_bin": 16, **params, "eval_metric": "logloss"}
+    settings = {"tree_method": "hist", "nthread": 1, "max_bin": 16, **params, "eval_metric": metric}
     xgb.train(settings, matrix, num_rounds, evals=[(held_out, "eval")], evals_result=curve, verbose_eval=False)
-    return curve["eval"]["logloss"]
+    return curve["eval"][metric]
 
 
 TRIALS = [{"max_depth": 2, "eta": 0.5}, {"max_depth": 3, "lambda": 0.3}]
@@ -124,6 +129,18 @@ def test_scores_are_those_of_the_pooled_columns(profile: str, patience: int | No
             best = 3 if patience is None else int(np.argmin(curve))
             assert score["rounds"] == best + 1
             assert score["score"] == pytest.approx(curve[best], rel=1e-6)
+
+
+def test_rows_of_a_fold_are_not_at_risk_for_cox_regression(tmp_path: Path) -> None:
+    times = survival.times("events", N_ROWS)
+    frame = rows().assign(y=np.where(times.death == 1, times.days, -times.days))
+    found, params = parties(tmp_path, frame), {"objective": "survival:cox", "max_bin": 16, "base_score": 1.0}
+    succeed(found.run(run_vertical_tuning_site, job(label={"signed": "y"}, params=params, num_rounds=4)))
+    result = json.loads((found.run_folder("site-1") / "tuning.json").read_text())
+    folds = folds_of(found, list(frame.id), label={"signed": "y"}, params=params)
+    for fold in range(2):
+        curve = central(frame, folds != fold, {**params, "max_depth": 2}, 4, "cox-nloglik")
+        assert result["trials"][0]["folds"][fold]["score"] == pytest.approx(curve[-1], abs=1e-5)
 
 
 def test_one_fold_equals_the_pooled_columns_and_only_the_active_party_has_scores(tmp_path: Path) -> None:
