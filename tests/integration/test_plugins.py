@@ -304,36 +304,42 @@ def test_the_server_reads_a_job_with_a_plugin_that_it_has_not(tmp_path: Path) ->
 # -- messages that only the plugin can add -----------------------------------------------------------------------------
 
 PAILLIER = "plugin.acme_paillier"
+OF_BYTES = ["acme_paillier", "acme_ckks"]
 
 
 def pinned(**changes: str) -> dict[str, str]:
     return {**plugins.PIN, "sha256": hash_of("acme-veil"), **changes}
 
 
-def with_adder(folder: Path) -> Callable[..., Aggregator]:
+def with_adder(folder: Path, name: str = "acme_paillier") -> Callable[..., Aggregator]:
     """Return what makes servers that add as the policy in a server's kit says."""
 
     def make(*arguments: object) -> Aggregator:
         server = Aggregator(*arguments)
-        loaded = load_adder(folder, "acme_paillier")
-        server.add_by(None if loaded is None else processors.check_plugin(loaded, "acme_paillier").add)
+        loaded = load_adder(folder, name)
+        server.add_by(None if loaded is None else processors.check_plugin(loaded, name).add)
         return server
 
     return make
 
 
-def server_policy(folder: Path, pin: dict[str, str] | None) -> Path:
+def server_policy(folder: Path, pin: dict[str, str] | None, name: str = "acme_paillier") -> Path:
     (folder / "local").mkdir(parents=True, exist_ok=True)
-    document = {"plugins": {} if pin is None else {"acme_paillier": pin}}
+    document = {"plugins": {} if pin is None else {name: pin}}
     (folder / "local" / "veilboost_server.json").write_text(json.dumps(document))
     return folder
 
 
-def test_ciphertexts_of_others_train_the_model_of_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", OF_BYTES)
+def test_ciphertexts_of_others_train_the_model_of_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "acme_ckks":
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed")
     plugins.install(tmp_path / "packages", monkeypatch)
-    server = server_policy(tmp_path / "server", pinned())
-    one = sites(tmp_path / "plugin", {"plugins": {"acme_paillier": pinned()}})
-    succeed(one.run(job(PAILLIER), make_server=with_adder(server)))
+    server = server_policy(tmp_path / "server", pinned(), name)
+    one = sites(tmp_path / "plugin", {"plugins": {name: pinned()}})
+    succeed(one.run(job(f"plugin.{name}"), make_server=with_adder(server, name)))
     other = sites(tmp_path / "masks", {})
     succeed(other.run(job("masks")))
     assert one.model() == other.model()
