@@ -108,7 +108,7 @@ class Vertical(Trees):
     """Column that names the rows at every site: common ones are found by private set intersection. Without it all
     sites hold the same rows in the same order."""
     preset: str | None = None
-    """guarded (default), exact or noised."""
+    """guarded (default), exact, noised or sealed."""
     features: Mapping[str, Sequence[str]] | None = None
     """By site; all that each can use where it is left out."""
     categories: Mapping[str, Mapping[str, Sequence[str]]] | None = None

@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 from he_processors.elgamal.decryption import SmallLogarithms
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
+from he_processors.two_party.split_argmax import ActiveLevel
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import histogram_maker as makers
 from nvflare_plugins.kinds.vertical.active_party import LabelledSet, OwnColumns, VerticalSettings, VerticalTraining
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, PointPairs, histogram_maker
-from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
+from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import (
     ClearGradientOwner,
     PrecomputingKeyOwner,
@@ -45,6 +46,7 @@ from nvflare_plugins.kinds.vertical.key_owner import (
 from nvflare_plugins.kinds.vertical.messages import from_bytes, place_parties, to_bytes
 from nvflare_plugins.kinds.vertical.model import merge, table_from_json, table_to_json
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
+from nvflare_plugins.kinds.vertical.sealed import SealedPassive, SealedPlan, sealed_plan
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.clear_maker import ClearHistogramMaker
@@ -135,7 +137,7 @@ def run_vertical(workload: Workload, scheme: str, size: int | tuple[int, int], g
     """Train with one process for each party.
 
     Args:
-        scheme: "paillier", "elgamal" or "plain".
+        scheme: "paillier", "sealed" (Paillier and the preset sealed), "elgamal" or "plain".
         size: the key's length, or elgamal's fraction bits and bytes of a point.
         guarded: the passive parties count what they give, and keep what their rules do not let go.
     """
@@ -149,6 +151,7 @@ def run_vertical(workload: Workload, scheme: str, size: int | tuple[int, int], g
             (scheme, size),
             workload.num_rounds,
             guarded,
+            sealed_of(workload) if scheme == "sealed" else None,
         )
         process = _SPAWN.Process(target=_passive_process, args=arguments, daemon=True)
         process.start()
@@ -219,9 +222,10 @@ def _passive_process(
     encryption: tuple[str, int | tuple[int, int]],
     num_rounds: int,
     guarded: bool,
+    plan: SealedPlan | None,
 ) -> None:
     scheme, size = encryption
-    form = PairsForm(point_bytes=size[1]) if scheme == "elgamal" else PairsForm()
+    form = PairsForm(point_bytes=size[1]) if scheme == "elgamal" else PairsForm(is_masked=plan is not None)
     clock = StageClock()
     makers.sum_bins = clock.timed("histogram", makers.sum_bins)
     makers.pack_and_hide = clock.timed("pack", makers.pack_and_hide)
@@ -237,7 +241,9 @@ def _passive_process(
         maker.sum_bins = clock.timed("histogram", maker.sum_bins)
     names = [f"x{j}" for j in range(columns.shape[1])]
     guard = _guard(len(columns), scheme, clock) if guarded else None
-    party = PassiveParty([columns.T], names, max_bin, maker, None, guard, most_trees=num_rounds)
+    noise = None if plan is None else SealedPassive(plan, 1)
+    party = PassiveParty([columns.T], names, max_bin, maker, None, guard, most_trees=num_rounds, noise=noise)
+    SealedPassive.answer = clock.timed("compare", SealedPassive.answer)
     answer, prepare = clock.timed("other", party.answer), clock.timed("prepare", party.prepare)
     started = 0.0
     while True:
@@ -292,7 +298,10 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     setup_started = time.perf_counter()
     clock = StageClock()
     SmallLogarithms.find = clock.timed("search", SmallLogarithms.find)
-    owner = _owner(scheme, size, len(workload.label))
+    plan = sealed_of(workload) if scheme == "sealed" else None
+    owner = _owner(scheme, size, len(workload.label), plan)
+    for method in ("ask", "garble", "decide"):
+        setattr(ActiveLevel, method, clock.timed("compare", getattr(ActiveLevel, method)))
     for method, stage in (("encrypt", "encrypt"), ("open_sums", "decrypt"), ("fill", "encrypt")):
         if hasattr(owner, method):
             setattr(owner, method, clock.timed(stage, getattr(owner, method)))
@@ -305,7 +314,7 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     names = [f"f{i}" for i in range(sum(workload.widths))]
     params = check_vertical_parameters(workload.params, names)
     own = LabelledSet("train", workload.features, workload.label)
-    settings = VerticalSettings(workload.num_rounds, guarded=guarded, deadline_s=_DEADLINE_S)
+    settings = VerticalSettings(workload.num_rounds, guarded=guarded, planned=plan, deadline_s=_DEADLINE_S)
     setup_s = time.perf_counter() - setup_started
     ends: list[float] = []
     round_ends: list[float] = []
@@ -343,12 +352,20 @@ def _train(pipes: Sequence[Connection], workload: Workload, scheme: str, size: i
     )
 
 
-def _owner(scheme: str, size: int | tuple[int, int], n_rows: int):
+def sealed_of(workload: Workload) -> SealedPlan | None:
+    """Return the plan of the preset sealed for a workload."""
+    job = VerticalJob(active="a", data_set="d", label="y", preset="sealed", params=workload.params)
+    return sealed_plan(job, check_vertical_parameters(workload.params, ["any"]))
+
+
+def _owner(scheme: str, size: int | tuple[int, int], n_rows: int, plan: SealedPlan | None):
     if scheme == "plain":
         return ClearGradientOwner(pair_format(n_rows))
     if scheme == "elgamal":
         return elgamal_owner(DigitFormat.of(size[0], n_rows, point_bytes=size[1]))
-    return gradient_owner(generate_paillier_key(size), pair_format(n_rows))
+    return gradient_owner(
+        generate_paillier_key(size), pair_format(n_rows) if plan is None else plan.pair_format(n_rows)
+    )
 
 
 def _figures(cpu_s: float, clock: StageClock) -> PartyFigures:

@@ -11,15 +11,20 @@ import pytest
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout
+from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import SealedGradientOwner, gradient_owner, pair_format
+from nvflare_plugins.kinds.vertical.noised import NoisedGuard
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.kinds.vertical.sealed import Candidates, SealedPassive, SealedPlan, sealed_plan
+from nvflare_plugins.site.memory.released import ReleasedSums
+from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import KnownSplit, Tap, attack
 from tests.support.clear_splits import clear_scheme, compared_in_the_clear, unmasked
 from tests.support.he_toys import toy_paillier
+from tests.support.in_process_link import InProcessLink
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference, trees
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "eta": 0.5}
@@ -290,3 +295,31 @@ def test_jobs_that_sealed_sums_cannot_do_are_refused(changes, words):
 def test_more_rows_than_circuits_add_up_are_refused():
     with pytest.raises(ConfigurationError, match="do not fit its circuits"):
         plan_of({**PARAMS, "lambda": 1e9}).pair_format(1 << 30)
+
+
+def test_caps_and_floors_of_the_passive_party_hold(tmp_path):
+    """No row shows more bits than the cap, and no split leaves fewer rows than the floor on a side."""
+    joined, told = table(400, widths=(1, 3)), []
+    rules = VerticalRules(max_split_bits_per_row=2)
+    ledger = ReleasedSums(Memory(tmp_path, "site"), "data")
+    guard = NoisedGuard(rules, ledger, [str(i) for i in range(400)], sums_per_set=0)
+
+    def listen(link: InProcessLink) -> InProcessLink:
+        honest = link._answer
+
+        def answer(sent: bytes):
+            reply = honest(sent)
+            told.extend(reply.goes_left if isinstance(reply, messages.SplitAnswer) else ())
+            return reply
+
+        link._answer = answer
+        return link
+
+    def with_floor(plan: SealedPlan, n_features: int) -> SealedPassive:
+        return SealedPassive(plan, 30)
+
+    outcome = train(joined, 3, guards=[guard], guarded=True, listen=listen, noise_of=with_floor)
+    found = guard.exposure()
+    assert outcome.passives[0].table and found.nodes_withheld
+    assert (found.split_bits_max, found.n_sums, found.per_row_max) == (2, 0, 0)
+    assert all(30 <= bits.unpack().sum() <= bits.n - 30 for bits in told)
