@@ -33,6 +33,7 @@ STAGES = {
     "pack": ("packing", 5),
     "hide": ("hiding", 5),
     "decrypt": ("decryption", 5),
+    "compare": ("comparison under seal", 4),
     "prepare": ("made ahead", 1),
     "network": ("network and waiting", 3),
 }

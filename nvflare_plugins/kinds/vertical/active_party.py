@@ -714,7 +714,7 @@ class ActiveSite:
         times = start.stages.take()
         stages = times.stages
         stages.pop("prepare", None)  # beside the others
-        known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "network"))
+        known = sum(stages.get(stage, 0.0) for stage in ("encrypt", "decrypt", "compare", "network"))
         if "search" in stages:  # within "decrypt", and listed beside it
             stages["decrypt"] = max(stages["decrypt"] - stages["search"], 0.0)
         stages["grow"] = max(record.seconds - known, 0.0)

@@ -598,7 +598,8 @@ class PassiveSite:
         """Return what is added to sums before they leave."""
         start, payment = self._start, self._start.payment
         if start.sealed is not None:
-            return SealedPassive(start.sealed, start.context.policy.vertical.min_rows_per_node)
+            floor = start.context.policy.vertical.min_rows_per_node
+            return SealedPassive(start.sealed, floor, start.stages.measure)
         return None if payment is None else NoiseSource(payment.noise, payment.pay_tree)
 
     def _turned(self, number: int) -> None:

@@ -36,6 +36,7 @@ from he_processors.two_party.oblivious_transfer import (
     TransferSender,
 )
 from he_processors.two_party.split_argmax import PassiveLevel, Shares, Terms
+from nvflare_plugins.kinds.vertical.histogram_maker import Timer, untimed
 from nvflare_plugins.kinds.vertical.job import Preset, VerticalJob
 from nvflare_plugins.kinds.vertical.messages import (
     Bits,
@@ -185,9 +186,9 @@ class SealedPassive:
     Security: transfers and masks are drawn for this attempt alone. A resumed job makes new ones.
     """
 
-    def __init__(self, plan: SealedPlan, floor: int) -> None:
-        """Args: floor: rows that this party wants on each side of a split."""
-        self._terms, self._floor = plan.terms, max(floor, 1)
+    def __init__(self, plan: SealedPlan, floor: int, timer: Timer = untimed) -> None:
+        """Args: floor: rows that this party wants on each side of a split; timer: measures the stage "compare"."""
+        self._terms, self._floor, self._timer = plan.terms, max(floor, 1), timer
         self._sender: TransferSender | None = None
         self._owner: OffsetOwner | None = None
         self._chooser: BitChooser | None = None
@@ -247,6 +248,10 @@ class SealedPassive:
         Raises:
             ProtocolError: a message out of order, or of another form.
         """
+        with self._timer("compare"):
+            return self._answer(request, rows, codes)
+
+    def _answer(self, request: SealedRequest, rows: Sequence[NDArray[np.int32]], codes: BinCodes) -> SealedAnswer:
         if request.step == 0:
             self._asked = self._begin(request, rows)
             data = self._offer(self._asked.level, request, rows, codes)

@@ -21,11 +21,13 @@ from nvflare_plugins.kinds.vertical.planner import (
     estimate_vertical,
     estimate_workers,
     lists_of_parties,
+    measure_sealed,
     noise_figures,
     noise_lines,
     noise_plan,
     render_vertical,
     render_workers,
+    sealed_plan_of,
 )
 
 RATES = CipherRates(
@@ -135,6 +137,17 @@ def test_text_names_every_party():
     text = render_vertical(BASE, RATES, estimate_vertical(BASE, RATES, 1e6, 0), 1e6)
     assert "active party" in text and "passive party 2" in text and "3 own and 2 + 4 foreign features" in text
     assert "the preset `exact`" in text and "guarded parties" in text and "noised ones" in text
+
+
+def test_a_sealed_job_says_what_comparing_splits_costs():
+    params = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16}
+    sealed = VerticalJob(active="a", data_set="d", label="y", preset="sealed", params=params)
+    costs = measure_sealed(sealed_plan_of(sealed), VerticalWorkload(2000, 2, (3,), bins=16, depth=3))
+    assert costs.candidates == 7 * 2 * 3 * 16 and 7000 < costs.bytes / costs.candidates < 16000
+    assert costs.active_s > 0 < costs.passive_s and "672 candidates" in costs.text()
+    wide = replace(sealed, params={**params, "max_bin": 256})
+    with pytest.raises(ConfigurationError, match="64 bins"):
+        sealed_plan_of(wide)
 
 
 def test_a_noised_job_says_its_noise_and_what_a_loss_may_repeat():
