@@ -92,6 +92,7 @@ class Horizontal(Trees):
     pooled_metrics: bool | None = None
     cuts: str | None = None
     cut_bounds: Mapping[str, tuple[float, float]] | None = None
+    compare_queries: bool | None = None
     min_rows_per_cut: int | None = None
     engine: str | None = None
     word_bits: int | None = None

@@ -485,8 +485,8 @@ class Table:
             weight=None if self.weight is None else self.weight[places],
         )
 
-    def group_numbers(self, missing: Sequence[str]) -> NDArray[np.int64]:
-        """Return each row's group, numbered in the order in which groups first come.
+    def group_numbers(self, missing: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+        """Return each row's group, numbered in the order in which groups first come, and what they are called.
 
         Shapes: int64[n_rows].
         Args: missing: texts that name no group, besides an empty one.
@@ -497,11 +497,11 @@ class Table:
         if self.groups is None:
             raise ValueError("the table was loaded without groups")
         texts = pc.utf8_trim_whitespace(self.groups.combine_chunks().cast(pa.string())).dictionary_encode()
-        is_absent = np.array([text in ("", *missing) for text in texts.dictionary.to_pylist()], dtype=bool)
-        if texts.null_count or is_absent.any():
+        names: list[str] = texts.dictionary.to_pylist()
+        if texts.null_count or not {"", *missing}.isdisjoint(names):
             raise DataRefusal("a row has no group")
         numbers: NDArray[np.int64] = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        return numbers
+        return numbers, names
 
     def part(self, chosen: NDArray[np.bool_]) -> Table:
         """Return some of the rows, in their order. Shapes: chosen: bool[n_rows]."""

@@ -35,6 +35,9 @@ _NOTES_FOR_HORIZONTAL = (
     "pooled sum of weight times hazard ratio of its rows. A bin holds at least min_rows_per_cut pooled events, or "
     "min_rows_per_node if that is more. From its change over a tree follows how many rows of the bin "
     "each leaf has, single ones too.",
+    "Of rankings the sites also learn the number of queries, of each site under lambdarank_pair_method=mean. With "
+    "compare_queries, which needs every policy's consent, a site learns which of its queries another site has, and can "
+    "test guessed names.",
     "With pooled_metrics, which needs every policy's consent (score_histogram), the sites also learn the pooled "
     "evaluation rows of each class by bins of the final model's probability, at least k of each in a bin, and the "
     "edges, which tell of one site's scores.",

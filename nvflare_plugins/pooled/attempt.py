@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, Terms, agree, versions
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt, reserve_together
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -32,7 +33,7 @@ from nvflare_plugins.pooled.growing import Grown, arithmetic_here, check_words
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.preparation import Prepared
 from nvflare_plugins.pooled.processors import open_sums
-from nvflare_plugins.pooled.queries import asked_counts, counted_rows, place_queries
+from nvflare_plugins.pooled.queries import asked_counts, check_apart, counted_rows, place_queries
 from nvflare_plugins.pooled.value_bounds import coarsest_pairs, row_bounds, value_bounds
 from nvflare_plugins.site.data_refusals import Question, RefusalCount
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Wanted
@@ -111,6 +112,10 @@ class PooledAttempt:
                 training.word_bits,
             )
         self._check_floors(sums)
+        if training.compare_queries:
+            with self._reservations.cancelled_by(ConfigurationError):
+                for table, spec in self._rows.tables():
+                    check_apart(sums, attempt.session.hmac, table.group_numbers(spec.missing)[1])
         return self._agree_on_cuts(sums, n_done)
 
     # -- what a kind says of itself -----------------------------------------------------------------------------------

@@ -101,6 +101,10 @@ class HorizontalJob(JobDocument):
     query: Name | None = None
     """Column that says which rows are ranked together, of objectives `rank:*`; it is no feature. A query's rows lie at
     one site, and equal names at two sites are two queries. Weights are those of queries, the same in each row of one.
+    Another column over the same rows counts as changed rows at the sites' registries.
+    """
+    compare_queries: Flag = False
+    """Refuse the job if a query's name stands at several sites. Every site's policy must consent (`compare_queries`).
     """
     features: Names | None = None
     """Columns to train on, in this order; None means all columns of the file but label, weight and query."""
@@ -251,6 +255,9 @@ class HorizontalJob(JobDocument):
     def _check_params(self) -> None:
         """Refuse what XGBoost would refuse in the middle of the job; the rest is checked with the columns at hand."""
         check_query(self.params, self.query)
+        expect(
+            "compare_queries is read only with query; leave it out", self.query is not None or not self.compare_queries
+        )
         if self.query is not None:
             expect(
                 "on_lost_site='continue' is refused with query: the number of queries would tell of the lost site's. "

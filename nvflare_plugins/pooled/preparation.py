@@ -138,6 +138,8 @@ def allow(
     exact = job.cuts == CutMode.EXACT.value
     terms = JobTerms(job.profile, job.data_set, exact, job.min_rows_per_cut, tracking=job.tracking)
     data_set = policy.check_job(terms, context.sites)
+    if job.compare_queries:
+        policy.check_consent("compare_queries", "does not compare names of queries", "leave compare_queries out")
     eval_set = policy.data_set_for(job.eval_data_set, job.profile) if job.eval_data_set is not None else None
     chosen = choose_profile(policy, job.profile)
     names = column_names(data_set, job.label, job.weight, job.features, group)

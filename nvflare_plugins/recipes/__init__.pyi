@@ -246,7 +246,9 @@ class HorizontalXGBRecipe(JobRecipe):
             registries.
         query: Column that says which rows are ranked together, of objectives `rank:*`; it is no feature. A query's rows
             lie at one site, and equal names at two sites are two queries. Weights are those of queries, the same in
-            each row of one.
+            each row of one. Another column over the same rows counts as changed rows at the sites' registries.
+        compare_queries: Refuse the job if a query's name stands at several sites. Every site's policy must consent
+            (`compare_queries`).
         features: Columns to train on, in this order; None means all columns of the file but label, weight and query.
         categories: Public category list of each categorical column.
         unknown_category_is_missing: Treat other categories as missing instead of refusing the data.
@@ -304,6 +306,7 @@ class HorizontalXGBRecipe(JobRecipe):
         pooled_metrics: bool = ...,
         weight: str | None = ...,
         query: str | None = ...,
+        compare_queries: bool = ...,
         features: Sequence[str] | None = ...,
         categories: Mapping[str, Sequence[str | int]] = ...,
         unknown_category_is_missing: bool = ...,

@@ -103,6 +103,10 @@ class Consents(Document):
     """Horizontal leaves may be means of the sites' own quantiles of labels (reg:absoluteerror, reg:quantileerror):
     where one site alone has rows in a leaf, it discloses the label of one of them.
     """
+    compare_queries: Flag = False
+    """Names of queries may be compared over the sites, for rankings that ask for it (`compare_queries`): a site learns
+    which of its own stand at another one, and who guesses a name can test whether some other site has it.
+    """
     fewer_than_three_sites: Flag = False
     """Jobs with one or two data-bearing sites: with two, the sum minus one's own part is the other's."""
     recompute_with_changes: Flag = False

@@ -74,6 +74,7 @@ class Kind(Enum):
     RESIDUAL_SCALE = 54, True, "sum behind the scale of a smooth absolute or quantile error"
     HISTOGRAM_METRIC = 55, True, "gradient histogram of a root, and parts of the evaluation metrics of the round before"
     RISK_SUMS = 56, True, "sums of weights, or of weights times hazard ratios, of rows by bins of times"
+    QUERY_SLOTS = 57, True, "sites that have a query in each slot of a table of keyed hashes"
     CONVERSATION = 43, True, "sealed requests and answers between single parties"
 
     def __init__(self, code: int, private: bool, meaning: str) -> None:  # noqa: FBT001 - a member is a tuple

@@ -132,3 +132,33 @@ def test_what_the_sites_learn_of_queries(tmp_path, monkeypatch) -> None:
         seen.clear()
         succeed(rank(tmp_path / str(expected), rows, params, **fields)[1])
         assert max((one[4:] for one in seen if one[0] == len(rows)), key=len) == expected
+
+
+@pytest.mark.parametrize("consents", [False, True])
+def test_queries_that_are_spread_over_sites(tmp_path, caplog, consents: bool) -> None:
+    """Where names mean the same everywhere: only those are found that two sites have, and each site is told its own."""
+    caplog.set_level("INFO")
+    rows, policy = frame(400), {"consents": {"compare_queries": consents}}
+    _, outcomes = rank(tmp_path / "apart", rows, policy=policy, compare_queries=True)
+    if not consents:
+        assert all("consents.compare_queries" in str(one) for one in outcomes.values())
+        return
+    succeed(outcomes)
+    federation = Federation(tmp_path / "spread", 3, policy)
+    number = rows.groupby("query", sort=False).ngroup().to_numpy()
+    parts = [np.flatnonzero(number % 3 == one) for one in range(3)]
+    parts[2] = np.append(parts[2], parts[0][:3])
+    federation.give_data("train", rows, parts)
+    outcomes = federation.run(HorizontalJob("train", "y", RANK, 2, query="query", compare_queries=True))
+    assert all("some queries have rows at several sites" in str(one) for one in outcomes.values())
+    told = [one.getMessage() for one in caplog.records if "stands at another site" in one.getMessage()]
+    assert sorted(one.rpartition(": ")[2] for one in told) == ["0 of 133", "1 of 134", "1 of 134"]
+    succeed(federation.run(HorizontalJob("train", "y", RANK, 2, query="query"), job_id="without"))
+
+
+def test_another_column_of_queries_is_a_change_of_the_rows(tmp_path) -> None:
+    rows = frame().assign(other=np.repeat([f"o{n}" for n in range(48)], 10))
+    federation, outcomes = rank(tmp_path, rows, policy={"consents": {}})
+    succeed(outcomes)
+    job = HorizontalJob("train", "y", RANK, 2, query="other", features=["a", "b", "c"])
+    assert all("recompute_with_changes" in str(one) for one in federation.run(job, job_id="other").values())

@@ -255,7 +255,7 @@ class TrainingAttempt(PooledAttempt):
         # Rounds draw from the training rows alone. Metrics of the evaluation set are sums over its rows, and can be
         # subtracted like any other.
         fractions = [row_fraction(self._parameters), 1.0]
-        draws = [describe_draw(fraction, self._job.weight) for fraction in fractions]
+        draws = [describe_draw(fraction, self._job.weight, self._job.query) for fraction in fractions]
         sets = zip(self._rows.tables(), draws, strict=False)
         wanted = [Wanted(*one_set, draw=draw, is_settled=True) for one_set, draw in sets]
         # The training set alone: other rows can be evaluated under another name.
@@ -271,6 +271,7 @@ class TrainingAttempt(PooledAttempt):
         # Of before, too: they know jobs without these fields.
         without = without if job.word_bits != WORD_BITS else (*without, "word_bits")
         without = without if job.time_bins != TIME_BINS else (*without, "time_bins")
+        without = (*without, "compare_queries") if job.query is not None else (*without, "compare_queries", "query")
         fields = {name: value for name, value in job.to_dict().items() if name not in without}
         return {"job": fields, "parameters": parameters.document(), "rows_per_node": self._floors.rows_per_node}
 

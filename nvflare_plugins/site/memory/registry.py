@@ -52,14 +52,16 @@ ADDED_SITES, ADDED_ROWS = 3, 1000
 """How many sites must have added rows since earlier runs, and how many in all, for training again without consents."""
 
 
-def describe_draw(fraction: float = 1.0, weight: str | None = None) -> str:
+def describe_draw(fraction: float = 1.0, weight: str | None = None, query: str | None = None) -> str:
     """Return which of the rows a run trains on and how much each counts, for ``Registry.reserve``.
 
     Args:
         fraction: of the rows that each round draws.
         weight: column of weights.
+        query: column of queries: another one leaves other rows without pairs.
     """
-    return ", ".join([f"subsample {fraction!r}"] * (fraction < 1) + [f"weight {weight!r}"] * (weight is not None))
+    said = {"subsample": fraction if fraction < 1 else None, "weight": weight, "query": query}
+    return ", ".join(f"{name} {value!r}" for name, value in said.items() if value is not None)
 
 
 class Verdict(Enum):
