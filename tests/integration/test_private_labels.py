@@ -95,6 +95,7 @@ def test_bounds_that_no_value_meets_are_in_the_sites_own_log_alone(tmp_path: Pat
     assert not any(b"no value of" in data for _, data in run.frames)
 
 
+PURE = {"method": "pure"}
 PURE_BUDGETS = {
     "pure alone": {"epsilon": 2.0, "delta": 0.0, "pure_epsilon": 2.0},
     "of both": {**BUDGET, "pure_epsilon": 2.5},
@@ -124,10 +125,12 @@ def test_a_pure_job_from_policy_to_verified_evidence(tmp_path: Path, budget: dic
     assert FinishedModel(federation.model(), "model").clipped_at == pytest.approx(0.6)
 
 
-@LABELS
+@pytest.mark.parametrize("label", [NUMBERS, CLASSES, {**NUMBERS, **PURE}], ids=["numbers", "classes", "pure"])
 def test_what_was_released_is_replayed_by_a_job_that_resumes_or_waits(tmp_path: Path, label: dict) -> None:
     for number, goes_on in enumerate(({"on_lost_site": "wait"}, {"resume_from": "first"})):
         federation = PrivateFederation(tmp_path / str(number), rows_of(label))
+        for site in federation.sites:
+            federation.set_budget(site, PURE_BUDGETS["of both"] if "method" in label else BUDGET)
         first = {k: v for k, v in goes_on.items() if k == "on_lost_site"}
         run = federation.run_private(job_of(**label, **first), "first", tamper={"site-2": dies_at(Kind.NODE_STATS, 4)})
         assert isinstance(run.error("site-2"), SiteDied)
@@ -138,7 +141,7 @@ def test_what_was_released_is_replayed_by_a_job_that_resumes_or_waits(tmp_path: 
             federation.run_private(job, "second").succeed()
         for site in federation.sites:
             spent = federation.ledger(site).job_spent("first")
-            assert 0.999 < spent.epsilon(job.delta) <= job.epsilon and federation.ledger(site).spent() == spent
+            assert 0.999 < spent.epsilon(job.at_delta) <= job.epsilon and federation.ledger(site).spent() == spent
 
 
 @pytest.mark.parametrize("other", [{"label_bounds": [-4e6, 9e6]}, CLASSES], ids=["bounds", "kind"])

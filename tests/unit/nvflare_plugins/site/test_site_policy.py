@@ -194,11 +194,17 @@ def test_privacy_ids_and_aliases_of_a_data_set():
         {"epsilon": 1, "delta": 0.5},
         {"epsilon": 1, "delta": 0.011},
         {"epsilon": 1, "delta": 1e-6, "pure_epsilon": 1.1},
+        {"epsilon": 1, "delta": 0},
     ],
 )
 def test_budgets_that_are_none_are_refused(privacy):
     with pytest.raises(ConfigurationError, match="privacy"):
         _policy(data_sets={"d": {"path": "d.csv", "privacy": privacy}})
+
+
+def test_a_budget_without_a_delta_is_pure() -> None:
+    entry = {"path": "d.csv", "privacy": {"epsilon": 1, "delta": 0, "pure_epsilon": 1}}
+    assert _policy(data_sets={"d": entry}).data_set("d").privacy.delta == 0
 
 
 def test_wrong_rules_aliases_and_backends_are_refused():

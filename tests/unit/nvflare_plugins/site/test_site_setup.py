@@ -128,6 +128,7 @@ def test_every_part_of_a_budget_can_be_set_from_the_command_line(tmp_path: Path)
     for text, expected in (
         ("a=2,1e-6,pure_epsilon=0.5,rows_per_person=3", (2.0, 1e-6, 0.5, 3)),
         ("a=4,1e-7,rows_per_person=5", (4.0, 1e-7, 0.5, 5)),
+        ("a=4,0,pure_epsilon=4", (4.0, 0.0, 4.0, 5)),
     ):
         options = parse(["site-setup", str(tmp_path / "ws"), "--data-set", f"a={data}", "--budget", text])
         assert options.func(options) == 0
