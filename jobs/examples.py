@@ -65,6 +65,8 @@ from nvflare_plugins.recipes.examples import (
     SEARCHES_TEST,
     SIMULATED,
     SITES,
+    STAYS,
+    STAYS_TEST,
     deal_breast_cancer,
     invented_credit,
     write_breast_cancer,
@@ -73,6 +75,7 @@ from nvflare_plugins.recipes.examples import (
     write_parts,
     write_patients,
     write_searches,
+    write_stays,
 )
 from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import write_folder
@@ -139,6 +142,11 @@ def _loans(folder: Path, table: Table) -> DataSets:
     rows = invented_credit(6_000) if table.rows is None else table.rows
     write_credit(rows, list(table.sites(folder).values()), LOANS)
     return {LOANS: _of(folder, f"{LOANS}.parquet")}
+
+
+def _stays(folder: Path, table: Table) -> DataSets:
+    write_stays(list(table.sites(folder).values()))
+    return {name: _of(folder, f"{name}.parquet") for name in (STAYS, STAYS_TEST)}
 
 
 def _searches(folder: Path, table: Table) -> DataSets:
@@ -252,6 +260,17 @@ EXAMPLES: dict[str, Example] = {
     "horizontal_bfv": _horizontal_under("bfv"),
     "horizontal_ckks": _horizontal_under("ckks"),
     "horizontal_plain": _horizontal_under("plain", **_PLAIN),
+    "survival": Example(
+        partial(
+            HorizontalXGBRecipe,
+            data_set=STAYS,
+            eval_data_set=STAYS_TEST,
+            label={"time": "days", "event": "readmitted"},
+            params={"objective": "survival:aft", "eval_metric": "aft-nloglik", "base_score": 180.0, "max_depth": 3},
+            num_rounds=20,
+        ),
+        _stays,
+    ),
     "ranking": Example(
         partial(
             HorizontalXGBRecipe,

@@ -33,6 +33,7 @@ _N_TEST = 150
 
 PATIENTS = "patients"
 SEARCHES, SEARCHES_TEST = "searches", "searches_test"
+STAYS, STAYS_TEST = "stays", "stays_test"
 PATIENT_BOUNDS = {
     "mean_radius": (5, 30),
     "mean_texture": (5, 40),
@@ -129,6 +130,25 @@ def write_credit(frame: pd.DataFrame, folders: Sequence[Path], name: str = CREDI
         write_private_table(folder / f"{name}.parquet", shuffled.iloc[rows])
 
 
+def write_stays(folders: Sequence[Path]) -> None:
+    """Write invented patients, for training and for evaluation: days until readmission, or until the last look."""
+    import pandas as pd
+
+    for number, folder in enumerate(folders):
+        make_folder(folder)
+        for name, n_rows in ((STAYS, 500), (STAYS_TEST, 200)):
+            random = np.random.default_rng([number, n_rows])
+            age, ward = random.normal(66, 12, n_rows).round(1), random.integers(0, 3, n_rows)
+            creatinine = random.gamma(4.0, 0.3, n_rows).round(2)
+            mean = 6 - (age - 66) / 30 - (creatinine - 1) * (1 + ward / 2)
+            until = np.exp(mean + 0.8 * np.log(random.exponential(size=n_rows)))
+            last_look = random.uniform(30, 365, n_rows)
+            columns = {"age": age, "ward": ward, "creatinine": creatinine}
+            days = np.maximum(np.ceil(np.minimum(until, last_look)), 1).astype(int)
+            rows = pd.DataFrame(columns).assign(days=days, readmitted=(until <= last_look).astype(int))
+            write_private_table(folder / f"{name}.parquet", rows)
+
+
 def write_searches(folders: Sequence[Path]) -> None:
     """Write invented searches in shops, for training and for evaluation: each shop numbers its own."""
     import pandas as pd
@@ -168,6 +188,7 @@ def write_all(folder: Path) -> None:
     write_credit(invented_credit(6_000), list(places.values()), LOANS)
     write_loan_columns(list(places.values()))
     write_searches(list(places.values()))
+    write_stays(list(places.values()))
 
 
 def policy(folder: Path) -> dict[str, Any]:
@@ -185,7 +206,7 @@ def policy(folder: Path) -> dict[str, Any]:
         PARTS_TEST: of(f"{PARTS_TEST}.csv", id="patient"),
         CREDIT: of(f"{CREDIT}.parquet", privacy={**_BUDGET, "own_persons": True}),
         LOANS: of(f"{LOANS}.parquet"),
-        **{name: of(f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST)},
+        **{name: of(f"{name}.parquet") for name in (SEARCHES, SEARCHES_TEST, STAYS, STAYS_TEST)},
         LOAN_COLUMNS: of(f"{LOAN_COLUMNS}.parquet", id="loan"),
     }
     consents = ("plain_profile", "exact_bins", "merge_model", "explain", "share_own_trees", "feature_profile")

@@ -45,6 +45,8 @@ def test_horizontal_and_vertical_examples_share_no_name(workspace: Path) -> None
         "loans",
         "searches",
         "searches_test",
+        "stays",
+        "stays_test",
     }
     assert jobs.recipe("bagging").job.data_set == "breast"
 
