@@ -43,7 +43,8 @@ _LOG2_E = 1.4426950408889634
 
 OUT_OF_RANGE = (
     "survival:cox: hazard ratios lie so far apart that sums over the rows at risk would lose digits. Lower "
-    "learning_rate or num_rounds, or raise reg_lambda or min_child_weight; clip weights that differ much"
+    "learning_rate or num_rounds, or raise reg_lambda or min_child_weight; clip weights that differ much, and leave "
+    "base_score out"
 )
 """The same at all sites: it follows from trees and opened sums."""
 
@@ -204,7 +205,8 @@ class RiskRange:
         Raises:
             ConfigurationError: rows at risk weigh so little that rounding shows in their sum.
         """
-        self._log2 = min(self._log2, float(np.log2(at_bins.max())) + 2.0**-10)
+        with np.errstate(divide="ignore"):
+            self._log2 = min(self._log2, float(np.log2(at_bins.max())) + 2.0**-10)
         least = at_or_after(at_bins)[events > 0].min(initial=np.inf)
         if not least >= self._n_rows * 2.0 ** (FINEST + _KEPT_BITS):
             raise ConfigurationError(OUT_OF_RANGE)

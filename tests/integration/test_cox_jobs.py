@@ -255,10 +255,16 @@ def test_rounds_that_draw_rows_count_all_rows_at_risk(tmp_path: Path, undisturbe
     assert federation.model() != undisturbed
 
 
-def test_hazard_ratios_that_lose_digits_end_the_job_at_all_sites_alike(tmp_path: Path) -> None:
-    frame = survival.times("events")
-    rough = {"learning_rate": 3.0, "lambda": 0.0, "min_child_weight": 0.0, "max_depth": 8}
-    outcomes = sites(tmp_path, frame).run(job(rough, num_rounds=60))
+@pytest.mark.parametrize(
+    "rough",
+    [
+        {"learning_rate": 3.0, "lambda": 0.0, "min_child_weight": 0.0, "max_depth": 8},
+        {"base_score": 1e-30},
+        {"base_score": 1e38},
+    ],
+)
+def test_hazard_ratios_that_lose_digits_end_the_job_at_all_sites_alike(tmp_path: Path, rough: dict) -> None:
+    outcomes = sites(tmp_path).run(job(rough, num_rounds=60))
     assert all(isinstance(one, ConfigurationError) and "hazard ratios" in str(one) for one in outcomes.values())
     assert len({str(one) for one in outcomes.values()}) == 1
 
