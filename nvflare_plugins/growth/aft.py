@@ -126,10 +126,18 @@ class _Rows:
         self.is_exact = self.lower == self.upper
         self.is_right, self.is_left = np.isinf(self.upper) & ~self.is_exact, (self.lower <= 0) & ~self.is_exact
         with np.errstate(all="ignore"):
-            z_lower, z_upper = ((_log(bound) - margins) / self.sigma for bound in (self.lower, self.upper))
-            z_lower, z_upper = np.where(self.is_left, 0.0, z_lower), np.where(self.is_right, 0.0, z_upper)
-            self.at_lower, self.at_upper = _AT[loss.distribution](z_lower), _AT[loss.distribution](z_upper)
+            z_lower, self.at_lower = self._at(self.lower, margins, ~self.is_left)
+            z_upper, self.at_upper = self._at(self.upper, margins, ~(self.is_exact | self.is_right))
         self.is_later = np.where(self.is_exact, z_lower > 0, (z_upper > 0) | (z_lower > 0))
+
+    def _at(self, bound: Doubles, margins: Floats, is_asked: NDArray[np.bool_]) -> tuple[Doubles, _At]:
+        """Return how far a bound is from the margin, and the distribution there; zeros for rows that need neither."""
+        rows, z = np.flatnonzero(is_asked), np.zeros(bound.size)
+        z[rows] = (_log(bound[rows]) - margins[rows]) / self.sigma
+        found = _AT[self.loss.distribution](z[rows])
+        parts = np.zeros((4, bound.size))
+        parts[:, rows] = found.cdf, found.pdf, found.slope, found.bend
+        return z, _At(*parts)
 
     def _between(self, name: str, beyond: float) -> Doubles:
         """Return a function's rise from the lower to the upper bound. Args: beyond: its value at infinity."""
