@@ -19,7 +19,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
-from tests.support.federation import Federation, succeed
+from tests.support.federation import Federation, SiteDied, dies_at, succeed
 
 RANK = {"objective": "rank:ndcg", "max_depth": 2, "max_bin": 8}
 
@@ -162,3 +162,26 @@ def test_another_column_of_queries_is_a_change_of_the_rows(tmp_path) -> None:
     succeed(outcomes)
     job = HorizontalJob("train", "y", RANK, 2, query="other", features=["a", "b", "c"])
     assert all("recompute_with_changes" in str(one) for one in federation.run(job, job_id="other").values())
+
+
+@pytest.mark.parametrize(("how", "method"), [("wait", "mean"), ("resume", "topk")])
+def test_a_ranking_goes_on_to_the_same_model(tmp_path, how: str, method: str) -> None:
+    params = {**RANK, "lambdarank_pair_method": method}
+
+    def started(name: str) -> Federation:
+        federation, rows = Federation(tmp_path / name, 3), frame()
+        federation.give_data("train", rows, np.array_split(np.arange(len(rows)), [160, 320]))
+        return federation
+
+    def job(**fields: Any) -> HorizontalJob:
+        return HorizontalJob("train", "y", params, 4, query="query", weight="w", checkpoint_every=1, **fields)
+
+    whole, lost = started("whole"), started("lost")
+    succeed(whole.run(job(arithmetic="3.3")))
+    waits = {"on_lost_site": "wait"} if how == "wait" else {}
+    first = "job" if how == "wait" else "first"
+    died = lost.run(job(arithmetic="3.3", **waits), first, tamper={"site-2": dies_at(Kind.HISTOGRAM, 5)})
+    assert isinstance(died["site-2"], SiteDied)
+    again = waits or {"resume_from": "first"}
+    succeed(lost.run(job(arithmetic="3.3", **again), number=2 if how == "wait" else 1))
+    assert lost.model() == whole.model()

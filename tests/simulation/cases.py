@@ -67,6 +67,20 @@ def _cox(on_loss: str) -> Simulated:
     return replace(found, case=replace(found.case, give=_with_times))
 
 
+def _with_queries(folder: Path) -> Parties:
+    frame = breast(4)
+    queries = [f"{'aaabbc'[n % 6]}{n // 36}" for n in range(len(frame))]  # each at one site
+    give = lambda folder: rows_over_sites(folder, frame.assign(query=queries, w=2.0), DATA)  # noqa: E731
+    return _consenting(give, {}, "compare_queries")(folder)
+
+
+def _ranking(on_loss: str) -> Simulated:
+    params = {**CASES["horizontal"].fields["params"], "objective": "rank:ndcg", "lambdarank_pair_method": "mean"}
+    ranked = {"params": params, "query": "query", "weight": "w", "compare_queries": True, "arithmetic": "3.3"}
+    found = _other("horizontal", on_loss, num_rounds=3, **ranked)
+    return replace(found, case=replace(found.case, give=_with_queries))
+
+
 JOBS: dict[str, Simulated] = {
     **{kind: Simulated(kind, case) for kind, case in CASES.items()},
     # Three jobs fit into the sites' budgets: the one that is lost, its twin, and one more when all are back.
@@ -77,6 +91,7 @@ JOBS: dict[str, Simulated] = {
     "vertical_paillier": _other("vertical", profile="paillier", key_bits=2048, num_rounds=1),
     "horizontal_wait": _other("horizontal", WAIT),
     "horizontal_cox": _cox(WAIT),
+    "horizontal_ranking": _ranking(WAIT),
     "vertical_wait": _other("vertical", WAIT, num_rounds=3),
     "private_trees_wait": _other("private_trees", WAIT, components={"n_trees": 3}),
     "dpboost_wait": _other("dpboost", WAIT),
