@@ -1,4 +1,4 @@
-"""The best splits of a tree under seal, from made-up shares: seconds, bytes and messages between two processes.
+"""The best splits of a tree under seal, from synthetic shares: seconds, bytes and messages between two processes.
 
 Two processes exchange what he_processors/two_party says, for a tree of 63 nodes on 30,000 rows, level by level. Every
 message is delayed by half a round trip. Each winner is compared with the function in the clear. The last line of the
