@@ -52,7 +52,7 @@ FRACTION_BITS = 14
 MAX_BINS = 64
 CANDIDATES_AT_ONCE = 1 << 13
 """Whose circuits travel together: some 80 MB."""
-BYTES_PER_CANDIDATE = 1 << 14
+BYTES_PER_CANDIDATE = 1 << 15
 """No message has more for a candidate, whatever the number of rows."""
 
 _PLAIN: dict[str, tuple[float, str]] = {

@@ -11,6 +11,7 @@ import pytest
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout
+from he_processors.two_party.split_argmax import NodeSums
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
@@ -18,13 +19,20 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_param
 from nvflare_plugins.kinds.vertical.key_owner import SealedGradientOwner, gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
-from nvflare_plugins.kinds.vertical.sealed import Candidates, SealedPassive, SealedPlan, sealed_plan
+from nvflare_plugins.kinds.vertical.sealed import (
+    BYTES_PER_CANDIDATE,
+    Candidates,
+    SealedPassive,
+    SealedPlan,
+    sealed_plan,
+)
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.site.memory.store import Memory
 from tests.support.bin_attack import KnownSplit, Tap, attack
 from tests.support.clear_splits import clear_scheme, compared_in_the_clear, unmasked
 from tests.support.he_toys import toy_paillier
 from tests.support.in_process_link import InProcessLink
+from tests.support.two_party import Parties, messages_of_level
 from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference, trees
 
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 8, "eta": 0.5}
@@ -323,3 +331,12 @@ def test_caps_and_floors_of_the_passive_party_hold(tmp_path):
     assert outcome.passives[0].table and found.nodes_withheld
     assert (found.split_bits_max, found.n_sums, found.per_row_max) == (2, 0, 0)
     assert all(30 <= bits.unpack().sum() <= bits.n - 30 for bits in told)
+
+
+@pytest.mark.parametrize("n_rows", [1, 1 << 14, 1 << 23])
+def test_no_message_is_longer_than_receivers_allow(n_rows):
+    terms, n = plan_of({**PARAMS, "lambda": 0, "min_child_weight": 0}).terms, 8
+    node = NodeSums(-100, n_rows << 12, n_rows)
+    zeros = np.zeros((1, n), dtype=np.int64)
+    said, winners = messages_of_level(*Parties.of(terms).level([node], n), zeros, zeros)
+    assert max(map(len, said)) < n * BYTES_PER_CANDIDATE and winners.tolist() == [-1]
