@@ -17,6 +17,7 @@ import xgboost as xgb
 
 from dp_components.mechanisms import add_gaussian_noise
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.data.labels import columns_of
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support.federation import Federation, SiteDied, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import dies_after
@@ -41,6 +42,7 @@ def table(n_rows: int = 900, seed: int = 5) -> pd.DataFrame:
         y=(signal > 0.6).astype(np.float32),
         level=np.digitize(signal, [0.0, 1.0]).astype(np.float32),
         amount=np.abs(signal).astype(np.float32) + 0.1,
+        days=np.where(signal > 0.6, 1, -1).astype(np.float32) * (np.abs(signal).astype(np.float32) + 0.1),
         w=rng.uniform(0.2, 3.0, n_rows).astype(np.float32),
     )
 
@@ -50,14 +52,14 @@ def train(
     params: dict[str, object],
     shards: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
-    label: str = "y",
+    label: str | dict[str, str] = "y",
     held_out: bool = False,
     **fields: object,
 ) -> Federation:
     folder.mkdir()
     federation = Federation(folder)
     names = [f"x{i}" for i in range(5)]
-    keep = [*names, label, *(["w"] if "weight" in fields else [])]
+    keep = [*names, *columns_of(label), *(["w"] if "weight" in fields else [])]
     federation.give_data("train", table()[keep])
     federation.set_registry_keys()
     if held_out:
@@ -86,6 +88,10 @@ TRAININGS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     ),
     "rows": ({**LOGISTIC, "subsample": 0.5, "seed": 3}, {}),
     "weighed_rows": ({**LOGISTIC, "subsample": 0.5, "min_child_weight": 2}, {"weight": "w"}),
+    "times": (
+        {"objective": "survival:aft", "eval_metric": ["aft-nloglik"]},
+        {"label": {"signed": "days"}, "held_out": True, "weight": "w"},
+    ),
     "huber": ({"objective": "reg:pseudohubererror"}, {"label": "amount"}),
     "curves": ({**LOGISTIC, "eval_metric": ["auc", "logloss", "aucpr"]}, {"held_out": True, "weight": "w"}),
     "curves_of_classes": (
