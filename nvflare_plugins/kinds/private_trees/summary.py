@@ -26,7 +26,7 @@ class PlanSummary:
         rows_to_hear: rows whose gradients must point the same way for a leaf's G to exceed its noise: undecided ones,
             or, of numbers, those whose residuals are cut.
         cut_at, label_noise: of numbers, where residuals are cut and the noise on their sum in a leaf; 0 for classes.
-            Units: of the label.
+            Units: of the label, or of the logarithms of times.
         n_messages, n_bytes: messages of sums, and what a site sends in them; it receives as many bytes.
     """
 
@@ -44,6 +44,7 @@ class PlanSummary:
     n_rounds: int
     n_messages: int
     n_bytes: int
+    is_of_times: bool = False
 
 
 def summarise(plan: JobPlan) -> PlanSummary:
@@ -67,6 +68,7 @@ def summarise(plan: JobPlan) -> PlanSummary:
         plan.releases.n_rounds,
         len(plan.releases.releases),
         plan.releases.n_bytes,
+        isinstance(target, Times),
     )
 
 
@@ -103,7 +105,7 @@ def lines(summary: PlanSummary) -> list[str]:
     """Return the figures as lines of text."""
     g, h = summary.leaf_noise
     heard = "undecided rows" if not summary.cut_at else "rows so far off"
-    wide = "wider bounds make both larger in proportion"
+    wide = "as logarithms of time" if summary.is_of_times else "wider bounds make both larger in proportion"
     cut = [
         f"                 residuals are cut at {human_number(summary.cut_at, 4)}, and the noise on their sum is "
         f"{human_number(summary.label_noise, 4)}: {wide}"
