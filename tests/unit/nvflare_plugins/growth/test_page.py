@@ -46,9 +46,14 @@ def test_the_picture_shows_the_steps_of_the_page_and_asks_for_nothing_from_elsew
     assert not re.search(r"href|<script|<image|url\((?!#)", source)
 
 
-def is_job(**fields: object) -> bool:
+OBJECTIVES = {"survival:cox": ({"signed": "days"}, {}), "rank:ndcg": ("label", {"query": "query"})}
+"""Those that have a row of their own: a label and further fields of a job."""
+
+
+def is_job(objective: str = "binary:logistic", **fields: object) -> bool:
+    label, more = OBJECTIVES.get(objective, ("label", {}))
     try:
-        HorizontalJob("train", "label", {"objective": "binary:logistic"}, **fields)
+        HorizontalJob("train", label, {"objective": objective}, **more, **fields)
     except ConfigurationError:
         return False
     return True
@@ -62,6 +67,8 @@ def own_and_xgboost(what: str) -> tuple[bool, bool]:
         return set(releases) <= set(arithmetic.ARITHMETICS), set(releases) <= known
     if what.startswith("arithmetic"):
         return tuple(is_job(engine=engine, arithmetic="3.2") for engine in ("own", "xgboost"))
+    if what in OBJECTIVES:
+        return tuple(is_job(what, engine=engine) for engine in ("own", "xgboost"))
     name, _, value = what.partition("=")
     objective = CLASSES if name == "multi_strategy" else {"objective": "binary:logistic"}
     try:
