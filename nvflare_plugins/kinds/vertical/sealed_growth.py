@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.curve.registry import open_curve
-from he_processors.errors import ProtocolError
+from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import exact_sum
 from he_processors.histogram.sums import BinSums, NodeTotal
 from he_processors.two_party.oblivious_transfer import BitChooser, OffsetOwner, TransferChooser, TransferSender
@@ -21,7 +21,7 @@ from nvflare_plugins.growth import splits as growth_splits
 from nvflare_plugins.growth.tree import SMALLEST_CHANGE
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.key_owner import EncodedGradients
-from nvflare_plugins.kinds.vertical.sealed import CANDIDATES_AT_ONCE, Candidates, SealedPlan, new_offset
+from nvflare_plugins.kinds.vertical.sealed import CANDIDATES_AT_ONCE, FRACTION_BITS, Candidates, SealedPlan, new_offset
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, PartySums, SumsOfTraining
 
 _ALL = np.array([True])
@@ -66,8 +66,14 @@ class SealedSums(PartySums):
         own: OwnRows,
         sealed: SealedTraining,
     ) -> None:
-        """Prepare for one tree. Shapes: columns: bool[n_columns], that the tree may use."""
+        """Prepare for one tree. Shapes: columns: bool[n_columns], that the tree may use.
+
+        Raises:
+            CapacityExceeded: hessians are on another grid than the plan's bounds are.
+        """
         super().__init__(training, party, tree, columns, gradients.unit)
+        if gradients.unit.h_exponent != sealed.plan.h_exponent - FRACTION_BITS:
+            raise CapacityExceeded("a hessian is larger than its objective allows")
         self._formula, self._gradients, self._rows, self._sealed = training.formula, gradients, own.rows, sealed
         self._candidates = Candidates(self._layout)
         self._goes_left: dict[int, messages.Bits] = {}
