@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.pages.charts import HALF, Axis, Line, labelled_lines, line_chart
+from nvflare_plugins.pages.charts import Axis, Line, labelled_lines, line_chart
 
 _GROUPS = ("predicted early", "predicted in between", "predicted late")
 _CALIBRATED, _LEAST_OF_GROUP = 10, 20
@@ -101,4 +101,4 @@ def _calibration(time: Floats, event: NDArray[np.bool_], chance: Floats, horizon
         before = int(np.searchsorted(times, horizon, side="right"))
         points.append((float(chance[rows].mean()), float(shares[before - 1]) if before else 1.0))
     lines.append(Line(f"rows by their predicted chance to be without an event at {number(horizon)}", 1, tuple(points)))
-    return line_chart(lines, Axis("predicted chance", "chance", (0.0, 1.0), width=HALF), "share without an event", 260)
+    return line_chart(lines, Axis("predicted chance", "chance", (0.0, 1.0)), "share without an event")
