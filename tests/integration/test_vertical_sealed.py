@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
+import veilboost as vb
 import xgboost as xgb
 from sklearn.metrics import roc_auc_score
 
@@ -86,3 +88,18 @@ def test_more_parties_and_clusters_are_refused(tmp_path, n_sites, widths, cluste
         parties.set_policy("site-2", **parties.policy_of("site-2"), cluster=cluster)
     refused = run(parties, job(**SEALED))["site-2"]
     assert isinstance(refused, ConfigurationError) and words in str(refused)
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_a_job_over_flare_finds_common_rows_and_trains(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 6)).astype(np.float32)
+    label = (x[:, 0] + x[:, 4] + 0.5 * rng.normal(size=2000) > 0).astype(int)
+    ids = [f"p{i}" for i in range(2000)]
+    bank = pd.DataFrame(x[:, :3], columns=list("abc")).assign(id=ids, y=label)
+    shop = pd.DataFrame(x[:, 3:], columns=list("def")).assign(id=ids)
+    fed = vb.simulate({"bank": bank, "shop": shop}, "y", folder=tmp_path / "fed")
+    trained = fed.train(vb.vertical(id="id", preset="sealed", max_depth=4, max_bin=16), rounds=2)
+    scores = fed.predict(trained, {"bank": bank.drop(columns="y"), "shop": shop})
+    assert roc_auc_score(bank.set_index("id").loc[scores.index, "y"], scores["margin"]) > 0.85
