@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import xgboost as xgb
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.bagging.job import BaggingJob
@@ -19,7 +21,8 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
-from tests.support.federation import Federation, SiteDied, dies_at, succeed
+from tests.support import vertical_jobs
+from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 
 RANK = {"objective": "rank:ndcg", "max_depth": 2, "max_bin": 8}
 
@@ -185,3 +188,30 @@ def test_a_ranking_goes_on_to_the_same_model(tmp_path, how: str, method: str) ->
     again = waits or {"resume_from": "first"}
     succeed(lost.run(job(arithmetic="3.3", **again), number=2 if how == "wait" else 1))
     assert lost.model() == whole.model()
+
+
+def test_a_vertical_job_ranks_at_the_party_that_has_the_queries(tmp_path, caplog) -> None:
+    """The same model as centralized training of the same queries, also where rows lie in no order of these."""
+    rows = vertical_jobs.table(300)
+    rows["y"] = np.random.default_rng(1).integers(0, 4, len(rows)).astype(np.float32)
+    query = np.random.default_rng(2).integers(0, 20, len(rows))
+    parties = Parties(tmp_path, 3, {**vertical_jobs.POLICY, "share_data_errors": False})
+    vertical_jobs.give_columns(parties, "data", rows, (2, 3, 1))
+    own = rows[["c0", "c1", "y"]].assign(query=query)
+    parties.give("site-1", "data", own)
+    params = {"objective": "rank:ndcg", "max_depth": 3, "max_bin": 16, "base_score": 0.0}
+    of = vertical_jobs.job(params=params, query="query", evaluate_training=True)
+    succeed(vertical_jobs.run(parties, of))
+    order = np.argsort(query, kind="stable")
+    table = rows[[f"c{n}" for n in range(6)]].to_numpy(np.float32)
+    matrix = xgb.DMatrix(table[order], label=rows.y.to_numpy()[order], qid=query[order])
+    told: dict[str, Any] = {}
+    settings = {"tree_method": "hist", "nthread": 1, "verbosity": 0, **params}
+    xgb.train(settings, matrix, of.num_rounds, evals=[(matrix, "train")], evals_result=told, verbose_eval=False)
+    record = json.loads((parties.workspace("site-1") / "runs" / "job" / "run.json").read_text())
+    found = [row["metrics"]["train-ndcg@32"] for row in record["rounds"]]
+    assert found == pytest.approx(told["train"]["ndcg@32"], abs=1e-9) and found[-1] > found[0] > 0.5
+    parties.give("site-1", "data", own.assign(w=1.0 + (own.index == 0)))
+    wrong = vertical_jobs.job(params=params, query="query", weight="w")
+    assert all(isinstance(one, Exception) for one in vertical_jobs.run(parties, wrong, "wrong").values())
+    assert "differ from row to row" in caplog.text
