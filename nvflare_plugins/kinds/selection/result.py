@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare_plugins.base.files import inert_csv, write_atomically
-from nvflare_plugins.base.formatting import number
+from nvflare_plugins.base.formatting import counted, number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.selection.job import Rule, SelectionJob
 from nvflare_plugins.kinds.tuning.result import training_script
@@ -315,6 +315,6 @@ def line_of(number_of: int, n_steps: int, metric: str, step: Step) -> str:
     gone = f"; without {', '.join(step.dropped)} from now on" if step.dropped else ""
     scores = step.scores
     return (
-        f"step {number_of} of {n_steps}: {len(step.features)} columns, {metric} {scores.mean:.6g} "
+        f"step {number_of} of {n_steps}: {counted(len(step.features), 'column')}, {metric} {scores.mean:.6g} "
         f"(spread {scores.spread:.3g}){gone}"
     )

@@ -20,6 +20,7 @@ from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.data.table import load_table
+from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.profile.site import Counted, count
 from nvflare_plugins.kinds.selection import site as selection_site
 from nvflare_plugins.kinds.selection.job import SelectionJob
@@ -236,6 +237,13 @@ def test_results_record_and_what_follows(tmp_path: Path) -> None:
     said: dict[str, Any] = {}
     exec((folder / "train_chosen.py").read_text().replace('recipe.export("jobs")', ""), said)  # noqa: S102
     assert said["recipe"].job.features == found["chosen"]
+    assert verify([parties.run_folder(site, "first") / "evidence" for site in parties.sites]).attempts[0].failures == (
+        "the log of server is missing",
+    )
+    private = {one.frame.kind for one in parties.transfers if one.frame.kind.private}
+    counts = {Kind.EFFECTIVE_ROWS, Kind.CUT_COUNTS, Kind.CELL_FLAGS, Kind.CLASS_COUNTS}
+    sums = counts | {Kind.SCALE, Kind.HISTOGRAM, Kind.METRIC}
+    assert private - {Kind.GROUP_KEY, Kind.AGREEMENT} == sums, "pooled sums, and nothing else of rows"
     record = RunRecord.read(folder)
     assert record.consents == ("feature_profile", "tuning") and record.model is None
     assert "Sets of columns" in (folder / "report.html").read_text()
