@@ -20,6 +20,7 @@ from dp_components.events import (
     Event,
     ExponentialEvent,
     GaussianEvent,
+    IntegerNoiseEvent,
     LaplaceEvent,
     LocalRandomisedResponseEvent,
     NeighbouringRelation,
@@ -323,7 +324,7 @@ def cost_of(event: PricedEvent) -> PrivacyCost:
             slack = discrete_distance(event.scales, event.n_shares)
             narrowed = least_narrowed(event.scales, event.n_shares)
             return PrivacyCost(mu_squared=1 / event.noise_multiplier**2 / narrowed, total_variation=slack)
-        case LaplaceEvent() | DiscreteLaplaceEvent() | ExponentialEvent():
+        case LaplaceEvent() | DiscreteLaplaceEvent() | IntegerNoiseEvent() | ExponentialEvent():
             return PrivacyCost(pure_epsilon=event.epsilon)
         case LocalRandomisedResponseEvent():
             is_element = event.relation is NeighbouringRelation.CHANGE_VALUE

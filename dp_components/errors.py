@@ -22,6 +22,10 @@ class UnknownEvent(PrivacyError):
     """An event that the accountant does not know: it is never taken to cost nothing."""
 
 
+class UnusableNoise(PrivacyError, ValueError):
+    """A mechanism of others says of itself what no price follows from, or does something else: nothing was released."""
+
+
 class SecondOpinionDiffers(PrivacyError):
     """The independent accountant disagrees, or cannot be asked: no job starts on figures that are in doubt."""
 

@@ -143,6 +143,36 @@ class DiscreteLaplaceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerNoiseEvent:
+    """An integer query plus noise of a mechanism that others wrote, whose price was derived from its mass function.
+
+    Attributes:
+        epsilon: the derived price: likelihood ratios of the whole query stay below exp(epsilon).
+        relation: what neighbouring data sets differ in.
+        mechanism: its name, distribution, version and the hash of its files.
+        shift: by how much neighbouring queries differ at most, absolute values added up. Units: steps of the query.
+        n_coordinates: in how many of its numbers they differ at most.
+    """
+
+    epsilon: float
+    relation: NeighbouringRelation
+    mechanism: str
+    shift: int
+    n_coordinates: int
+
+    def __post_init__(self) -> None:
+        _require_positive("epsilon", self.epsilon)
+        _require_count("shift", self.shift)
+        _require_count("n_coordinates", self.n_coordinates)
+        if (
+            not isinstance(self.mechanism, str)
+            or not 0 < len(self.mechanism) <= 400
+            or not self.mechanism.isprintable()
+        ):
+            raise ValueError("a mechanism has a name of up to 400 printable characters")
+
+
+@dataclass(frozen=True, slots=True)
 class ExponentialEvent:
     """One of n candidates drawn with probability proportional to exp(epsilon * utility / (2 * sensitivity))."""
 
@@ -192,6 +222,7 @@ SimpleEvent = (
     | DiscreteGaussianEvent
     | LaplaceEvent
     | DiscreteLaplaceEvent
+    | IntegerNoiseEvent
     | ExponentialEvent
     | LocalRandomisedResponseEvent
     | ConcentratedEvent
@@ -265,6 +296,7 @@ _NAMES: dict[str, type[SimpleEvent]] = {
     "discrete_gaussian": DiscreteGaussianEvent,
     "laplace": LaplaceEvent,
     "discrete_laplace": DiscreteLaplaceEvent,
+    "integer_noise": IntegerNoiseEvent,
     "exponential": ExponentialEvent,
     "local_randomised_response": LocalRandomisedResponseEvent,
     "concentrated": ConcentratedEvent,
