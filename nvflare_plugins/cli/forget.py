@@ -108,12 +108,14 @@ def _status(options: Options, policy: SitePolicy) -> int:
             f"{counts[Standing.FORGOTTEN]} are forgotten"
         )
         receipts: list[dict[str, Any]] = []
-        for batch, state in zip(queue.batches, queue.states, strict=True):
-            if state is Standing.NONE:
+        for batch in queue.batches:
+            if batch.state < Standing.LEAVING:
                 continue
             facts = {"job": batch.job, "replaces": batch.replaces, "persons": batch.persons, "rows": batch.rows}
-            receipts.append({**facts, "began": batch.began, "state": state.name.lower()})
-            how = "replaces" if state is Standing.FORGOTTEN else "has begun and has no model yet; it is to replace"
+            receipts.append({**facts, "began": batch.began, "state": batch.state.name.lower()})
+            how = (
+                "replaces" if batch.state is Standing.FORGOTTEN else "has begun and has no model yet; it is to replace"
+            )
             print(
                 f"  job {batch.job} {how} job {batch.replaces}: {counted(batch.persons, 'person')}, "
                 f"{counted(batch.rows, 'row')}, {batch.began}"

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.site.memory.forgetting import Forgetting
+from nvflare_plugins.site.policy import SitePolicy
 from tests.conformance.kind_cases import CASES, DATA, KindCase
 from tests.golden.jobs import breast, rows_over_sites
 from tests.support import survival
-from tests.support.federation import Parties
+from tests.support.federation import Parties, succeed
 
 CONTINUE, STOP, WAIT = "continue", "stop", "wait"
 DEADLINE_S = 150.0
@@ -81,6 +86,30 @@ def _ranking(on_loss: str) -> Simulated:
     return replace(found, case=replace(found.case, give=_with_queries))
 
 
+EARLIER, N_ASKED = "august", 5
+"""The job that one of these trains again, and how many persons have asked each of its sites to be forgotten."""
+
+
+def _asked(folder: Path) -> Parties:
+    """Return sites that have trained on persons, of whom the first have asked to be forgotten."""
+    parties, case = _consenting(CASES["horizontal"].give, {}, "recompute_with_changes")(folder), CASES["horizontal"]
+    for site in parties.sites:
+        path = parties.workspace(site) / f"{DATA}.parquet"
+        frame = pd.read_parquet(path)
+        parties.give(site, DATA, frame.assign(mrn=range(len(frame))), id="mrn")
+    kind = KINDS["horizontal"]
+    succeed(parties.run(kind.run, kind.job.from_dict(dict(case.fields)), EARLIER))
+    for site in parties.sites:
+        policy = SitePolicy.load(parties.workspace(site), site)
+        Forgetting(policy).add(DATA, [str(number) for number in range(N_ASKED)])
+    return parties
+
+
+def _forgets() -> Simulated:
+    case = CASES["horizontal"]
+    return Simulated("horizontal", replace(case, fields={**case.fields, "forgets": EARLIER}, give=_asked))
+
+
 JOBS: dict[str, Simulated] = {
     **{kind: Simulated(kind, case) for kind, case in CASES.items()},
     # Three jobs fit into the sites' budgets: the one that is lost, its twin, and one more when all are back.
@@ -89,6 +118,7 @@ JOBS: dict[str, Simulated] = {
     "horizontal_ckks": _other("horizontal", profile="ckks", num_rounds=1),
     "vertical_elgamal": _other("vertical", profile="elgamal"),
     "vertical_paillier": _other("vertical", profile="paillier", key_bits=2048, num_rounds=1),
+    "horizontal_forgets": _forgets(),
     "horizontal_wait": _other("horizontal", WAIT),
     "horizontal_cox": _cox(WAIT),
     "horizontal_ranking": _ranking(WAIT),

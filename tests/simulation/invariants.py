@@ -31,9 +31,11 @@ from nvflare_plugins.flare.timeouts import (
 )
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.kinds.vertical.context import ANSWER_S
+from nvflare_plugins.site.memory.forgetting import Queue, Standing
 from nvflare_plugins.site.memory.store import NAME as MEMORY
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES, Kind, unpack
-from tests.simulation.cases import DEADLINE_S, JOBS, STOP
+from tests.conformance.kind_cases import DATA
+from tests.simulation.cases import DEADLINE_S, JOBS, N_ASKED, STOP
 from tests.simulation.faults import Plan
 from tests.simulation.in_clear import nothing_in_clear
 from tests.simulation.watch import Watch
@@ -313,6 +315,30 @@ def over_all(kind: str, plan: Plan, outcomes: Sequence[Outcome], watch: Watch) -
         yield from _paid(site, root, outcomes, watch)
         yield from _registry(JOBS[kind].kind, site, root, outcomes)
         yield from _rounds(site, root, outcomes, watch)
+    if "forgets" in JOBS[kind].case.fields:
+        yield from _forgotten(outcomes)
+
+
+def _forgotten(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """No request to be forgotten is lost, and none is done before all sites have a model without the person."""
+    sites = outcomes[0].parties.sites
+    roots = {site: outcomes[-1].left.get(site, outcomes[0].parties.workspace(site)) for site in sites}
+    for site, root in roots.items():
+        (path,) = root.rglob(MEMORY)
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            queue = Queue.read(db, DATA)
+        n_done = int((queue.standing == Standing.FORGOTTEN).sum())
+        if queue.keys.size != N_ASKED or n_done not in (0, N_ASKED):
+            yield f"of {N_ASKED} requests {site} knows {queue.keys.size}, and {n_done} are done"
+        models = [{job for job in (o.job_id for o in outcomes) if _model_in(of, job)} for of in roots.values()]
+        if n_done and not set.intersection(*models):
+            yield f"{site} has marked its requests as done, and sites lack the model"
+        if not n_done and any(site in completed(outcome) for outcome in outcomes):
+            yield f"{site} has completed the job, and its requests still wait"
+
+
+def _model_in(root: Path, job_id: str) -> bool:
+    return (root / "veilboost_runs" / job_id / "model.json").is_file()
 
 
 def _rounds(site: str, root: Path, outcomes: Sequence[Outcome], watch: Watch) -> Iterator[str]:

@@ -44,6 +44,7 @@ from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.kinds.private_trees.training import Payment
 from nvflare_plugins.pooled import times
+from nvflare_plugins.site.memory import forgetting
 from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Frame
@@ -326,6 +327,19 @@ def _a_checkpoint_says_a_round_more() -> Iterator[None]:
 
 
 @contextmanager
+def _batches_are_done_at_once() -> Iterator[None]:
+    read = forgetting.Batch.read
+
+    def done(*arguments: Any) -> Any:
+        batch = read(*arguments)
+        batch.state = forgetting.Standing.FORGOTTEN
+        return batch
+
+    with patch.object(forgetting.Batch, "read", done):
+        yield
+
+
+@contextmanager
 def _without_fsync(module: Any) -> Iterator[None]:
     with patch.object(module, "os", _other_os(fsync=_nothing)):
         yield
@@ -359,6 +373,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         "horizontal_cox",
         _instead(times, "ask_spans", lambda sums, bits: [np.ones(one.shape[1:], dtype=bool) for one in bits]),
     ),
+    "persons are forgotten when a run begins": ("horizontal_forgets", _batches_are_done_at_once),
+    "a run does not take its batch": ("horizontal_forgets", _instead(forgetting.Queue, "take", _nothing)),
     "MACs of what is handed on are not checked": ("vertical", _parts_are_not_checked),
     "terms are not bound to the handshake": ("horizontal", _instead(site_attempt, "_binding", lambda *_: bytes(32))),
     "a nonce is used again": ("bagging", _a_nonce_is_used_again),

@@ -23,7 +23,8 @@ another class, one that a later job added, waits: leaving it out would divide th
 reserves its run, and a batch is done exactly when the registry says that such a run is complete, which it does after
 all sites have written their models. So no crash loses a request, or marks one as done before there is a model. A run
 that was cancelled, or that never passed its count, has released nothing, and its batch is free again; one that did and
-failed keeps it, and the next job that forgets takes the same persons, whose rows give the same sums.
+failed keeps it, and the next job that forgets takes the same persons, whose rows give the same sums. Of two jobs at a
+time the one that passes its count first settles its batch; the other goes on with the same one, or is refused.
 
 Privacy: purely local. Persons and rows are keyed hashes; no id is stored, logged or said.
 """
@@ -33,8 +34,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
@@ -60,8 +61,11 @@ ASKED = "of persons who asked to be forgotten"
 """Why rows are left out, for ``Table.kept``."""
 
 
+BEGUN = "another job that forgets persons has begun meanwhile: submit this one again"
+
+
 class Standing(IntEnum):
-    """How far a request has come."""
+    """How far a request, or a batch, has come."""
 
     NONE = 0
     WAITING = 1
@@ -85,61 +89,96 @@ class ToForget:
 
 @dataclass(slots=True)
 class Batch:
-    """Persons who are left out together. Counts are this site's own, and may be none.
+    """Persons who are left out together, in the place of one job. Counts are this site's own, and may be none.
 
     Attributes:
-        runs: numbers in the registry, of attempts and repetitions.
+        runs: numbers in the registry, of attempts and repetitions, and the job of each.
         began: in UTC.
     """
 
-    job: str
     replaces: str
-    runs: list[int]
+    runs: list[tuple[int, str]]
     persons: int
     rows: int
     began: str
+    job: str = ""
+    state: Standing = Standing.NONE
+
+    @classmethod
+    def read(cls, db: sqlite3.Connection, stored: Mapping[str, Any], unchecked: Collection[int]) -> Batch:
+        """Return what was stored, with what has become of it: none where its runs are gone.
+
+        The job is the one that has ended well, or the last.
+        """
+        batch = cls(**{**stored, "runs": [(int(run), str(job)) for run, job in stored["runs"]]})
+        for run, job in batch.runs:
+            row = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()
+            if row is not None and batch.state is not Standing.FORGOTTEN:
+                released = Standing.WAITING if run in unchecked else Standing.LEAVING
+                state = Standing.FORGOTTEN if row[0] == "complete" else released
+                batch.state, batch.job = max(batch.state, state), job
+        return batch
+
+    def stored(self) -> dict[str, Any]:
+        """Return what is kept of it, as JSON values."""
+        return {name: getattr(self, name) for name in ("replaces", "runs", "persons", "rows", "began")}
 
 
 @dataclass(slots=True, repr=False)
 class Queue:
     """Who asked to be forgotten of one data set.
 
-    Shapes: keys: uint64[n_persons]; since: int64[n_persons], seconds since 1970; batch: int32[n_persons], the last one
-        that a person was in, from 1, or 0; rows: uint64[n_rows], hashes of the rows that batches left out; row_batch:
-        int32[n_rows].
+    Shapes: keys: uint64[n_persons]; since: int64[n_persons], seconds since 1970; members: uint64[n], who was in which
+        batch; batch: int32[n], its number; rows: uint64[n_rows], hashes of the rows that batches left out;
+        row_batch: int32[n_rows].
     """
 
     data_set: str
     keys: NDArray[np.uint64]
     since: NDArray[np.int64]
+    members: NDArray[np.uint64]
     batch: NDArray[np.int32]
     rows: NDArray[np.uint64]
     row_batch: NDArray[np.int32]
     batches: list[Batch]
-    states: list[Standing]
 
     @classmethod
     def read(cls, db: sqlite3.Connection, data_set: str) -> Queue:
         """Return the queue of a data set, an empty one where nobody has asked."""
         arrays = load_counts(db, FORGETTING, counted(data_set))
         document = arrays.pop("document").tobytes()
-        batches = [Batch(**one) for one in json.loads(document)["batches"]] if document else []
         unchecked = set(load_counts(db, UNCHECKED, "")["runs"].tolist())
-        return cls(data_set, **arrays, batches=batches, states=[_state(db, one, unchecked) for one in batches])
+        stored = json.loads(document)["batches"] if document else []
+        return cls(data_set, **arrays, batches=[Batch.read(db, one, unchecked) for one in stored])
 
     def write(self, db: sqlite3.Connection) -> None:
         """Keep it."""
-        document = json.dumps({"data_set": self.data_set, "batches": [asdict(one) for one in self.batches]})
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in ("keys", "since", "batch", "rows", "row_batch")}
+        document = json.dumps({"data_set": self.data_set, "batches": [one.stored() for one in self.batches]})
+        names = ("keys", "since", "members", "batch", "rows", "row_batch")
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
         arrays["document"] = np.frombuffer(document.encode(), dtype="|u1")
         save_counts(db, FORGETTING, counted(self.data_set), arrays)
 
     @property
     def standing(self) -> NDArray[np.int64]:
         """Return how far each request has come (``Standing``). Shapes: int64[n_persons]."""
-        of_batch = np.array([Standing.WAITING, *(state or Standing.WAITING for state in self.states)], dtype=np.int64)
-        found: NDArray[np.int64] = of_batch[self.batch]
+        found = np.full(self.keys.size, int(Standing.WAITING), dtype=np.int64)
+        for number, batch in enumerate(self.batches):
+            is_in = np.isin(self.keys, self._persons(number))
+            found[is_in] = np.maximum(found[is_in], batch.state)
         return found
+
+    def settled_beside(self, run: int) -> int | None:
+        """Return how many batches of other persons than a run's have released sums; None if the run has no batch."""
+        own = [number for number, one in enumerate(self.batches) if run in dict(one.runs)]
+        if not own:
+            return None
+        persons = self._persons(own[0])
+        others = [one for n, one in enumerate(self.batches) if not np.array_equal(self._persons(n), persons)]
+        return sum(one.state >= Standing.LEAVING for one in others)
+
+    def _persons(self, number: int) -> NDArray[np.uint64]:
+        return np.sort(self.members[self.batch == number])
 
     def places(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return where persons stand in the queue, -1 for those who are not in it. Shapes: int64[n]."""
@@ -151,7 +190,7 @@ class Queue:
 
     def rows_in(self, state: Standing) -> NDArray[np.uint64]:
         """Return hashes of the rows that batches in a state have left out. Shapes: uint64[n]."""
-        numbers = [number for number, one in enumerate(self.states, start=1) if one is state]
+        numbers = [number for number, one in enumerate(self.batches) if one.state is state]
         return self.rows[np.isin(self.row_batch, numbers)]
 
     def take(self, job_id: str, run: int, whom: ToForget, rows: NDArray[np.uint64]) -> None:
@@ -163,34 +202,26 @@ class Queue:
         Raises:
             PolicyRefusal: another job has taken persons since they were chosen.
         """
-        chosen = np.isin(self.keys, whom.persons)
-        begun = [number for number, one in enumerate(self.states, start=1) if one is Standing.LEAVING]
-        same = [number for number in begun if np.array_equal(self.batch == number, chosen)]
-        if same:
-            batch = self.batches[same[0] - 1]
-            batch.job, batch.replaces = job_id, whom.replaces
-            batch.runs.append(run)
-            return
-        if int(chosen.sum()) != whom.persons.size or (self.standing[chosen] != Standing.WAITING).any():
-            raise PolicyRefusal("another job that forgets persons has begun meanwhile: submit this one again")
-        began_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self.batches.append(Batch(job_id, whom.replaces, [run], int(chosen.sum()), rows.size, began_at))
-        self.states.append(Standing.NONE)
-        self.batch[chosen] = len(self.batches)
+        persons = np.sort(whom.persons)
+        begun = [n for n, one in enumerate(self.batches) if one.state in (Standing.WAITING, Standing.LEAVING)]
+        alike = [number for number in begun if np.array_equal(self._persons(number), persons)]
+        for number in alike:
+            if self.batches[number].replaces == whom.replaces:
+                self.batches[number].runs.append((run, job_id))
+                return
+            rows = without(rows, self.rows[self.row_batch == number])
+        chosen = np.isin(self.keys, persons)
+        is_free = alike or (self.standing[chosen] == Standing.WAITING).all()
+        if int(chosen.sum()) != persons.size or not is_free:
+            raise PolicyRefusal(BEGUN)
+        number, began = len(self.batches), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.batches.append(
+            Batch(whom.replaces, [(run, job_id)], persons.size, rows.size, began, job_id, Standing.WAITING)
+        )
+        self.members = np.concatenate([self.members, persons]).astype("<u8")
+        self.batch = np.concatenate([self.batch, np.full(persons.size, number)]).astype("<i4")
         self.rows = np.concatenate([self.rows, rows]).astype("<u8")
-        self.row_batch = np.concatenate([self.row_batch, np.full(rows.size, len(self.batches))]).astype("<i4")
-
-
-def _state(db: sqlite3.Connection, batch: Batch, unchecked: set[int]) -> Standing:
-    """Return what became of a batch; none where it has released nothing."""
-    found = Standing.NONE
-    for run in batch.runs:
-        row = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()
-        if row is not None and row[0] == "complete":
-            return Standing.FORGOTTEN
-        if row is not None and run not in unchecked:
-            found = Standing.LEAVING
-    return found
+        self.row_batch = np.concatenate([self.row_batch, np.full(rows.size, number)]).astype("<i4")
 
 
 class Forgetting:
@@ -225,7 +256,6 @@ class Forgetting:
             fresh = keys[queue.places(keys) < 0]
             queue.keys = np.concatenate([queue.keys, fresh]).astype("<u8")
             queue.since = np.concatenate([queue.since, np.full(fresh.size, int(self._clock()))]).astype("<i8")
-            queue.batch = np.concatenate([queue.batch, np.zeros(fresh.size)]).astype("<i4")
             queue.write(db)
         return fresh.size
 
@@ -234,7 +264,7 @@ class Forgetting:
         with self._memory.transaction() as db:
             queue = Queue.read(db, data_set)
             kept = ~(np.isin(queue.keys, self.keys(ids)) & (queue.standing == Standing.WAITING))
-            queue.keys, queue.since, queue.batch = queue.keys[kept], queue.since[kept], queue.batch[kept]
+            queue.keys, queue.since = queue.keys[kept], queue.since[kept]
             queue.write(db)
         return int(np.count_nonzero(~kept))
 
@@ -245,8 +275,8 @@ class Forgetting:
     def receipts(self) -> Iterator[tuple[str, str, str]]:
         """Yield data set, job that was forgotten, and job that replaces it."""
         for queue in self.queues():
-            for batch, state in zip(queue.batches, queue.states, strict=True):
-                if state is Standing.FORGOTTEN:
+            for batch in queue.batches:
+                if batch.state is Standing.FORGOTTEN:
                     yield queue.data_set, batch.replaces, batch.job
 
     def asks_for_ids(self, spec: DataSet) -> bool:

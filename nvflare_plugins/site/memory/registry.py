@@ -33,7 +33,7 @@ from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of, row_tags
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.site.memory.forgetting import Queue, Split, Standing, ToForget, split_of, without
+from nvflare_plugins.site.memory.forgetting import BEGUN, Queue, Split, Standing, ToForget, split_of, without
 from nvflare_plugins.site.memory.schema import (
     NAMED_ROWS,
     UNCHECKED,
@@ -84,6 +84,7 @@ class Reservation:
         n_added: rows that no earlier job has used, where the verdict is ``GROWN``; that this one leaves out, where it
             is ``SHRUNK``.
         n_left: rows of all earlier jobs that a run which forgets persons goes on with.
+        n_settled: batches of other runs that had left when it was reserved; None of a run that forgets nobody.
         refusal: what ends such a run where the sites' counts do not allow it.
     """
 
@@ -93,6 +94,7 @@ class Reservation:
     n_added: int = 0
     n_left: int = 0
     refusal: DataRefusal | None = None
+    n_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +239,15 @@ class Registry:
             run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
             if resume is None and (wanted.may_grow or wanted.is_settled):
                 note_unchecked(db, run)
+            n_settled = None
             if wanted.forgets is not None:
                 queue = Queue.read(db, spec.name)
                 gone = np.empty(0, dtype="<u8") if found.split is None else found.split.gone
                 queue.take(job_id, run, wanted.forgets, gone)
                 queue.write(db)
+                n_settled = queue.settled_beside(run)
         n_left = 0 if found.split is None else found.split.n_left
-        return Reservation(run, found.verdict, found.message, found.n_added, n_left, found.refusal)
+        return Reservation(run, found.verdict, found.message, found.n_added, n_left, found.refusal, n_settled)
 
     def used(self, table: Table, spec: DataSet, replaces: str | None = None) -> Used:
         """Return which rows of a table earlier runs of this site had, as far as their columns tell.
@@ -271,7 +275,7 @@ class Registry:
 
         Raises:
             DataRefusal: there are too few, and this site's rows are among those that grew.
-            PolicyRefusal: there are too few for another site.
+            PolicyRefusal: there are too few for another site; or another job has settled persons to forget meanwhile.
         """
         if not is_enough:
             raise run.refusal or PolicyRefusal(
@@ -281,6 +285,9 @@ class Registry:
                 f"forget) {ADDED_ROWS} rows together, train on the unchanged rows, or ask that site to consent."
             )
         with self._memory.transaction() as db:
+            queue = Queue.read(db, data_of(db, run_of(db, run.run).terms.data).name)
+            if queue.settled_beside(run.run) != run.n_settled:
+                raise PolicyRefusal(BEGUN)
             forget_unchecked(db, run.run)
 
     def secret(self, purpose: str, *facts: str) -> bytes:
@@ -380,8 +387,8 @@ class Registry:
         replaced = {
             (name, batch.replaces): batch.job
             for name, queue in queues.items()
-            for batch, state in zip(queue.batches, queue.states, strict=True)
-            if state is Standing.FORGOTTEN
+            for batch in queue.batches
+            if batch.state is Standing.FORGOTTEN
         }
         return [
             {

@@ -87,6 +87,7 @@ COUNTS: Mapping[str, Mapping[str, str]] = {
     FORGETTING: {
         "keys": "<u8",
         "since": "<i8",
+        "members": "<u8",
         "batch": "<i4",
         "rows": "<u8",
         "row_batch": "<i4",

@@ -42,9 +42,7 @@ def table() -> Table:
 def take_part_in_jobs(folder: Path, say: Say) -> None:
     """Everything that a site remembers, each as soon as it is over."""
     policy = policy_in(folder)
-    forgetting, registry = Forgetting(policy), Registry.open(policy)
-    forgetting.add("d", IDS)
-    say("asked")
+    registry = Registry.open(policy)
     run = registry.reserve(
         Wanted(table(), DataSet("d", Path("/d.csv"), "csv")), job_id="job", sites=("a", SITE), parameters=b"p"
     )
@@ -69,14 +67,6 @@ def take_part_in_jobs(folder: Path, say: Say) -> None:
     policy_changes(policy)
     registry.complete(run, 7)
     say("complete")
-    whom = ToForget("job", forgetting.queue("d").keys)
-    fewer = Wanted(table().part(np.arange(300) > 99), DataSet("d", Path("/d.csv"), "csv"), may_grow=True, forgets=whom)
-    again = registry.reserve(fewer, job_id="again", sites=("a", SITE), parameters=b"p")
-    say("left out")
-    registry.grown(again, is_enough=True)
-    say("counted")
-    registry.complete(again, 8)
-    say("forgotten")
 
 
 def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
@@ -93,7 +83,6 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
             owned |= {number for (number,) in found if number is not None}
         assert {number for (number,) in db.execute("SELECT id FROM arrays")} == owned
     holds = {
-        "asked": "SELECT 1 FROM row_counts WHERE purpose = 'persons to forget' AND name = 'keys'",
         "reserved": "SELECT 1 FROM runs",
         "searched": "SELECT 1 FROM searched_columns",
         "cuts": "SELECT 1 FROM searched_columns WHERE cuts IS NOT NULL",
@@ -102,18 +91,10 @@ def all_of_it_is_there_or_none(folder: Path, said: list[str]) -> None:
         "sent": "SELECT 1 FROM sent_rows",
         "aligned": "SELECT 1 FROM alignments WHERE job_id = 'aligned' AND is_sent > 0",
         "complete": "SELECT 1 FROM runs WHERE state = 'complete' AND trees = 7",
-        "left out": "SELECT 1 FROM runs WHERE job_id = 'again'",
-        "counted": "SELECT 1 FROM runs, row_counts JOIN arrays ON arrays.id = array WHERE job_id = 'again' "
-        "AND purpose = 'runs whose added rows were not checked' AND length = 0",
-        "forgotten": "SELECT 1 FROM runs WHERE job_id = 'again' AND state = 'complete'",
     }
     found = [name for name, query in holds.items() if told(memory, query)]
     assert set(said) - {"cancelled"} <= set(found)
     assert found == list(holds)[: len(found)], "in the order in which it came"
-    (standing,) = set(Forgetting(policy_in(folder)).queue("d").standing.tolist()) if "asked" in found else {0}
-    wait = Standing.WAITING if "asked" in found else Standing.NONE
-    stages = {"forgotten": Standing.FORGOTTEN, "counted": Standing.LEAVING, "left out": wait}
-    assert standing == next((state for stage, state in stages.items() if stage in found), wait)
     if "cancelled" in said:
         assert told(memory, "SELECT job_id FROM alignments") == [("aligned",)]
 
@@ -128,3 +109,35 @@ def test_whatever_was_over_is_remembered_and_nothing_by_half(tmp_path: Path, eve
     work.mkdir()
     calls = crash_everywhere(__name__, "take_part_in_jobs", "all_of_it_is_there_or_none", base, work, every)
     assert set(calls) == set(WAYS) and min(calls.values()) > 300
+
+
+def forget(folder: Path, say: Say) -> None:
+    """A request, and the job that fulfils it."""
+    policy = policy_in(folder)
+    forgetting, registry, spec = Forgetting(policy), Registry.open(policy), DataSet("d", Path("/d.csv"), "csv")
+    forgetting.add("d", IDS)
+    say("WAITING")
+    of_job = {"sites": ("a", SITE), "parameters": b"p"}
+    registry.complete(registry.reserve(Wanted(table(), spec), job_id="job", **of_job), 7)
+    fewer, whom = table().part(np.arange(300) > 99), ToForget("job", forgetting.queue("d").keys)
+    run = registry.reserve(Wanted(fewer, spec, may_grow=True, forgets=whom, is_settled=True), job_id="again", **of_job)
+    registry.grown(run, is_enough=True)
+    say("LEAVING")
+    registry.complete(run, 8)
+    say("FORGOTTEN")
+
+
+def requests_stand_as_was_said(folder: Path, said: list[str]) -> None:
+    queue = Forgetting(policy_in(folder)).queue("d")
+    assert queue.keys.size in ((len(IDS),) if said else (0, len(IDS)))
+    found = set(queue.standing.tolist()) or {Standing.NONE}
+    least = Standing[said[-1]] if said else Standing.NONE
+    assert len(found) == 1 and least <= found.pop() <= least + 1
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 37])
+def test_no_request_to_be_forgotten_is_lost_or_fulfilled_by_half(tmp_path: Path, every: int) -> None:
+    base, work = tmp_path / "base", tmp_path / "work"
+    base.mkdir()
+    work.mkdir()
+    assert min(crash_everywhere(__name__, "forget", "requests_stand_as_was_said", base, work, every).values()) > 100

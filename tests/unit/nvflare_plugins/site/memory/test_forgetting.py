@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -21,6 +23,7 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.pooled import row_floors
 from nvflare_plugins.site.memory.forgetting import Forgetting, Queue, Standing, ToForget, split_of, without
 from nvflare_plugins.site.memory.registry import count_added
+from nvflare_plugins.site.memory.schema import STATEMENTS
 from nvflare_plugins.site.memory.store import NAME
 from nvflare_plugins.site.policy import SitePolicy
 
@@ -192,16 +195,38 @@ def test_a_data_set_that_names_its_ids_no_more_is_refused(tmp_path: Path) -> Non
     forgetting.refuse([b"41"], SPEC)
 
 
-def test_two_jobs_do_not_take_the_same_persons(tmp_path: Path) -> None:
+def kept(queue: Queue) -> Queue:
+    """Return a queue as the next process reads it."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        for statement in STATEMENTS:
+            db.execute(statement)
+        queue.write(db)
+        return Queue.read(db, queue.data_set)
+
+
+def test_two_jobs_at_a_time_share_a_batch_or_the_first_that_counts_goes_on(tmp_path: Path) -> None:
     forgetting = Forgetting(policy_in(tmp_path))
     forgetting.add("people", ["42", "43"])
     queue = forgetting.queue("people")
-    queue.take("one", 1, ToForget("old", queue.keys), hashes([7, 8]))
-    queue.states[0] = Standing.LEAVING
-    queue.take("two", 2, ToForget("old", queue.keys), hashes([]))
-    assert queue.batches[0].runs == [1, 2] and queue.batches[0].job == "two" and len(queue.batches) == 1
+    both, one = ToForget("old", queue.keys), ToForget("old", queue.keys[:1])
+    queue.take("first", 1, one, hashes([7]))
+    queue.take("second", 2, both, hashes([7, 8]))
+    queue.take("third", 3, both, hashes([7, 8]))
+    queue = kept(queue)
+    assert [batch.runs for batch in queue.batches] == [[(1, "first")], [(2, "second"), (3, "third")]]
+    queue.batches[0].state = queue.batches[1].state = Standing.WAITING
+    assert queue.settled_beside(1) == queue.settled_beside(3) == 0 and queue.settled_beside(9) is None
+    queue.batches[1].state = Standing.LEAVING
+    assert queue.settled_beside(1) == 1 and queue.settled_beside(2) == 0
+    assert queue.standing.tolist() == [Standing.LEAVING] * 2
+    queue.take("again", 4, both, hashes([]))
+    assert len(queue.batches) == 2 and queue.batches[1].runs[-1] == (4, "again")
+    queue.take("of another", 5, ToForget("older", queue.keys), hashes([7, 8, 8]))
+    assert queue.batches[2].replaces == "older" and queue.batches[2].rows == 1, "the others are counted already"
     with pytest.raises(PolicyRefusal, match="submit this one again"):
-        queue.take("three", 3, ToForget("old", queue.keys[:1]), hashes([]))
+        queue.take("late", 6, ToForget("old", queue.keys[1:]), hashes([]))
+    queue.batches[0].state, queue.batches[1].state = Standing.FORGOTTEN, Standing.WAITING  # released nothing
+    assert queue.standing.tolist() == [Standing.FORGOTTEN, Standing.WAITING]
 
 
 def test_a_damaged_queue_is_refused_in_words(tmp_path: Path) -> None:
