@@ -242,7 +242,7 @@ class Registry:
             n_settled = None
             if wanted.forgets is not None:
                 queue = Queue.read(db, spec.name)
-                gone = np.empty(0, dtype="<u8") if found.split is None else found.split.gone
+                gone = _gone(db, version, wanted.forgets, queue) if found.split is None else found.split.gone
                 queue.take(job_id, run, wanted.forgets, gone)
                 queue.write(db)
                 n_settled = queue.settled_beside(run)
@@ -932,6 +932,15 @@ def parted(
         return None
     queue = Queue.read(db, record.name)
     return split_of(rows, known[0], known[1:], queue.rows_in(Standing.FORGOTTEN), queue.rows_in(Standing.LEAVING))
+
+
+def _gone(db: sqlite3.Connection, version: _Version, forgets: ToForget, queue: Queue) -> NDArray[np.uint64]:
+    """Return the rows that a run leaves out where they were not counted, because this site consents."""
+    base = _base(db, forgets.replaces, version.record.name)
+    comparable = None if base is None else _with_columns_of(db, version.record, base)
+    if comparable is None:
+        return np.empty(0, dtype="<u8")
+    return without(without(rows_of(db, comparable), version.rows), queue.rows_in(Standing.FORGOTTEN))
 
 
 def note_unchecked(db: sqlite3.Connection, run: int) -> None:
