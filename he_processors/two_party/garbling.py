@@ -208,11 +208,14 @@ def normalised(
     """Shift a number up until its highest bit is set, by some of the shifts.
 
     Args:
-        wires: the highest bit first; as many as ``n_kept`` and all shifts together.
+        wires: the highest bit first, at most ``n_kept`` and all shifts together; zeros follow the last one.
 
     Returns:
         For each shift whether it was made; the ``n_kept`` highest bits, the highest first. That one is zero where the
         number is less than what is shifted out.
+
+    Security: zeros that follow are no wires. Of two constants the sum would be one label for all inputs, and an AND of
+        it would show the offset.
     """
     bits, flags, left = list(wires), [], sum(shifts)
     for shift in shifts:
@@ -221,8 +224,10 @@ def normalised(
         for bit in bits[1:shift]:
             is_zero = engine.both(is_zero, engine.flip(bit, TRUE))
         flags.append(is_zero)
-        bits = [chosen(engine, is_zero, bits[i + shift], bits[i]) for i in range(n_kept + left)]
-    return flags, bits
+        shifted = [chosen(engine, is_zero, b, a) for a, b in zip(bits, bits[shift:], strict=False)]
+        last = [engine.both(engine.flip(is_zero, TRUE), bit) for bit in bits[len(shifted) : n_kept + left]]
+        bits = shifted + last
+    return flags, bits + [zero_wire(wires[0].shape[1])] * (n_kept - len(bits))
 
 
 def shifts_up_to(most: int) -> tuple[int, ...]:

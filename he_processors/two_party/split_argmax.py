@@ -295,8 +295,7 @@ def _score_circuit(
     difference = [engine.flip(garbling.zero_wire(allowed.shape[1]), known.odd), *half[:-1]]  # |2 HL - H|
     negative = [engine.flip(bit ^ half[-1], garbling.TRUE) for bit in difference]
     side = garbling.add_known(engine, negative, _bits(known.total, widths.h_bits), plus_one=True)[1:]
-    pads = [garbling.zero_wire(allowed.shape[1])] * max(MANTISSA_BITS - widths.least.bit_length() + 1, 0)
-    wires = [*side[::-1], *pads][: sum(widths.side_shifts) + MANTISSA_BITS + 1]
+    wires = side[::-1][: sum(widths.side_shifts) + MANTISSA_BITS + 1]
     flags, bits = garbling.normalised(engine, wires, widths.side_shifts, MANTISSA_BITS + 1)
     valid = engine.both(engine.both(garbling.at_least(engine, side, widths.least), allowed), y_bits[0])
     words = _look_up_y(engine, widths, y_flags, y_bits) + _look_up_side(engine, flags, bits, known)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import CapacityExceeded, ProtocolError
+from he_processors.two_party import garbling
 from he_processors.two_party.split_argmax import NO_SPLIT, OCTAVE, NodeSums, Terms, score
 from tests.support.two_party import Parties, messages_of_level
 
@@ -27,7 +28,8 @@ def drawn_nodes(terms: Terms, sizes: list[int], n_candidates: int, seed: int = 0
         g = np.rint((p - (rng.random(n) < p)) * terms.g_bound).astype(np.int64)
         h = np.rint(4 * p * (1 - p) * terms.h_bound).astype(np.int64) if terms is not SQUARED else np.full(n, 1 << F)
         goes_left = rng.random((n_candidates, n)) < rng.random((n_candidates, 1)) ** 2
-        goes_left[0], goes_left[1], goes_left[2] = False, True, goes_left[-1]  # nobody, everybody, a tie
+        goes_left[0], goes_left[1] = False, True  # nobody, everybody
+        goes_left[2:3] = goes_left[-1]  # a tie
         nodes.append(NodeSums(int(g.sum()), int(h.sum()), n))
         left.append((goes_left @ g, goes_left @ h))
     return nodes, np.array([g for g, _ in left]), np.array([h for _, h in left])
@@ -52,6 +54,25 @@ def test_the_circuit_gives_the_function_in_the_clear(terms, n_candidates):
         own = [max(key, NO_SPLIT) for key in own]
         _, winners = messages_of_level(*parties.level(nodes, n_candidates), g, h, allowed, own)
         assert winners.tolist() == [first_best(*pair) for pair in zip(keys, own, strict=True)]
+
+
+@pytest.mark.parametrize("terms", [LOGISTIC, SQUARED, ODD, Terms(1 << F, 1 << F, 8, 1), Terms(9, 1, 0, 1)])
+@pytest.mark.parametrize("n_candidates", [2, 5, 7])
+def test_no_key_hashes_a_label_twice(terms, n_candidates, monkeypatch):
+    """Two inputs of one label under one key would show the offset, and with it all that wires carry."""
+    n_hashed, encrypt = [], garbling._Hash._encrypted
+
+    def noted(self, key, blocks):
+        n_hashed.append(blocks.size // 2)
+        assert len(np.unique(blocks.reshape(-1, 2), axis=0)) == n_hashed[-1]
+        return encrypt(self, key, blocks)
+
+    monkeypatch.setattr(garbling._Hash, "_encrypted", noted)
+    for n_rows in (1, 2, 3, 5, 12, 16, 40, 300, 5000):
+        nodes, g, h = drawn_nodes(terms, [n_rows, n_rows], n_candidates)
+        active, passive = Parties.of(terms).level(nodes, n_candidates)
+        messages_of_level(active, passive, g, h)
+    assert max(n_hashed) > 2 * n_candidates
 
 
 @pytest.mark.parametrize("distance", [-1, 0, 1])
