@@ -257,6 +257,11 @@ def models(options: Options) -> int:
     def may_be_used(path: Path) -> None:
         from nvflare_plugins.dossier.release import check_released  # XGBoost, which listing models does not need
 
+        if (by := replaced.get(path.parent.name)) is not None:
+            raise ConfigurationError(
+                f"job {path.parent.name} has seen rows of persons who are forgotten: name the model of job {by}, which "
+                "replaces it"
+            )
         check_released(policy, path)
 
     policy = own_policy(options)
@@ -271,11 +276,6 @@ def models(options: Options) -> int:
             print(f"left out: {printable(text, 1000)}")
     elif action == "add" and len(given) == 2:
         name, job = given
-        if job in replaced:
-            raise ConfigurationError(
-                f"job {job} has seen rows of persons who are forgotten: name the model of job {replaced[job]}, which "
-                "replaces it"
-            )
         version = versions.add(name, job)
         options.tell(name=name, version=version)
         print(f"job {job} is {name}@{version}, which `veilboost predict {name}` uses from now on")

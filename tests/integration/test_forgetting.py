@@ -399,8 +399,11 @@ def test_the_walk_of_a_data_protection_officer(tmp_path: Path, capsys: pytest.Ca
         words = [command, *map(str, place)] if place else [command]
         assert (main([*words, "--site", "site-1"]) if place else veilboost(federation, *words)) == 0
         assert "forgotten" in capsys.readouterr().out, command
-    assert veilboost(federation, "models", "add", "other", "august") == 1
-    assert "job again, which replaces it" in capsys.readouterr().err
+    assert veilboost(federation, "models", "add", "outcome", "again") == 0
+    for words in (("add", "other", "august"), ("rollback", "outcome", "1")):
+        capsys.readouterr()
+        assert veilboost(federation, "models", *words) == 1
+        assert "job again, which replaces it" in capsys.readouterr().err
     for path in (tmp_path / "sites").rglob("*"):
         if path.is_file() and path.suffix != ".parquet":
             assert secret.encode() not in path.read_bytes(), path
@@ -429,7 +432,9 @@ def test_a_private_job_leaves_out_who_asked_and_keeps_its_ledger(tmp_path: Path)
     assert federation.ledger("site-1").spent().epsilon(BUDGET["delta"]) > spent
 
 
-@pytest.mark.parametrize("kind", ["bagging", "alignment", "vertical", "vertical_tuning"])
+@pytest.mark.parametrize(
+    "kind", ["bagging", "alignment", "vertical", "vertical_tuning", "vertical_inference", "federboost_vertical"]
+)
 def test_other_jobs_have_no_rows_of_who_asked(tmp_path: Path, kind: str) -> None:
     """Bagging leaves them out; vertical jobs cannot, and refuse the file with the text that all refusals have."""
     parties = CASES[kind].give(tmp_path)

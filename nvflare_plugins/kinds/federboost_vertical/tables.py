@@ -19,6 +19,7 @@ from nvflare_plugins.data.identity import canonical_ids
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.kinds.alignment.result import load_alignment
 from nvflare_plugins.kinds.vertical.model import PrivateSplit, PrivateTable, structures
+from nvflare_plugins.site.memory.forgetting import Forgetting
 
 # A party's rows in the order that all parties share: that of an alignment job, or ascending by identifier.
 #
@@ -86,7 +87,9 @@ def load_rows(
     if len(set(wanted)) != len(wanted) or spec.id in wanted:
         raise ConfigurationError("features name a column twice, or name the label or the id column")
     columns = file.read(wanted, [spec.id])  # at once: a file replaced between two readings gives rows the ids of others
-    ids = [name.decode() for name in canonical_ids(columns[spec.id], spec.name, spec.missing, spec.id_form)]
+    encoded = canonical_ids(columns[spec.id], spec.name, spec.missing, spec.id_form)
+    Forgetting(context.policy).refuse(encoded, spec)
+    ids = [name.decode() for name in encoded]
     if alignment is not None:
         order = load_alignment(context, alignment, spec.name).positions
     else:

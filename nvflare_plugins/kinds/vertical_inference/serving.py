@@ -46,6 +46,7 @@ from nvflare_plugins.kinds.vertical_inference.score_socket import (
     is_job_id,
 )
 from nvflare_plugins.site.memory.budgets import ScoringRefusal
+from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.site.memory.released import SentRows
 from nvflare_plugins.site.memory.store import Memory
 
@@ -305,12 +306,19 @@ ALIGNMENT_FILE = "alignment.npz"
 
 
 def load_own(job: InferenceJob, context: SiteContext, part: Part) -> inference.Rows | inference.UnreadRows:
-    """Load this site's columns of the job's data set, as the policy says. Raises: as ``load_rows``; PolicyRefusal."""
+    """Load this site's columns of the job's data set, as the policy says.
+
+    Raises:
+        PolicyRefusal: the policy forbids it. DataRefusal: rows are of persons who asked to be forgotten.
+        ConfigurationError: as ``load_rows``.
+    """
     data_set = context.policy.data_set_for(str(job.data_set), job.profile)
     held_by = "a job that stays answers at once for any row" if job.action == Action.SERVE.value else None
-    return inference.load_rows(
+    rows = inference.load_rows(
         data_set, part.columns, part.categories, unknown_is_missing=job.unknown_category_is_missing, held_by=held_by
     )
+    Forgetting(context.policy).refuse(rows.ids, data_set)
+    return rows
 
 
 def alignment_in_use(run: inference.Run) -> str | None:
