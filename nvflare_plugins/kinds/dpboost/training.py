@@ -143,7 +143,8 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     spec.check_holds_bins("a private training holds them")
     check_names_survive(job.names, job.categories)
     sent, persons = SentRows(context.policy), PersonsOfBudgets(context.policy, spec)
-    asks = sent.asks_for_ids(spec)
+    forgetting = Forgetting(context.policy)
+    asks, forgets = sent.asks_for_ids(spec), forgetting.asks_for_ids(spec)
     table = load_table(
         spec,
         label=job.label,
@@ -163,7 +164,8 @@ def prepare(job: DpBoostJob, context: SiteContext) -> SiteData:
     if asks:
         is_free = ~sent.sent(usable_ids(table.ids, spec))
         table = table.kept(is_free, "whose randomised buckets were sent")
-    table = table.kept(Forgetting(context.policy).are_free(usable_ids(table.ids, spec), spec.name), ASKED)
+    if forgets:
+        table = table.kept(forgetting.are_free(usable_ids(table.ids, spec), spec.name), ASKED)
     table = table.kept(persons.are_new(usable_ids(table.ids, spec)), "of persons whom another budget pays for")
     log_what_labels_lack(table, job.data_set, is_classification=False)
     names = [str(name) for name in usable_ids(table.ids, spec)]

@@ -35,7 +35,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any
@@ -61,7 +61,10 @@ ASKED = "of persons who asked to be forgotten"
 """Why rows are left out, for ``Table.kept``."""
 
 
-BEGUN = "another job that forgets persons has begun meanwhile: submit this one again"
+BEGUN = (
+    "another job that forgets persons has begun meanwhile, or some of these took their request back: submit this one "
+    "again"
+)
 
 
 class Standing(IntEnum):
@@ -131,6 +134,9 @@ class Queue:
     Shapes: keys: uint64[n_persons]; since: int64[n_persons], seconds since 1970; members: uint64[n], who was in which
         batch; batch: int32[n], its number; rows: uint64[n_rows], hashes of the rows that batches left out;
         row_batch: int32[n_rows].
+
+    Attributes:
+        named_by: id column and form under which persons were queued; "" where the policy did not say.
     """
 
     data_set: str
@@ -141,6 +147,7 @@ class Queue:
     rows: NDArray[np.uint64]
     row_batch: NDArray[np.int32]
     batches: list[Batch]
+    named_by: str = ""
 
     @classmethod
     def read(cls, db: sqlite3.Connection, data_set: str) -> Queue:
@@ -148,12 +155,14 @@ class Queue:
         arrays = load_counts(db, FORGETTING, counted(data_set))
         document = arrays.pop("document").tobytes()
         unchecked = set(load_counts(db, UNCHECKED, "")["runs"].tolist())
-        stored = json.loads(document)["batches"] if document else []
-        return cls(data_set, **arrays, batches=[Batch.read(db, one, unchecked) for one in stored])
+        stored = json.loads(document) if document else {"batches": []}
+        batches = [Batch.read(db, one, unchecked) for one in stored["batches"]]
+        return cls(data_set, **arrays, batches=batches, named_by=stored.get("named_by", ""))
 
     def write(self, db: sqlite3.Connection) -> None:
         """Keep it."""
-        document = json.dumps({"data_set": self.data_set, "batches": [one.stored() for one in self.batches]})
+        told = {"data_set": self.data_set, "named_by": self.named_by}
+        document = json.dumps({**told, "batches": [one.stored() for one in self.batches]})
         names = ("keys", "since", "members", "batch", "rows", "row_batch")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
         arrays["document"] = np.frombuffer(document.encode(), dtype="|u1")
@@ -169,11 +178,14 @@ class Queue:
         return found
 
     def settled_beside(self, run: int) -> int | None:
-        """Return how many batches of other persons than a run's have released sums; None if the run has no batch."""
+        """Return how many batches of other persons than a run's have released sums.
+
+        None if the run has no batch, or some of its persons have taken their request back.
+        """
         own = [number for number, one in enumerate(self.batches) if run in dict(one.runs)]
-        if not own:
+        persons = self._persons(own[0]) if own else np.empty(0, dtype="<u8")
+        if not own or (self.places(persons) < 0).any():
             return None
-        persons = self._persons(own[0])
         others = [one for n, one in enumerate(self.batches) if not np.array_equal(self._persons(n), persons)]
         return sum(one.state >= Standing.LEAVING for one in others)
 
@@ -229,7 +241,7 @@ class Forgetting:
 
     def __init__(self, policy: SitePolicy, clock: Callable[[], float] = time.time) -> None:
         self._site, self._memory, self._clock = policy.site, Memory.open(policy), clock
-        self._key = self._memory.secret(FORGETTING)
+        self._key, self._specs = self._memory.secret(FORGETTING), policy.data_sets
 
     def keys(self, ids: Sequence[str | None]) -> NDArray[np.uint64]:
         """Return what stands for persons, 0 where a row names none. Shapes: uint64[n]."""
@@ -249,9 +261,21 @@ class Forgetting:
             return [Queue.read(db, name) for name in sorted(json.loads(one)["data_set"] for one in documents)]
 
     def add(self, data_set: str, ids: Sequence[str]) -> int:
-        """Queue persons, durably; return how many were not in the queue. Args: ids: in canonical form."""
+        """Queue persons, durably; return how many were not in the queue.
+
+        Args:
+            ids: in canonical form.
+
+        Raises:
+            PolicyRefusal: others were queued under another id column or form.
+        """
+        spec = self._specs.get(data_set)
         with self._memory.transaction() as db:
             queue = Queue.read(db, data_set)
+            if not queue.keys.size:
+                queue.named_by = "" if spec is None else _named_by(spec)
+            elif spec is not None:
+                self._check_named(queue, spec)
             keys = np.unique(self.keys(ids))
             fresh = keys[queue.places(keys) < 0]
             queue.keys = np.concatenate([queue.keys, fresh]).astype("<u8")
@@ -283,16 +307,26 @@ class Forgetting:
         """Return whether rows of a data set must be compared with the queue; decided before any is read.
 
         Raises:
-            PolicyRefusal: they must, and the data set names no id column any more.
+            PolicyRefusal: they must, and the data set names no id column any more, or spells ids otherwise.
         """
-        if not self.queue(spec.name).keys.size:
+        queue = self.queue(spec.name)
+        if not queue.keys.size:
             return False
         if spec.id is None:
             raise PolicyRefusal(
                 f"data set {spec.name!r} of {self._site} names no id column, by which persons were to be forgotten. "
                 f"Policy key: data_sets.{spec.name}.id. Remedy: name it again"
             )
+        self._check_named(queue, spec)
         return True
+
+    def _check_named(self, queue: Queue, spec: DataSet) -> None:
+        if queue.named_by not in ("", _named_by(spec)):
+            raise PolicyRefusal(
+                f"data set {spec.name!r} of {self._site} has another id column or id_form than when persons were "
+                "queued to be forgotten, and their rows would not be found. Policy keys: "
+                f"data_sets.{spec.name}.id, data_sets.{spec.name}.id_form. Remedy: set both back as they were"
+            )
 
     def are_free(self, ids: Sequence[str | None], data_set: str) -> NDArray[np.bool_]:
         """Return which rows are of nobody in the queue: those that stay, of a job that leaves all others out.
@@ -308,6 +342,11 @@ class Forgetting:
                 f"data set {spec.name!r} holds rows of persons who asked to be forgotten (veilboost forget), whom this "
                 "kind of job cannot leave out: remove their rows from the file, and align anew"
             )
+
+
+def _named_by(spec: DataSet) -> str:
+    """Return what the hashes of persons depend on: ids of another column, or spelled otherwise, have others."""
+    return json.dumps([spec.id, asdict(spec.id_form)], sort_keys=True)
 
 
 def replaced_jobs(policy: SitePolicy) -> dict[str, str]:

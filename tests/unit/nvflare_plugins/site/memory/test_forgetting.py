@@ -195,6 +195,31 @@ def test_a_data_set_that_names_its_ids_no_more_is_refused(tmp_path: Path) -> Non
     forgetting.refuse([b"41"], SPEC)
 
 
+def test_ids_that_are_spelled_otherwise_than_in_the_queue_are_refused(tmp_path: Path) -> None:
+    sets = {"path": "people.csv", "id": "person"}
+    Forgetting(policy_in(tmp_path, data_sets={"people": sets})).add("people", ["42"])
+    for change in ({"id": "visit"}, {"id_form": {"ignore_padding": True}}):
+        policy = policy_in(tmp_path, data_sets={"people": {**sets, **change}})
+        forgetting, spec = Forgetting(policy), policy.data_set("people")
+        for asked in (lambda: forgetting.asks_for_ids(spec), lambda: forgetting.add("people", ["43"])):  # noqa: B023
+            with pytest.raises(PolicyRefusal, match=r"another id column or id_form.*set both back"):
+                asked()
+    policy = policy_in(tmp_path, data_sets={"people": sets})
+    assert Forgetting(policy).asks_for_ids(policy.data_set("people"))
+    assert Forgetting(policy).withdraw("people", ["42"]) == 1
+    assert Forgetting(policy_in(tmp_path, data_sets={"people": {**sets, "id": "visit"}})).add("people", ["7"]) == 1
+
+
+def test_a_request_that_is_taken_back_while_a_job_runs_ends_it(tmp_path: Path) -> None:
+    forgetting = Forgetting(policy_in(tmp_path))
+    forgetting.add("people", ["42", "43"])
+    queue = forgetting.queue("people")
+    queue.take("job", 1, ToForget("old", queue.keys), hashes([7, 8]))
+    assert queue.settled_beside(1) == 0
+    queue.keys = queue.keys[:1]  # as ``withdraw`` leaves it
+    assert queue.settled_beside(1) is None and queue.settled_beside(2) is None
+
+
 def kept(queue: Queue) -> Queue:
     """Return a queue as the next process reads it."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
