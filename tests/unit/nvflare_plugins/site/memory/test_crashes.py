@@ -135,7 +135,7 @@ def requests_stand_as_was_said(folder: Path, said: list[str]) -> None:
     assert len(found) == 1 and least <= found.pop() <= least + 1
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 37])
+@pytest.mark.parametrize("every", [pytest.param(7, marks=pytest.mark.slow), 37])
 def test_no_request_to_be_forgotten_is_lost_or_fulfilled_by_half(tmp_path: Path, every: int) -> None:
     base, work = tmp_path / "base", tmp_path / "work"
     base.mkdir()
