@@ -221,13 +221,21 @@ class PricedNoise:
             ValueError: as ``add_noise``; an ``UnusableNoise``: it drew something else than so many integers.
         """
         exact, steps = require_integers(sums, sensitivity), np.array(steps_of(sensitivity), dtype=np.int64)
-        drawn = self.noise.draw(exact.size, randomness)
-        if not isinstance(drawn, np.ndarray) or drawn.dtype != np.int64 or drawn.shape != (exact.size,):
-            raise UnusableNoise("it did not draw as many integers as it was asked for")
+        drawn = _draw(self.noise, exact.size, randomness)
         # Modulo 2^64, then within what a sum may be: both are functions of the noised number alone.
         noised = (exact + steps // 2) // steps + drawn.reshape(exact.shape)
         most = (1 << 60) // steps
         return Release(np.clip(noised, -most, most) * steps, self.event)
+
+
+def _draw(noise: IntegerNoise, n: int, randomness: RandomSource) -> NDArray[np.int64]:
+    try:
+        drawn = noise.draw(n, randomness)
+    except Exception as error:  # foreign code, of which anything may come; what it says may hold its noise
+        raise UnusableNoise(f"it could not draw ({type(error).__name__})") from None
+    if not isinstance(drawn, np.ndarray) or drawn.dtype != np.int64 or drawn.shape != (n,):
+        raise UnusableNoise("it did not draw as many integers as it was asked for")
+    return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +346,7 @@ def rareness_of_draws(noise: IntegerNoise, n: int, randomness: RandomSource = OS
     Raises:
         UnusableNoise: it did not draw so many integers.
     """
-    drawn = noise.draw(n, randomness)
-    if not isinstance(drawn, np.ndarray) or drawn.dtype != np.int64 or drawn.shape != (n,):
-        raise UnusableNoise("it did not draw as many integers as it was asked for")
+    drawn = _draw(noise, n, randomness)
     return min(1.0, 2 * min(_chi_square(noise.mass, drawn, least) for least in (_LEAST_EXPECTED, n / 64)))
 
 

@@ -169,13 +169,14 @@ class JobController(Controller):
         if waits_s is not None:
             tokens = {client.name: client.token for client in clients}
             presence = Presence(core_cell, site_cells, tokens, self._take_token)
+        workspace = Path(self._engine.get_workspace().get_root_dir())
         served = ServedJob(
             job_id,
             job.profile,
             folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
             deadline_s=exchange_deadline_s(job),
             transfer_s=None if job.deadline_s else transfer_s,
-            on_sum=kind_of(self.kind).answer_sum(job, len(clients)),
+            on_sum=kind_of(self.kind).answer_sum(job, len(clients), workspace),
             metrics=self._metrics(job, job_id),
             open_plugin=self._open_plugin(job),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ RunSite = Callable[[Any, SiteContext, Transport, float, Progress], JobResult]
 Raises: VeilBoostError: what ended the attempt at this site.
 """
 
-AnswerSum = Callable[[Any, int], ServerSum | None]
-"""(job, number of sites) -> what turns added words into the answer at a server that is trusted with sums; None else."""
+AnswerSum = Callable[[Any, int, Path], ServerSum | None]
+"""(job, number of sites, server's workspace) -> what turns added words into the answer at a server that is trusted with
+sums; None else.
+"""
 
 Sites = tuple[str, ...] | None
 Check = Callable[[Any, Sites, int], None]
@@ -47,7 +49,7 @@ Raises: ConfigurationError.
 """
 
 
-def _sees_no_sum(job: Job, n_sites: int) -> ServerSum | None:
+def _sees_no_sum(job: Job, n_sites: int, workspace: Path) -> ServerSum | None:
     return None
 
 
@@ -98,14 +100,14 @@ def _named(name: str) -> Callable[..., Any]:
     return call
 
 
-def _noise_of_trees(job: PrivateTreesJob, n_sites: int) -> ServerSum | None:
-    from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
+def _noise_of_trees(job: PrivateTreesJob, n_sites: int, workspace: Path) -> ServerSum | None:
+    from nvflare_plugins.kinds.private_trees.noise_of_others import server_of
 
-    plan = JobPlan.of(job, n_sites)
-    return TrustedServer(plan).answer if plan.training.trust.is_trusted_aggregator else None
+    server = server_of(job, n_sites, workspace)
+    return None if server is None else server.answer
 
 
-def _choices_of_dpboost(job: DpBoostJob, n_sites: int) -> ServerSum | None:
+def _choices_of_dpboost(job: DpBoostJob, n_sites: int, workspace: Path) -> ServerSum | None:
     from nvflare_plugins.kinds.dpboost.server import DpBoostServer
 
     return DpBoostServer(job).answer
@@ -123,7 +125,8 @@ def _check_buckets(job: BucketJob, sites: Sites, n_sites: int) -> None:
 
 
 def _check_plan(job: PrivateTreesJob, sites: Sites, n_sites: int) -> None:
-    JobPlan.of(job, n_sites)  # refuses what no site could train
+    ours = replace(job, noise="")  # a plugin's price is known where its files are
+    JobPlan.of(ours, n_sites)  # refuses what no site could train
 
 
 NO_ALIGNMENT_PLAN = "it takes about 14 CPU seconds of each party for 100,000 ids, and releases who is common"

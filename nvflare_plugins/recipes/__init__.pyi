@@ -378,6 +378,9 @@ class PrivateTreesRecipe(JobRecipe):
         colluders: Sites that may pool what they know, the observer included; distributed noise holds against so many.
         n_sites: Number of sites that the noise is meant for; None means those that take part.
         n_rows: Number of all sites' rows, declared public; only ``local`` needs it, for the ridge.
+        noise: Whose noise it is: empty for ours, or ``plugin.NAME``, a mechanism of others that the server and every
+            site's policy pin by the hash of its files. Its price is derived from its mass function. For pure methods
+            without paid candidates under ``trusted_aggregator`` alone.
         rows_per_person: Most rows of one person; the noise grows with it.
         structure_seed: Public seed of the random trees. The guarantee holds for every seed, so that nothing is gained
             by agreeing on it in secret, and a resumed job must draw the same trees. Noise never comes from it.
@@ -413,6 +416,7 @@ class PrivateTreesRecipe(JobRecipe):
         colluders: int = ...,
         n_sites: int | None = ...,
         n_rows: int | None = ...,
+        noise: str = ...,
         rows_per_person: int = ...,
         structure_seed: int = ...,
         weight: str | None = ...,

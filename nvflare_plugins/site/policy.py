@@ -276,9 +276,10 @@ class SitePolicy(Document):
     well.
     """
     plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
-    """Processors of horizontal sums that others have written, such as `"acme_masks": {"distribution": "acme-veil",
-    "version": "1.2.0"}`; a job asks for one as profile `plugin.acme_masks`. Only what stands here is ever imported, and
-    only in this version, which all sites of a job must have. It runs with everything that the site's process may do.
+    """Processors of horizontal sums, and mechanisms of noise, that others have written, such as `"acme_masks":
+    {"distribution": "acme-veil", "version": "1.2.0"}`; a job asks for one as profile (or noise) `plugin.acme_masks`.
+    Only what stands here is ever imported, and only in this version, which all sites of a job must have. It runs with
+    everything that the site's process may do.
     See nvflare_plugins/conformance/README.md.
     """
     min_sites: Count = 3
@@ -663,7 +664,7 @@ def template(data_sets: Mapping[str, str] | None = None) -> str:
 # A job names a plugin, but what is imported follows from the policy of this machine alone: first the distribution that
 # the policy names is looked up among the installed ones, by its metadata, which runs none of its code; then its version
 # and, where the policy has one, the hash of its files are compared; only then its one entry point of that name is
-# loaded. A server loads a plugin that adds messages of a form of its own, and no other; its pin has a hash.
+# loaded. A server loads a plugin that adds messages of a form of its own, or draws noise; its pin has a hash.
 #
 # Security: a plugin runs in the process with everything that it has. Who may write to its Python packages may write
 # anything there; the hash covers the plugin's files, and not those of what it needs.
@@ -691,8 +692,9 @@ class ServerPolicy(Document):
     WHAT = "the server's policy"
 
     plugins: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], PluginPin] = field(default_factory=dict)
-    """Plugins that the server may load to add their messages, by the name in `profile: plugin.NAME`; each with the
-    `sha256` of its files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`).
+    """Plugins that the server may load to add their messages, by the name in `profile: plugin.NAME`, or to draw noise
+    (`noise: plugin.NAME`); each with the `sha256` of its files (`python -m nvflare_plugins.conformance.pin
+    DISTRIBUTION`).
     """
 
     def __post_init__(self) -> None:
@@ -700,7 +702,17 @@ class ServerPolicy(Document):
             expect(f"plugins.{name} needs sha256: a server loads files that its operator has seen", pin.sha256 != "")
 
 
+NOISES = "veilboost.noises"
+"""Entry points of this group are noise mechanisms of trusted servers (dp_components/integer_noise.py)."""
+
+
 def load_adder(workspace: Path, name: str) -> object | None:
+    """Return what ``load_pinned_by_server`` loads of those that add messages."""
+    found = load_pinned_by_server(workspace, name, PROCESSORS)
+    return None if found is None else found[0]
+
+
+def load_pinned_by_server(workspace: Path, name: str, group: str) -> tuple[object, PluginPin] | None:
     """Load a plugin at the server, if its policy pins it; None where it does not.
 
     Raises:
@@ -718,7 +730,7 @@ def load_adder(workspace: Path, name: str) -> object | None:
         raise ConfigurationError(f"server: {SERVER_POLICY_FILE} holds no JSON object")
     refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins",))
     pin = ServerPolicy(**document).plugins.get(name)
-    return None if pin is None else _load_pinned(pin, "server", name, PROCESSORS)
+    return None if pin is None else (_load_pinned(pin, "server", name, group), pin)
 
 
 def hash_of(distribution: str) -> str:

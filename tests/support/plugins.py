@@ -14,17 +14,26 @@ PACKAGE = Path(__file__).parent / "plugin_package"
 PIN = {"distribution": "acme-veil", "version": "1.2.0"}
 POLICY = {"plugins": {"acme_masks": PIN}}
 PROFILE = "plugin.acme_masks"
+NOISE_PACKAGE = PACKAGE.with_name("noise_package")
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str | None = None, **entries: str) -> Path:
+def install(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str | None = None,
+    package: Path = PACKAGE,
+    **entries: str,
+) -> Path:
     """Install the package into a folder that Python looks in while the test runs.
 
     Args:
         version: another one than its project says.
+        package: folder of its project, which has one module beside it.
         entries: further entry points.
     """
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    shutil.copytree(PACKAGE / "acme_veil", folder / "acme_veil", ignore=shutil.ignore_patterns("__pycache__"))
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    module = project["name"].replace("-", "_")
+    shutil.copytree(package / module, folder / module, ignore=shutil.ignore_patterns("__pycache__"))
     for group, points in project["entry-points"].items():
         describe(folder, project["name"], version or project["version"], {**points, **entries}, group)
     monkeypatch.syspath_prepend(folder)
@@ -45,7 +54,7 @@ def describe(folder: Path, name: str, version: str, entries: dict[str, str], gro
 
 def imported() -> list[str]:
     """Return the modules of the package that were imported."""
-    return sorted(name for name in sys.modules if name.split(".")[0] == "acme_veil")
+    return sorted(name for name in sys.modules if name.split(".")[0] in ("acme_veil", "acme_noise"))
 
 
 def forget() -> None:

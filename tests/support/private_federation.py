@@ -14,6 +14,7 @@ from dp_components.ledger import Ledger
 from dp_components.mechanisms import add_noise
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.noise_of_others import server_of
 from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.wire.aggregation import Aggregator
@@ -110,13 +111,15 @@ class PrivateFederation(Federation):
         sites: tuple[str, ...] | None = None,
         make_server: Callable[..., Aggregator] = Aggregator,
         number: int = 1,
+        server_at: Path | None = None,
     ) -> Run:
-        """Run the job at all sites (or at some)."""
+        """Run the job at all sites (or at some). Args: server_at: the server's workspace, where its policy matters."""
         attempt, result = os.urandom(16), Run({})
         sites = sites or self.sites
         on_sum = None
         if job.trust == "trusted_aggregator":
-            server = TrustedServer(JobPlan.of(job, len(sites)), server_noise)
+            made = None if server_at is None else server_of(job, len(sites), server_at)
+            server = made or TrustedServer(JobPlan.of(job, len(sites)), server_noise)
             on_sum = lambda frame, total: server.answer(  # noqa: E731
                 frame, total, lambda *spend: result.server_spends.append(spend)
             )

@@ -11,10 +11,12 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le, Len
 from numpy.typing import NDArray
+from pydantic import Field
 
 from dp_components.accounting import PrivacyCost, compose, gaussian_limit
 from dp_components.distributed_noise import NoiseShares, TrustModel
 from dp_components.errors import PrivacyError
+from dp_components.integer_noise import NoiseOfOthers
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
@@ -40,10 +42,12 @@ from nvflare_plugins.data.labels import LabelColumns, check_classes, is_labelled
 from nvflare_plugins.growth.aft import DISTRIBUTIONS, AftLoss
 from nvflare_plugins.kinds.private_trees.methods import MOST_CLASSES, Method, check_target, resolve_method
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
+from nvflare_plugins.wire.profiles import PLUGIN
 
 # What a job of differentially private trees says. Everything in it is public: nothing may be looked up in the rows.
 
 
+NOISE = "^$|" + PLUGIN.pattern
 PROFILES = {
     TrustModel.DISTRIBUTED: "dp_distributed",
     TrustModel.TRUSTED_AGGREGATOR: "dp_trusted",
@@ -139,6 +143,11 @@ class PrivateTreesJob(JobDocument):
     """Number of sites that the noise is meant for; None means those that take part."""
     n_rows: Rounds | None = None
     """Number of all sites' rows, declared public; only ``local`` needs it, for the ridge."""
+    noise: Annotated[str, STRICT, Field(pattern=NOISE), Words("empty, or plugin.NAME")] = ""
+    """Whose noise it is: empty for ours, or ``plugin.NAME``, a mechanism of others that the server and every site's
+    policy pin by the hash of its files. Its price is derived from its mass function. For pure methods without paid
+    candidates under ``trusted_aggregator`` alone.
+    """
     rows_per_person: Rounds = 1
     """Most rows of one person; the noise grows with it."""
     structure_seed: Annotated[int, STRICT, Ge(0), Le(1 << 63)] = 0
@@ -178,7 +187,28 @@ class PrivateTreesJob(JobDocument):
         else:
             is_default = (self.aft_loss_distribution, self.aft_loss_distribution_scale) == (DISTRIBUTIONS[0], 1.0)
             expect("aft_loss_distribution and its scale are for times: leave them out, or name times", is_default)
-        self._check_delta(self.resolve(self.n_features or _ASSUMED_FEATURES))
+        method = self.resolve(self.n_features or _ASSUMED_FEATURES)
+        self._check_delta(method)
+        self._check_noise(method)
+
+    def _check_noise(self, method: Method) -> None:
+        if not self.noise:
+            return
+        expect(
+            "noise of others is refused but with trust=trusted_aggregator: what shares of it would protect is not "
+            "proven. Leave noise out",
+            self.trust_model is TrustModel.TRUSTED_AGGREGATOR,
+        )
+        expect(
+            "noise of others is refused for methods with a delta: a pure epsilon is all that is derived of it. Choose "
+            "method=pure",
+            method.is_pure,
+        )
+        expect(
+            "noise of others is refused with paid candidates: a row counts there in a cell of each feature, and its "
+            "price is of one cell. Choose public candidates",
+            not method.candidates.is_paid,
+        )
 
     def _check_delta(self, method: Method) -> None:
         if not method.is_pure:
@@ -328,11 +358,18 @@ class JobPlan:
     training: PrivateTreesPlan
 
     @classmethod
-    def of(cls, job: PrivateTreesJob, n_sites: int, feature_names: Sequence[str] = ()) -> JobPlan:
+    def of(
+        cls,
+        job: PrivateTreesJob,
+        n_sites: int,
+        feature_names: Sequence[str] = (),
+        others: NoiseOfOthers | None = None,
+    ) -> JobPlan:
         """Plan a job.
 
         Args:
             feature_names: the features in order; empty takes the job's own, whose order does not change the cost.
+            others: the mechanism that the job names.
 
         Raises:
             ConfigurationError: bounds are missing, there are too few sites for the noise, or the releases of the plan,
@@ -342,12 +379,18 @@ class JobPlan:
         if not names:
             raise ConfigurationError("feature_bounds is empty: give public bounds of every numeric feature")
         job.check_features(names)
+        if (others is None) != (not job.noise):
+            raise ConfigurationError(
+                f"the price of noise {job.noise!r} follows from its files, which are not loaded here"
+            )
         method, bounds, trust = job.resolve(len(names)), tuple(map(job.bounds_of, names)), _trust(job, n_sites)
         target = job.target
         whole = job.epsilon if job.delta is None else math.sqrt(gaussian_limit(job.epsilon, job.delta).mu_squared)
         total = whole / job.rows_per_person * _BELOW
         try:
-            releases = ReleasePlan.of(method, bounds, total, trust.n_honest, target=target)
+            releases = ReleasePlan.of(method, bounds, total, trust.n_honest, target=target, others=others)
+        except PrivacyError as error:
+            raise ConfigurationError(f"noise {job.noise!r} is not usable: {error}") from None
         except ValueError:  # of an event's scale; bounds far apart and many rows of a person lead there
             raise ConfigurationError(
                 "the noise would be beyond all bounds: ask for more epsilon, or for fewer rows_per_person"

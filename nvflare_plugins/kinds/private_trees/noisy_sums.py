@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dp_components.accounting import PrivacyCost, compose
 from dp_components.distributed_noise import add_noise_share
+from dp_components.errors import UnusableNoise
 from dp_components.events import Release
 from dp_components.mechanisms import add_gaussian_noise, add_noise
 from dp_components.sensitivity import Sensitivity
@@ -169,7 +170,12 @@ class TrustedServer:
         noise = planned.noise
         exact = np.frombuffer(total, dtype="<i8").reshape(-1, noise.n_coordinates)
         try:
-            noisy = self._mechanism(exact, noise.sensitivity, noise.multiplier).value
+            if noise.others is None:
+                noisy = self._mechanism(exact, noise.sensitivity, noise.multiplier).value
+            else:
+                noisy = noise.others.add(exact, noise.sensitivity).value
+        except UnusableNoise as error:
+            raise ProtocolError(f"{frame.kind.name}: the server's noise plugin: {error}") from None
         except ValueError:
             raise ProtocolError(f"{frame.kind.name}: the sites' sum is beyond all bounds") from None
         job = self._job

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dp_components.batched_updates import batch_sizes
 from dp_components.distributed_noise import NoiseShares
 from dp_components.events import ComposedEvent, Event
+from dp_components.integer_noise import RESOLUTION, NoiseOfOthers, PricedNoise
 from dp_components.leaf_weights import (
     TWO_CLASSES,
     ClassShares,
@@ -54,10 +55,24 @@ class PlannedNoise:
         sensitivity: how far one row moves the query.
         multiplier: parameter of the noise over the sensitivity: of Gaussian noise its standard deviation, of Laplace
             noise its scale (``add_noise``).
+        others: the noise of a mechanism of others, with its price; the multiplier is then that of Laplace noise of its
+            standard deviation.
     """
 
     sensitivity: Sensitivity
     multiplier: float
+    others: PricedNoise | None = None
+
+    def by(self, others: NoiseOfOthers) -> PlannedNoise:
+        """Return noise of others of what this costs. Raises: UnusableNoise, SecondOpinionDiffers."""
+        priced = others.price(self.sensitivity, 1 / self.multiplier)
+        return PlannedNoise(self.sensitivity, priced.std() / (RESOLUTION * math.sqrt(2)), priced)
+
+    def events(self, sizes: Sequence[int], n_honest: int) -> tuple[Event, ...]:
+        """Return what queries of so many values cost."""
+        if self.others is not None:
+            return (self.others.event,) * len(sizes)
+        return tuple(noise_event(size, self.sensitivity, self.multiplier, n_honest) for size in sizes)
 
     @property
     def n_coordinates(self) -> int:
@@ -133,6 +148,7 @@ class ReleasePlan:
         n_honest: int = 1,
         published_multiplier: float | None = None,
         target: Target = TWO_CLASSES,
+        others: NoiseOfOthers | None = None,
     ) -> ReleasePlan:
         """List what a method releases, and divide a total among it.
 
@@ -144,6 +160,7 @@ class ReleasePlan:
             published_multiplier: noise over sensitivity of the trees' queries, in place of the one that the total
                 gives: for reproductions of other people's accounting.
             target: what the label is.
+            others: whose noise it is; None for ours.
         """
         weights = method.weight_update.weights(target)
         sums = list(_sums(method, bounds, len(weights.sensitivity(method.query).weights)))
@@ -151,12 +168,12 @@ class ReleasePlan:
         composed = n_queries / method.training_share()
         multiplier = published_multiplier or (composed if method.is_pure else math.sqrt(composed)) / total
         noise = _noise(method, weights, len(bounds), multiplier, total)
+        if others is not None:
+            noise = {kind: noise[kind].by(others) for kind in dict.fromkeys(asked.kind for asked in sums)}
 
         @cache  # thousands of trees ask alike
         def event(kind: Kind, sizes: tuple[int, ...]) -> Event:
-            planned = noise[kind]
-            queries = (noise_event(size, planned.sensitivity, planned.multiplier, n_honest) for size in sizes)
-            return ComposedEvent(tuple(queries))
+            return ComposedEvent(noise[kind].events(sizes, n_honest))
 
         releases = (PlannedRelease(*asked, noise[asked.kind], event(asked.kind, asked.sizes)) for asked in sums)
         return cls(tuple(releases), n_queries)

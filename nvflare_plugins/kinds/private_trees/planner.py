@@ -7,6 +7,7 @@ import math
 
 from dp_components.accounting import compose
 from dp_components.leaf_weights import TWO_CLASSES
+from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.attempt.plan_advice import (
     NOT_TWO_CLASSES,
@@ -22,6 +23,7 @@ from nvflare_plugins.base.formatting import human_number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
+from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.kinds.private_trees.summary import lines, summarise
 
@@ -42,7 +44,12 @@ PURE = (
 
 def plan(request: PlanRequest, job: PrivateTreesJob) -> Plan:
     """Return the plan of private trees. Raises: ConfigurationError: its noise needs other sites than these."""
-    job_plan = JobPlan.of(job, request.sites)
+    if job.noise and request.policy is None:
+        raise ConfigurationError(
+            "the price of the job's noise follows from the files of its plugin: plan at a site whose policy names it"
+        )
+    others = None if request.policy is None else noise_at_site(request.policy, job)
+    job_plan = JobPlan.of(job, request.sites, (), others)
     summary, method = summarise(job_plan), job_plan.training.method
     of_row = compose(job_plan.releases.events)
     epsilon = summary.epsilon_after_rounds[-1]

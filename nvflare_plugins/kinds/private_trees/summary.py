@@ -95,6 +95,12 @@ def trust_text(plan: JobPlan) -> str:
             "hides only the gradients. The number of rows of each site is public."
         )
     shares = trust.shares
+    others = plan.releases.tree_noise.others
+    if others is not None:
+        return (
+            f"{what} The noise is drawn by plugin {others.event.mechanism}; a query costs epsilon "
+            f"{others.event.epsilon:.4g}, derived from the mass function that the plugin states."
+        )
     if shares is None:
         return what
     of_sites = f"{what} {shares.n_sites} sites, {shares.n_colluders} of which may pool what they know."

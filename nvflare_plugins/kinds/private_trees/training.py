@@ -28,6 +28,7 @@ from nvflare_plugins.data.table import Table, column_names, load_table, log_coun
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.private_trees.forest import clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
+from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
@@ -152,12 +153,13 @@ def prepare(job: PrivateTreesJob, context: SiteContext) -> PrivateInput:
             f"holds against {job.colluders}. Policy key: max_colluders. Remedy: raise the job's colluders, or ask "
             f"{policy.site} to change it."
         )
+    others = noise_at_site(policy, job)
     spec.check_holds_bins("a private training holds them")
     sent, persons = SentRows(policy), PersonsOfBudgets(policy, spec)
     forgetting = Forgetting(policy)
     asks_for_sent, forgets = sent.asks_for_ids(spec), forgetting.asks_for_ids(spec)
     names = column_names(spec, job.label, job.weight, job.features)
-    plan = JobPlan.of(job, len(context.sites), names)
+    plan = JobPlan.of(job, len(context.sites), names, others)
     check_names_survive(names, job.categories)
     table = load_table(
         spec,
@@ -240,7 +242,16 @@ def _protection(job: PrivateTreesJob, prepared: PrivateInput) -> dict[str, str |
         "method": plan.training.method.name,
         "colluders": "none" if shares is None else str(shares.n_colluders),
         "noise_multiplier": f"{plan.releases.tree_noise.multiplier:.9g}",
+        **_of_others(plan),
     }
+
+
+def _of_others(plan: JobPlan) -> dict[str, str]:
+    """Return whose noise it is and what a query of it costs, where it is not ours."""
+    others = plan.releases.tree_noise.others
+    if others is None:
+        return {}
+    return {"noise": others.event.mechanism, "noise_epsilon": f"{others.event.epsilon:.9g}"}
 
 
 def _open_sums(plan: JobPlan, attempt: SiteAttempt) -> ProtectedSums:
@@ -304,6 +315,7 @@ class _Training:
         method = {name: value.name.lower() if hasattr(value, "name") else value for name, value in components}
         bounds = [[b.low, b.high] for b in training.bounds]
         parameters = {"method": method, "bounds": bounds, "noise": training.releases.multipliers()}
+        parameters |= {"noise_of_others": _of_others(self._plan)} if self._job.noise else {}
         return Terms(versions(), self._job.to_dict(), parameters, self._prepared.schema, {}, {})
 
     def _train(self, payment: Payment) -> bytes:
