@@ -45,6 +45,7 @@ from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.curve.registry import open_curve
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import VerticalRules
+from tests.bench.flare_jobs import run_in_flare, tables_of_parties
 from tests.bench.horizontal_data import CREDIT_CARD, TableShape, arrays, generate
 from tests.bench.vertical_parties import VerticalRun, Workload, busy_s, run_central, run_native, run_vertical
 from tests.support.vertical_federation import first_difference
@@ -192,9 +193,18 @@ def _is_equal(run: VerticalRun, central: bytes) -> bool:
 
 
 def _flare(workload: Workload, results: dict[str, object]) -> dict[str, object]:
-    from tests.bench.vertical_flare import run_plain_job
-
-    seconds = run_plain_job(workload)
+    run = run_in_flare(
+        "vertical",
+        {
+            "params": workload.params,
+            "num_rounds": workload.num_rounds,
+            "profile": "plain",
+            "preset": "exact",
+            "checkpoint_every": 0,
+        },
+        tables_of_parties([workload.part(number) for number in range(len(workload.widths))], workload.label),
+    )
+    seconds = median(run.rounds_s[1:] or run.rounds_s)
     _say(f"plain in FLARE's simulator: {seconds:.3f} s a tree")
     added = {"flare_plain_s_per_tree": seconds}
     if "plain" in results:

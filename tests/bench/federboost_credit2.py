@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,25 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "credit2.parquet"
 LABEL, DATA_SET = "label", "credit2"
 N_REPEATS, N_TREES, N_LAYERS, N_BUCKETS = 5, 20, 3, 24
 XGBOOST_BINS = 256
-PARAMS = {"objective": "binary:logistic", "max_depth": N_LAYERS, "nthread": 1}
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What is trained."""
+
+    bins: int
+    layers: int = N_LAYERS
+    trees: int = 0
+
+    @property
+    def n_trees(self) -> int:
+        return self.trees or N_TREES
+
+    @property
+    def params(self) -> dict:
+        return {"objective": "binary:logistic", "max_depth": self.layers, "max_bin": self.bins, "nthread": 1}
+
+
 PUBLISHED = {"federboost_paper_auc": 0.7825, "xgboost_paper_auc": 0.7804}
 
 
@@ -47,9 +66,9 @@ def main() -> None:
         for repeat in range(N_REPEATS):
             training, test = split(frame, repeat)
             boosters = {
-                "federation": federate(federation, training, repeat),
-                "central_24_bins": centralize(training, N_BUCKETS),
-                "central_256_bins": centralize(training, XGBOOST_BINS),
+                "federation": federate(federation, training, repeat, Forest(N_BUCKETS)),
+                "central_24_bins": centralize(training, Forest(N_BUCKETS)),
+                "central_256_bins": centralize(training, Forest(XGBOOST_BINS)),
             }
             for name, booster in boosters.items():
                 scores[name].append(auc(booster, test))
@@ -68,19 +87,19 @@ def split(frame: pd.DataFrame, repeat: int) -> tuple[pd.DataFrame, pd.DataFrame]
     return shuffled.iloc[n_test:], shuffled.iloc[:n_test]
 
 
-def federate(federation: Federation, training: pd.DataFrame, repeat: int) -> xgb.Booster:
+def federate(federation: Federation, training: pd.DataFrame, repeat: int, forest: Forest) -> xgb.Booster:
     """Train over the federation's sites; return the model that all of them hold."""
     federation.give_data(DATA_SET, training)
-    job = HorizontalJob(DATA_SET, LABEL, {**PARAMS, "max_bin": N_BUCKETS}, N_TREES, "masks", tracking=False)
+    job = HorizontalJob(DATA_SET, LABEL, forest.params, forest.n_trees, "masks", tracking=False)
     job_id = f"repeat-{repeat + 1}"
     succeed(federation.run(job, job_id))
     return xgb.Booster(model_file=bytearray(federation.model(job_id)))
 
 
-def centralize(training: pd.DataFrame, max_bin: int) -> xgb.Booster:
+def centralize(training: pd.DataFrame, forest: Forest) -> xgb.Booster:
     """Train on all rows in one place with XGBoost's own cuts."""
     matrix = xgb.DMatrix(training.drop(columns=LABEL), label=training[LABEL])
-    return xgb.train({**PARAMS, "tree_method": "hist", "max_bin": max_bin}, matrix, N_TREES)
+    return xgb.train({**forest.params, "tree_method": "hist"}, matrix, forest.n_trees)
 
 
 def auc(booster: xgb.Booster, test: pd.DataFrame) -> float:

@@ -16,13 +16,14 @@ _STYLE = "svg{font:12px sans-serif;background:#fff}path{fill:none;stroke-width:2
 def draw(
     tables: Mapping[str, Mapping[str, Mapping[str, Any]]],
     epsilons: Sequence[float],
-    without: str,
+    without: str | None,
     axis: str = "epsilon",
 ) -> str:
-    """Return the picture; ``without`` is the method that has no epsilon, drawn as a dashed line."""
+    """Return the picture; ``without`` is a method that has no epsilon, drawn as a dashed line."""
     methods = list(dict.fromkeys(name for table in tables.values() for name in table if name != without))
     parts = [f'<text x="{_LEFT + 118 * i}" y="16" fill="{_COLOURS[i]}">{name}</text>' for i, name in enumerate(methods)]
-    parts.append(f'<text x="{_LEFT + 118 * len(methods)}" y="16" fill="#555">{without}, no privacy (dashed)</text>')
+    if without is not None:
+        parts.append(f'<text x="{_LEFT + 118 * len(methods)}" y="16" fill="#555">{without}, no privacy (dashed)</text>')
     for number, (title, table) in enumerate(tables.items()):
         x, y = _WIDTH * (number % 2), _LEGEND + _HEIGHT * (number // 2)
         parts += [
@@ -38,11 +39,15 @@ def draw(
 
 
 def _panel(
-    title: str, table: Mapping[str, Mapping[str, Any]], methods: Sequence[str], epsilons: Sequence[float], without: str
+    title: str,
+    table: Mapping[str, Mapping[str, Any]],
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    without: str | None,
 ) -> list[str]:
     curves = {
         name: [table[name][f"{epsilon:g}"]["auc"]["mean"] for epsilon in epsilons]
-        for name in (*methods, without)
+        for name in (*methods, *([] if without is None else [without]))
         if name in table
     }
     marks = ticks(min(min(c) for c in curves.values()), max(max(c) for c in curves.values()))

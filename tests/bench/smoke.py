@@ -114,6 +114,11 @@ PROGRAMS = (
         "bench_noised DATA --tables credit2", "credit2/exact", ROUNDS=3, OWN_ROUNDS=2, DIVISIONS=1, EPSILONS=(1.0,)
     ),
     _program(
+        "bench_papers --only maddock/4 secureboost/2 federboost/figure-5 dpboost/table-3 --splits 1 --repeats 1 "
+        "--jobs 1 --keep DATA/papers.json",
+        "tables cpu_s",
+    ),
+    _program(
         "bench_plan_loss --kinds buckets --out DATA/loss.csv --fit DATA/loss.csv",
         "",
         SEEDS=(1,),
@@ -144,7 +149,6 @@ PROGRAMS = (
     _program("membership_inference TABLE --rows 40 --models 8", ""),
     _program("noised_attack_rates DATA --tables generated --repetitions 1 --epsilons 1", ""),
     _program("reconstruction TABLE --rows 60 --features 3 --trees 2", ""),
-    _program("reproduce_maddock --tables 5 --sets credit2 --repeats 1 --jobs 1", "same_order"),
     _program("secureboost_credit2 DATA/credit2.parquet", "published", N_REPEATS=2, VARIANTS=_few_trees),
     _program("vertical_memory --rows 200 --features 4 --depth 2 --blocks 1 --key-bits 2048", "peak_mb_by_level"),
     _program("vertical_scalability --key-bits 2048", "rows features", **_SHAPES),
