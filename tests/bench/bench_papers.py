@@ -128,7 +128,7 @@ def main() -> None:
                     continue
                 results[key] = measure(key, table, library, effort)
                 done[key] = results[key].get("cpu_s", 0)
-                write_atomically(options.keep, (json.dumps(results, indent=1, sort_keys=True) + "\n").encode())
+                write_atomically(options.keep, (json.dumps(results, indent=1) + "\n").encode())
     if options.keep == KEPT:
         for name, picture in pictures(PAPERS, results):
             (FIGURES / name).write_text(picture, encoding="utf-8")
