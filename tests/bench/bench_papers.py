@@ -1,9 +1,9 @@
 """Runs the tables of the five papers, keeps what was measured, and writes the page ``PAPERS.md``.
 
-    make bench-papers DATA=folder                                        every table, on the sets at hand
+    make bench-papers DATA=folder                                              every table, on the sets at hand
     python -m tests.bench.bench_papers --only maddock/3 dpboost --repeats 1    some of them, fewer runs
     python -m tests.bench.bench_papers --page                                  the page alone, from what is kept
-    python -m tests.bench.bench_papers --stale                                 which figures are of code that has changed
+    python -m tests.bench.bench_papers --stale                                 which figures are of older code
 
 Each finished table is kept at once in ``results/papers.json``: a run that is broken off goes on where it was with
 ``--missing``. DATA is a folder with files under the names that their publishers give them; a set without a file is
