@@ -135,6 +135,7 @@ class Candidates:
         self._feature = np.repeat(np.arange(n_bins.size), n_bins)
         self._bin = np.arange(self._feature.size) - np.repeat(np.cumsum(n_bins) - n_bins, n_bins)
         self.n = 2 * self._feature.size
+        self.nodes_at_once = max(CANDIDATES_AT_ONCE // self.n, 1)
 
     def left_sums(self, slots: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Add up what goes left, modulo 2^64. Shapes: slots: uint64[n_nodes, n_slots]; result: uint64[n_nodes, n]."""
@@ -202,6 +203,8 @@ class SealedPassive:
 
     def transfers(self, request: Transfers) -> TransfersAnswer | None:
         """Answer the active party's offer, then take its choices. Raises: ProtocolError: out of order, or no points."""
+        if bool(request.offer) != (self._sender is None) or bool(request.choices) == bool(request.offer):
+            raise ProtocolError("transfers out of order")
         if self._sender is None:
             curve, offset = open_curve(), new_offset()
             chooser = TransferChooser(curve, request.offer, offset)
@@ -276,6 +279,8 @@ class SealedPassive:
         nodes = set(request.nodes)
         if len(nodes) < len(request.nodes) or not nodes or not nodes <= self._shares.keys() or nodes & self._decided:
             raise ProtocolError("sealed splits of nodes that are not due")
+        if len(nodes) > self._candidates.nodes_at_once:  # what a party allocates for them is many times the request
+            raise ProtocolError("sealed splits of more nodes than travel together")
         if self._asked is not None or self._owner is None or self._chooser is None:
             raise ProtocolError("a message of sealed splits that is not the next one")
         self._decided |= nodes

@@ -21,7 +21,7 @@ from nvflare_plugins.growth import splits as growth_splits
 from nvflare_plugins.growth.tree import SMALLEST_CHANGE
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.key_owner import EncodedGradients
-from nvflare_plugins.kinds.vertical.sealed import CANDIDATES_AT_ONCE, FRACTION_BITS, Candidates, SealedPlan, new_offset
+from nvflare_plugins.kinds.vertical.sealed import FRACTION_BITS, Candidates, SealedPlan, new_offset
 from nvflare_plugins.kinds.vertical.tree_growth import OwnRows, PartySums, SumsOfTraining
 
 _ALL = np.array([True])
@@ -94,7 +94,7 @@ class SealedSums(PartySums):
         """
         self._take_in(totals)
         known = [i for i, node in enumerate(nodes) if node in self._opened]
-        at_once = max(CANDIDATES_AT_ONCE // self._candidates.n, 1)
+        at_once = self._candidates.nodes_at_once
         won: list[int] = []
         for start in range(0, len(known), at_once):
             part = known[start : start + at_once]
@@ -164,7 +164,8 @@ class SealedSums(PartySums):
         g, h = unit.decode_total(fact.total)
         least = max(float(params.min_split_loss), float(SMALLEST_CHANGE))
         # A score is of the gain beside G^2 / (H + 2 lambda), the loss change of the one beside the node's gain.
-        beside = g * g / (h + 2 * float(params.reg_lambda)) if g else 0.0
+        total = h + 2 * float(params.reg_lambda)
+        beside = g * g / total if total > 0 else 0.0
         gain = max(least + float(fact.root_gain) - beside, least) / 2.0 ** (2 * unit.g_exponent - unit.h_exponent)
         floor = NO_SPLIT + 1 + min(max(round(OCTAVE * (math.log2(gain) + widths.h_bits)), 0), NO_SPLIT - 1)
         if rival is None:

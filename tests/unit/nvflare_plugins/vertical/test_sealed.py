@@ -92,6 +92,11 @@ def test_a_training_is_that_of_its_twin_in_the_clear(params, widths):
         assert np.corrcoef(ours, theirs)[0, 1] > 0.99
 
 
+def test_nodes_whose_hessians_round_to_zero_are_not_split():
+    params = {**PARAMS, "lambda": 0, "min_child_weight": 0, "base_score": 1e-9}
+    assert not train(table(60), 1, params).passives[0].table
+
+
 def test_the_model_says_no_column_of_the_passive_party():
     outcome = train(table())
     named = {
@@ -194,7 +199,7 @@ def _party(plan: SealedPlan, joined: Joined) -> PassiveParty:
     return PassiveParty(columns, ["x0", "x1", "x2"], 8, maker, noise=SealedPassive(plan, 1))
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(12))
 def test_messages_that_are_malformed_repeated_or_out_of_order_are_refused(number, monkeypatch):
     """The party answers a whole training; then one message is changed, repeated or put elsewhere."""
     joined, seen = table(60), []
@@ -206,6 +211,8 @@ def test_messages_that_are_malformed_repeated_or_out_of_order_are_refused(number
         wrong = _wrong(number, seen)
         if wrong is None:
             return honest(self, request)
+        if number == 9:
+            monkeypatch.setattr(self._sealed._candidates, "nodes_at_once", 1)
         with pytest.raises(ProtocolError):
             honest(self, wrong)
         raise ConfigurationError(f"refused after {kinds}")
@@ -230,6 +237,9 @@ def _wrong(number: int, seen: list[Any]) -> Any:
         7: of_step == 2 and seen[-2],  # the circuit of scores once more
         8: isinstance(last, messages.SplitRequest)
         and replace(last, splits=(replace(last.splits[0], feature=1), *last.splits[1:])),
+        9: of_step == 0 and len(last.nodes) > 1 and last,
+        10: isinstance(last, messages.Transfers) and not last.choices and replace(last, choices=bytes(4096)),
+        11: isinstance(last, messages.Transfers) and last.choices and replace(last, offer=bytes(32)),
     }
     return cases[number] or None
 
