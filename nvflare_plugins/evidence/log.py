@@ -146,7 +146,7 @@ class EvidenceLog:
         self._signer = signer
         self._head = GENESIS
         self._n_records = 0
-        self._ended = False
+        self._ended = self._sealed = False
         self._randomness = randomness
         self._clock = clock
         self._last_commitment: tuple[bytes | None, bytes, str] = (None, b"", "")
@@ -382,15 +382,22 @@ class EvidenceLog:
             if self._file is None:
                 return self.path
             self.end("aborted", "the log was closed before the attempt had ended")
-            body: Record = {"type": "seal", "n": self._n_records, "signature": None}
-            if self._signer is not None:
-                body["signature"] = self._signer(seal_statement(body, self._head)).hex()
-            self._append(body)
+            self._seal()
             self._flush_last()
             self._let_go()
             os.replace(self._partial, self.path)
             sync_folder(self.path.parent)
             return self.path
+
+    def _seal(self) -> None:
+        """Append the last record, once: a log whose disk refused it may be closed again."""
+        if self._sealed:
+            return
+        body: Record = {"type": "seal", "n": self._n_records, "signature": None}
+        if self._signer is not None:
+            body["signature"] = self._signer(seal_statement(body, self._head)).hex()
+        self._append(body)
+        self._sealed = True
 
     def end_from_outside(self, reason: str, wait_s: float = _LOCK_S) -> None:
         """End and close the log in place of threads that may never return; give up if one is still writing to it."""

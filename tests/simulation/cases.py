@@ -136,6 +136,7 @@ FOUND: tuple[tuple[str, int], ...] = (
     ("dpboost", 203965),
     ("alignment", 204767),
     ("horizontal_continue", 205914),
+    ("dpboost", 287),
 )
 """Runs that found something once, beside those of the first seeds."""
 

@@ -119,8 +119,8 @@ def _answers_early() -> Iterator[None]:
 
 @contextmanager
 def _the_dead_are_not_named() -> Iterator[None]:
-    fail = ServerAttempt.fail
-    with patch.object(ServerAttempt, "fail", lambda self, reason: fail(self, "a site is gone")):
+    lose = ServerAttempt.lose
+    with patch.object(ServerAttempt, "lose", lambda self, sites, reason: lose(self, sites, "a site is gone")):
         yield
 
 
@@ -411,19 +411,30 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
 }
 
 
+def _faults(kind: str, seed: int) -> list[str]:
+    try:
+        _, _, faults = simulate(kind, seed)
+    except AssertionError as error:  # the scheduler's
+        faults = [str(error)]
+    except Exception as error:
+        faults = [f"{type(error).__name__}: {error}"]
+    return faults
+
+
 def survived(name: str, most: int = MOST) -> int | None:
-    """Return how many seeds a planted defect survives; None if all."""
+    """Return how many seeds a planted defect survives; None if all.
+
+    Raises:
+        AssertionError: the seed that finds it finds a fault without it as well.
+    """
     kind, mutant = MUTANTS[name]
     undisturbed(kind)  # of the product, not of the mutant: it is kept
     for seed in range(most):
         with mutant():
-            try:
-                _, _, faults = simulate(kind, seed)
-            except AssertionError as error:  # the scheduler's
-                faults = [str(error)]
-            except Exception as error:
-                faults = [f"{type(error).__name__}: {error}"]
-        if faults:
+            is_found = bool(_faults(kind, seed))
+        if is_found:
+            own = _faults(kind, seed)
+            assert not own, f"{kind}, seed {seed}, without any defect: {own}"
             return seed
     return None
 

@@ -350,6 +350,18 @@ def test_a_disk_that_is_full_at_the_last_moment_does_not_undo_the_job(tmp_path, 
     assert records(log.close())[-2]["status"] == "completed"
 
 
+@pytest.mark.parametrize("operation", ["write", "fsync"])
+@pytest.mark.parametrize("again", [EvidenceLog.close, lambda log: log.abandon("the disk")])
+def test_a_log_whose_seal_the_disk_refused_at_first_has_one_seal(tmp_path, monkeypatch, operation, again):
+    log = make_log(tmp_path)
+    log.end("completed")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="once"):
+        patch.setattr(lines_module.os, operation, lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "once")))
+        log.close()
+    again(log)
+    assert [r["type"] for r in records(log.path)] == ["open", "end", "seal"]
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 def test_a_broken_disk_does_not_hide_why_the_attempt_ended(tmp_path, monkeypatch, caplog, code):
     log = make_log(tmp_path)
