@@ -116,15 +116,17 @@ def export(options: Options) -> int:
     check_output("the copy", output, ".json", ONNX, TREELITE)
     if output.exists() and options.model.exists() and output.samefile(options.model):
         raise ConfigurationError(f"{output} is the model itself, which would lose its covers: name another file")
-    check_copied(options.model)
     if suffix in (ONNX, TREELITE):
-        content = (to_onnx if suffix == ONNX else to_treelite)(FinishedModel.read(options.model))
+        found = FinishedModel.read(options.model)
+        check_copied(options.model, found.content)
+        content = (to_onnx if suffix == ONNX else to_treelite)(found)
         what = "row counts are not in it"
     else:
         try:
             model = options.model.read_bytes()
         except OSError as error:
             raise ConfigurationError(f"cannot read {options.model}: {error.strerror}") from None
+        check_copied(options.model, model)
         content = strip_sum_hessian(model)
         what = "sum_hessian is NaN throughout, so that no SHAP values come from it"
     try:
@@ -161,9 +163,10 @@ def scorecard(options: Options) -> int:
 
     output = options.output
     check_output("the scorecard", output, ".csv", ".json")
-    check_copied(options.model)
+    model = FinishedModel.read(options.model)
+    check_copied(options.model, model.content)
     scaling = Scaling(options.pdo, options.score, options.odds, options.reverse, options.whole)
-    card = Scorecard(FinishedModel.read(options.model), scaling, options.profile)
+    card = Scorecard(model, scaling, options.profile)
     is_table = output.suffix.lower() == ".csv"
     content = card.table() if is_table else json.dumps(card.document(), ensure_ascii=False, indent=1).encode()
     try:

@@ -118,24 +118,29 @@ def _sha256_of_copy(model: bytes) -> str | None:
 # -- asking for one ---------------------------------------------------------------------------------------------------
 
 
-def check_released(policy: SitePolicy, path: Path) -> None:
+def check_released(policy: SitePolicy, path: Path, sha256: str | None = None) -> None:
     """Refuse a model of a run that the site's policy wants a decision on, and that has no approval.
 
     Args:
         path: of the model, in the folder of its run.
+        sha256: of what is handed on, where it was read already; None takes the file as it is.
 
     Raises:
         PolicyRefusal: there is no decision, or it is no approval of this model under the rules in force.
     """
     if policy.release_rules is not None:
         identity = load_identity(policy.workspace, policy.site)
-        _check(policy.site, policy.release_rules, path, FlareAuthority(identity.root, identity.server_names), identity)
+        authority = FlareAuthority(identity.root, identity.server_names)
+        _check(policy.site, policy.release_rules, (path, sha256 or file_sha256(path)), authority, identity)
 
 
-def check_copied(path: Path) -> None:
+def check_copied(path: Path, model: bytes) -> None:
     """Do the same for any model that is to be copied: by the policy of the workspace that its run lies in.
 
     Where that is not known, the policy counts that the run's folder has kept. A model outside a run has none.
+
+    Args:
+        model: the bytes that are copied, which nobody can put others in the place of meanwhile.
 
     Raises:
         PolicyRefusal: as ``check_released``.
@@ -146,7 +151,7 @@ def check_copied(path: Path) -> None:
         return
     record, workspace, kept = RunRecord.read(path.parent), workspace_of(path.parent), path.parent / POLICY
     if workspace is not None:
-        check_released(SitePolicy.load(workspace, record.site), path)
+        check_released(SitePolicy.load(workspace, record.site), path, hashlib.sha256(model).hexdigest())
         return
     try:
         stated = json.loads(kept.read_bytes()).get("release_rules") if kept.is_file() else None
@@ -154,10 +159,13 @@ def check_copied(path: Path) -> None:
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ConfigurationError(f"{kept} is damaged: copy the run again") from None
     if rules is not None:
-        _check(record.site, rules, path, FlareAuthority(None), None)
+        _check(record.site, rules, (path, hashlib.sha256(model).hexdigest()), FlareAuthority(None), None)
 
 
-def _check(site: str, rules: ReleaseRules, path: Path, authority: FlareAuthority, identity: Identity | None) -> None:
+def _check(
+    site: str, rules: ReleaseRules, model: tuple[Path, str], authority: FlareAuthority, identity: Identity | None
+) -> None:
+    path, sha256 = model
     try:
         decision, is_signed = open_decision((path.parent / DECISION).read_bytes(), authority)
     except FileNotFoundError:
@@ -168,7 +176,7 @@ def _check(site: str, rules: ReleaseRules, path: Path, authority: FlareAuthority
     for is_wrong, why in (
         (decision.site != site, f"is one of {decision.site}"),
         (must_sign and not is_signed, "is not signed"),
-        (decision.model != file_sha256(path), "is of another model, or the file has changed since"),
+        (decision.model != sha256, "is of another model, or the file has changed since"),
         (decision.rules != rules.fingerprint(), "was made under other rules than those in force"),
         (not decision.released, f"is a refusal: {broken(decision.judged)}"),
     ):

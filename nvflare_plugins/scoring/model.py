@@ -135,6 +135,11 @@ class FinishedModel:
             raise ScoringError(f"{shown} {_PART}.")
         return cls(content, shown)
 
+    @property
+    def content(self) -> bytes:
+        """The bytes that it was read from."""
+        return self._content
+
     def __reduce__(self) -> tuple[type[FinishedModel], tuple[bytes, str]]:
         return FinishedModel, (self._content, self.name)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.dossier import release as dossier_release
 from nvflare_plugins.dossier.decision import open_decision
 from nvflare_plugins.dossier.release import DECISION
 from nvflare_plugins.dossier.structure import _spent
@@ -173,6 +175,26 @@ def test_a_policy_that_asks_for_a_decision_is_obeyed(run: Path, tmp_path: Path, 
     assert "other rules than those in force" in hands_on(run, capsys, "again")
     html = (run / "report.html").read_text()
     assert "May this model leave the site?" in html and "Dr. Weber" in html
+
+
+@pytest.mark.parametrize("suffix", ["json", "onnx"])
+def test_a_model_that_takes_the_place_of_an_approved_one_after_the_check_is_not_copied(
+    run: Path, tmp_path: Path, suffix: str, monkeypatch
+) -> None:
+    model, check = run / "model.json", dossier_release._check
+    asks_for(run, LENIENT)
+    assert release(run) == 0
+    assert main(["export", str(model), str(tmp_path / f"before.{suffix}")]) == 0
+    other = model.read_bytes().replace(b'"default_left":[0', b'"default_left":[1', 1)
+
+    def swapped(*given: Any) -> None:
+        check(*given)
+        model.write_bytes(other)
+
+    monkeypatch.setattr(dossier_release, "_check", swapped)
+    assert main(["export", str(model), str(tmp_path / f"copy.{suffix}")]) == 0
+    assert model.read_bytes() == other
+    assert (tmp_path / f"copy.{suffix}").read_bytes() == (tmp_path / f"before.{suffix}").read_bytes()
 
 
 def test_an_unsigned_decision_does_not_count_where_the_site_has_a_certificate(
