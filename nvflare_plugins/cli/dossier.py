@@ -37,6 +37,7 @@ from nvflare_plugins.evidence.verification import Verification, find_evidence, v
 from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.report import build_report, build_summary, own_evidence
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.policy import SitePolicy, own_workspace, workspace_of
 from nvflare_plugins.site.policy_values import ReleaseRules, is_private
@@ -199,7 +200,8 @@ def _structure_part(folder: Path, policy: SitePolicy | None, record: RunRecord) 
         return Part(title, missing="the job has left no model here, or the site's workspace was not named")
     rules = policy.release_rules or ReleaseRules()
     try:
-        findings = judge_run(folder / record.model, record, policy, rules)
+        model = FinishedModel((folder / record.model).read_bytes(), record.model)
+        findings = judge_run(model, folder, record, policy, rules)
     except (VeilBoostError, OSError) as error:
         return Part(title, missing=str(error) if isinstance(error, VeilBoostError) else type(error).__name__)
     facts = {"findings": findings, "job_id": record.job_id, "site": record.site}

@@ -19,6 +19,7 @@ from nvflare_plugins.dossier.release import DECISION, Case, decide
 from nvflare_plugins.dossier.structure import Finding, judge_run, training_facts
 from nvflare_plugins.pages.report import write_report
 from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.policy import SitePolicy, own_workspace, workspace_of
 from nvflare_plugins.site.policy_values import ReleaseRules
@@ -42,8 +43,9 @@ def run(options: Options) -> int:
     identity = load_identity(policy.workspace, policy.site)
     moment = datetime.now(UTC).replace(microsecond=0)
     try:
-        findings = judge_run(path, record, policy, rules, _spec(options, record, policy))
-        decision = decide(Case(record, path, rules, findings, options.by, moment), identity)
+        model = FinishedModel(path.read_bytes(), path.name)  # once: another could take its place
+        findings = judge_run(model, path.parent, record, policy, rules, _spec(options, record, policy))
+        decision = decide(Case(record, path, model.content, rules, findings, options.by, moment), identity)
         write_report(path.parent)
     except VeilBoostError:  # some are errors of values too
         raise

@@ -42,10 +42,16 @@ DECISION = "release.json"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """What is decided on. Attributes: path: of the model, in the folder of the run that ``record`` is of."""
+    """What is decided on.
+
+    Attributes:
+        path: of the model, in the folder of the run that ``record`` is of.
+        model: the bytes that were judged.
+    """
 
     record: RunRecord
     path: Path
+    model: bytes
     rules: ReleaseRules
     findings: tuple[Finding, ...]
     by: str
@@ -63,8 +69,7 @@ def decide(case: Case, identity: Identity, randomness: RandomSource = OS_RANDOMN
     Raises:
         ConfigurationError: the person's name can be none, or nobody would believe the site's signature today.
     """
-    folder, record = case.path.parent, case.record
-    model = case.path.read_bytes()
+    folder, record, model = case.path.parent, case.record, case.model
     facts = canonical(
         {
             "format": FACTS_FORMAT,

@@ -35,6 +35,8 @@ from nvflare_plugins.pages.report import own_evidence
 from nvflare_plugins.pages.run_record import TRAINING, DataFacts, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.site.memory.registry import Registry
+from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import ReleaseRules, is_private
 from nvflare_plugins.xgb.model_json import leaf_size, trees_model
@@ -379,21 +381,29 @@ def judge_privacy(spent: tuple[float, float] | None, source: str, rules: Release
 
 
 def judge_run(
-    path: Path, record: RunRecord, policy: SitePolicy, rules: ReleaseRules, spec: DataSet | None = None
+    model: FinishedModel,
+    folder: Path,
+    record: RunRecord,
+    policy: SitePolicy,
+    rules: ReleaseRules,
+    spec: DataSet | None = None,
 ) -> tuple[Finding, ...]:
     """Judge a model of a run by the rows that it was trained on at this site, or by what its job has spent.
 
     Args:
-        path: of the model, in the run's folder.
+        model: named as its file in the run's folder.
         policy: where the site's rows and ledgers lie.
         spec: the training rows, where they are no longer the policy's data set.
 
     Raises:
         VeilBoostError: model or rows cannot be read, or they are not those of the run.
     """
-    model = FinishedModel(path.read_bytes(), path.name)
     if is_private(record.profile):
-        log = own_evidence(record, path.parent)
+        if model.name != record.model:
+            raise ConfigurationError(
+                f"{model.name} is not the model that the private job has left, {record.model}, for which it has paid"
+            )
+        log = own_evidence(record, folder)
         ledgers, problems = histories(record, policy)
         if problems:
             raise ConfigurationError("; ".join(problems))
@@ -401,15 +411,21 @@ def judge_run(
     facts = training_facts(record)
     if facts is None or not facts.label:
         raise ConfigurationError("the run has no training rows of this site with a label, by which a model is judged")
-    table = load_again(policy.data_set(facts.name) if spec is None else spec, facts, record)
+    spec = policy.data_set(facts.name) if spec is None else spec
+    table = load_again(spec, facts, record)
     if table.feature_names != tuple(one.name for one in model.features):
         raise ConfigurationError(
-            f"{path.name} has other columns than the run's training rows at this site, which cannot tell what it holds"
+            f"{model.name} has other columns than the run's training rows at this site, which cannot tell what it holds"
         )
     if table.n_rows != facts.rows:
         raise ConfigurationError(
             f"the model was trained on {facts.rows:,} rows of this site, and {table.n_rows:,} are there now: name the "
             "file with the rows of then (--data FILE)"
+        )
+    if Memory.is_there(policy) and Registry.open(policy).trained_on(table, spec, record.job_id, facts.name) is False:
+        raise ConfigurationError(
+            "these are as many rows as the model was trained on at this site, and not the same: name the file with the "
+            "rows of then (--data FILE)"
         )
     return judge(model, table, Trained.of(record, model), rules)
 

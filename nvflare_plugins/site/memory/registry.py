@@ -267,6 +267,21 @@ class Registry:
             by_base = None if base is None else _had(db, version, base, tags)
         return Used(by_any, by_all, by_base)
 
+    def trained_on(self, table: Table, spec: DataSet, job_id: str, name: str) -> bool | None:
+        """Return whether a table holds the very rows that a complete job of this site trained on; None if unknown.
+
+        Args:
+            spec: where the table was read. name: of the job's data set.
+        """
+        fresh, _ = identify(table, spec, self._key)
+        of_job = (
+            "SELECT fingerprint FROM runs JOIN terms ON terms.id = terms JOIN data_versions ON data_versions.id = data "
+            "WHERE (job_id, name, state) = (?, ?, 'complete')"
+        )
+        with self._memory.reading() as db:
+            found = {fingerprint for (fingerprint,) in db.execute(of_job, (job_id, name))}
+        return fresh.fingerprint in found if found else None
+
     def grown(self, run: Reservation, *, is_enough: bool) -> None:
         """Settle a run once the sites have counted added rows; before anything else of rows leaves.
 

@@ -27,6 +27,8 @@ from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import canonical
 from nvflare_plugins.pages.report import RELEASE_FACTS
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.scoring.rows import load_again
+from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import ReleaseRules
 
@@ -293,6 +295,27 @@ def test_training_rows_may_be_named_where_the_data_set_has_others(run: Path, tmp
     assert release(run, *rules, "--data", str(tmp_path / "none.csv")) == 1
 
 
+def test_as_many_rows_that_are_others_are_refused_where_the_site_remembers_the_job(
+    run: Path, tmp_path: Path, capsys
+) -> None:
+    policy, record, train = SitePolicy.load(run.parents[1], "site-1"), RunRecord.read(run), run.parents[1] / "train.csv"
+    facts, registry = record.data[0], Registry.open(policy)
+    spec = policy.data_set(facts.name)
+    entry = registry.reserve(
+        Wanted(load_again(spec, facts, record), spec), job_id=record.job_id, sites=record.sites, parameters=b"{}"
+    )
+    registry.complete(entry, 1)
+    rules = ["--rules", str(rules_file(tmp_path, LENIENT))]
+    shutil.copy(train, tmp_path / "then.csv")
+    assert release(run, *rules) == 0
+    (run / DECISION).unlink()
+    lines = train.read_text().splitlines(keepends=True)
+    train.write_text("".join([*lines[:-1], lines[1]]))
+    assert release(run, *rules) == 1 and not (run / DECISION).exists()
+    assert "as many rows as the model was trained on at this site, and not the same" in capsys.readouterr().err
+    assert release(run, *rules, "--data", str(tmp_path / "then.csv")) == 0
+
+
 def test_a_private_model_is_judged_by_its_ledger(run: Path, tmp_path: Path, capsys) -> None:
     replace(RunRecord.read(run), profile="dp_distributed", evidence=None).write(run)
     rules = ["--rules", str(rules_file(tmp_path, {}))]
@@ -305,6 +328,10 @@ def test_a_private_model_is_judged_by_its_ledger(run: Path, tmp_path: Path, caps
     assert release(run, *rules) == 0
     assert "kept    Accounted privacy: epsilon 0.34" in capsys.readouterr().out
     assert release(run, "--rules", str(rules_file(tmp_path, {"max_epsilon": 0.1}))) == 3
+    (run / DECISION).unlink()
+    shutil.copy(run / "model.json", run / "refitted.json")
+    assert release(run / "refitted.json", *rules) == 1 and not (run / DECISION).exists()
+    assert "not the model that the private job has left" in capsys.readouterr().err
 
 
 def test_a_later_attempts_evidence_does_not_say_all_that_was_spent(tmp_path: Path) -> None:
