@@ -5,7 +5,7 @@
     python -m tests.bench.bench_papers --page                                  the page alone, from what is kept
     python -m tests.bench.bench_papers --stale                                 which figures are of older code
 
-Each finished table is kept at once in ``results/papers.json``: a run that is broken off goes on where it was with
+Each finished table is kept at once in ``papers/measured.json``: a run that is broken off goes on where it was with
 ``--missing``. DATA is a folder with files under the names that their publishers give them; a set without a file is
 left out, and the page says so. The last line is one JSON object.
 """
@@ -33,7 +33,7 @@ from tests.bench.papers.table import Effort, PaperTable, to_json
 
 PAPERS = (maddock.PAPER_OF, secureboost.PAPER_OF, federboost.PAPER_OF, dpboost.PAPER_OF, nvidia.PAPER_OF)
 ROOT = Path(__file__).parents[2]
-KEPT = ROOT / "tests" / "bench" / "results" / "papers.json"
+KEPT = ROOT / "tests" / "bench" / "papers" / "measured.json"
 FIGURES = ROOT / "tests" / "bench" / "figures"
 PAGE = ROOT / "tests" / "bench" / "PAPERS.md"
 Kept = dict[str, dict[str, Any]]
