@@ -291,7 +291,9 @@ def number_forms(value: float) -> list[bytes]:
 def test_trees_deeper_than_the_job_says_are_refused(parties, monkeypatch):
     honest = active_party.check_vertical_parameters
     monkeypatch.setattr(
-        active_party, "check_vertical_parameters", lambda params, names: honest({**params, "max_depth": 6}, names)
+        active_party,
+        "check_vertical_parameters",
+        lambda params, *of, **more: honest({**params, "max_depth": 6}, *of, **more),
     )
     all_end_clearly(parties, run(parties, job()), "below the depth")
 

@@ -413,7 +413,7 @@ def test_policies_decide(tmp_path):
         ({"features": {"site-9": ["a"]}}, "not a site of this job"),
         ({"label": "z"}, "no column 'z'"),
         ({"params": {**PARAMS, "booster": "dart"}}, "dart"),
-        ({"params": {**PARAMS, "objective": "rank:ndcg"}}, "rank:ndcg"),
+        ({"params": {**PARAMS, "objective": "rank:ndcg", "eval_metric": "ndcg"}, "query": "q9"}, "no column 'q9'"),
         ({"params": {**PARAMS, "monotone_constraints": {"site-2.f9": 1}}}, "site-2.f9"),
         ({"initial_model": "none"}, "no part of the model"),
         ({"resume_from": "none"}, "no checkpoint of none"),

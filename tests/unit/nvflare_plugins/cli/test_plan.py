@@ -496,8 +496,8 @@ def test_buckets_are_priced_for_a_value_and_for_a_row(capsys):
     assert "--features, the columns of a passive party" in capsys.readouterr().err
     assert cli(folder, "--features", 5, "--rows", 100, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
-    assert figures["epsilon_of_a_value"] == pytest.approx(4.0) and figures["epsilon_of_a_row"] == 20.0
-    assert figures["wrong_bucket_rate"] == pytest.approx(15 / (15 + np.exp(4.0))) and figures["bytes_sent"] == 500
+    assert figures["epsilon_of_a_value"] == pytest.approx(3.6) and figures["epsilon_of_a_row"] == 20.0
+    assert figures["wrong_bucket_rate"] == pytest.approx(15 / (15 + np.exp(3.6))) and figures["bytes_sent"] == 500
     assert cli(folder, "--features", 5) == 0
     assert "is right in 100 % of cases" in capsys.readouterr().out, "a row is hardly protected, and one is told"
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dp_components.split_candidates.candidates import Candidates
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.kinds.federboost_vertical import tables as buckets
+from nvflare_plugins.kinds.federboost_vertical.job import BucketJob
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock, OwnedSplits, blocks_of, divide_model, joined
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.kinds.vertical.model import mask_columns, merge
@@ -116,6 +117,8 @@ def test_impossible_splits_are_refused(entries: list[list[int]]) -> None:
 
 
 def test_parameters_that_do_not_fit_buckets_are_refused() -> None:
-    for wrong in ({"max_bin": 8}, {"monotone_constraints": [1]}, {"booster": "dart"}, {"objective": "rank:ndcg"}):
+    for wrong in ({"max_bin": 8}, {"monotone_constraints": [1]}, {"booster": "dart"}, {"objective": "survival:cox"}):
         with pytest.raises(ConfigurationError):
             check_bucket_parameters(wrong, 16)
+    with pytest.raises(ConfigurationError, match="rank:ndcg is refused"):
+        BucketJob("toy", "site-1", "label", params={"objective": "rank:ndcg"}, num_rounds=3, epsilon=4.0)
