@@ -24,8 +24,6 @@ from nvflare_plugins.growth import float32
 from nvflare_plugins.growth.float32 import Floats
 
 RANK_OBJECTIVES = ("rank:ndcg", "rank:pairwise", "rank:map")
-MOST_RELEVANCE = 31
-"""The largest label where gains are 2^label - 1."""
 
 _F = np.float32
 _PAIRS_OF_TOPK, _PAIRS_OF_MEAN = 32, 1  # what XGBoost takes where the job names no number

@@ -21,7 +21,7 @@ import xgboost as xgb
 
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.xgb.parameters import check_parameters
-from tests.bench.bench_cox import FOLDS, LABEL, ROUNDS, SITES, concordance, linear, tables
+from tests.bench.bench_cox import FOLDS, LABEL, ROUNDS, SITES, concordance, linear, print_table, tables
 from tests.support.federation import Federation, central_model, label_facts, leaf_difference, succeed
 
 TREES = {"objective": "survival:aft", "max_depth": 3, "learning_rate": 0.1, "max_bin": 64, "base_score": 1000.0}
@@ -93,13 +93,7 @@ def main() -> int:
     except ImportError:
         sys.stdout.write("lifelines or scikit-survival is not installed: pip install lifelines scikit-survival\n")
         return 1
-    of_sets = {name: measured(frame) for name, frame in tables()}
-    sys.stdout.write("| | " + " | ".join(of_sets) + " |\n|" + "---|" * (1 + len(of_sets)) + "\n")
-    for row in next(iter(of_sets.values())):
-        cells = [
-            f"{np.mean(one[row]):.3f} ({np.min(one[row]):.3f} to {np.max(one[row]):.3f})" for one in of_sets.values()
-        ]
-        sys.stdout.write(f"| {row} | " + " | ".join(cells) + " |\n")
+    print_table({name: measured(frame) for name, frame in tables()})
     return 0
 
 

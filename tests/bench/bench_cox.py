@@ -106,6 +106,16 @@ def measured(frame: pd.DataFrame) -> dict[str, list[float]]:
     return found
 
 
+def print_table(of_sets: dict[str, dict[str, list[float]]]) -> None:
+    """Print the mean and range over the folds of each way, with a column for each set of patients."""
+    sys.stdout.write("| | " + " | ".join(of_sets) + " |\n|" + "---|" * (1 + len(of_sets)) + "\n")
+    for row in next(iter(of_sets.values())):
+        cells = [
+            f"{np.mean(one[row]):.3f} ({np.min(one[row]):.3f} to {np.max(one[row]):.3f})" for one in of_sets.values()
+        ]
+        sys.stdout.write(f"| {row} | " + " | ".join(cells) + " |\n")
+
+
 def main() -> int:
     """Print a table, and means and ranges as JSON."""
     try:
@@ -114,12 +124,7 @@ def main() -> int:
         sys.stdout.write("scikit-survival is not installed: pip install scikit-survival\n")
         return 1
     of_sets = {name: measured(frame) for name, frame in tables()}
-    sys.stdout.write("| | " + " | ".join(of_sets) + " |\n|" + "---|" * (1 + len(of_sets)) + "\n")
-    for row in next(iter(of_sets.values())):
-        cells = [
-            f"{np.mean(one[row]):.3f} ({np.min(one[row]):.3f} to {np.max(one[row]):.3f})" for one in of_sets.values()
-        ]
-        sys.stdout.write(f"| {row} | " + " | ".join(cells) + " |\n")
+    print_table(of_sets)
     figures = {
         name: {row: [float(f(v)) for f in (np.mean, np.min, np.max)] for row, v in one.items()}
         for name, one in of_sets.items()

@@ -52,6 +52,7 @@ from nvflare_plugins.wire.envelope import (
     unpack_list,
 )
 from tests.support.sessions import Policy
+from tests.support.threads import in_threads
 
 ATTEMPT, BINDING = bytes(16), b"b" * 32
 FEATURES, BINS, DEPTH = 28, 256, 6
@@ -99,11 +100,7 @@ def handshake(n_sites: int) -> tuple[dict[str, float], list[Session]]:
             raise
 
     began, cpu = time.perf_counter(), time.process_time()
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(n_sites)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(take_part, range(n_sites))
     found = {
         "wall_s": time.perf_counter() - began,
         "cpu_s_per_site": (time.process_time() - cpu) / n_sites,

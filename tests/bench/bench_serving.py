@@ -15,7 +15,6 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import numpy as np
 from nvflare_plugins.kinds.vertical_inference.score_socket import reachable
 from poc_workspace.run_poc import ADMIN, SITES, verify
 from tests.support.serving_poc import ServingPoc
+from tests.support.threads import in_threads
 
 
 def ask(path: Path, rows: list[list[int]]) -> list[float]:
@@ -51,11 +51,7 @@ def measure(path: Path, batches: list[list[int]], n_callers: int) -> tuple[list[
         times[place] = ask(path, batches[place::n_callers])
 
     began = time.perf_counter()
-    threads = [threading.Thread(target=call, args=(place,)) for place in range(n_callers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, range(n_callers))
     return [one for several in times for one in several], time.perf_counter() - began
 
 

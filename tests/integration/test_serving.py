@@ -29,6 +29,7 @@ from nvflare_plugins.kinds.vertical_inference.score_socket import MOST_CONNECTIO
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from tests.integration.test_vertical_inference import SITES, Case, make_case, only_error
 from tests.support.federation import Parties, succeed
+from tests.support.threads import in_threads
 
 WAIT_S = 60.0
 
@@ -149,11 +150,7 @@ def test_several_callers_at_once_get_their_own_rows(case):
                     wrong.append(row)
             own.close()
 
-        threads = [threading.Thread(target=call, args=(10 * i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
+        in_threads(call, range(0, 60, 10), WAIT_S)
         assert not wrong and caller.ask(status=True)["requests"] == 30
 
     succeed(served(case, use))

@@ -28,7 +28,6 @@ from tests.support.growth import as_float32
 
 STORED = Path(os.environ.get("VEILBOOST_ORACLE") or Path(__file__).parent)
 INSTALLED = arithmetic_of(xgb.__version__).name
-FLOATS = ("base_weights", "loss_changes", "split_conditions", "sum_hessian")
 
 
 @cache

@@ -9,13 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.elgamal.encryption import DigitFormat
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
-from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner, gradient_owner, pair_format
-from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.key_owner import gradient_owner, pair_format
 from nvflare_plugins.kinds.vertical_inference.explanations import Explainer, RowPositions
 from tests.support.he_toys import toy_paillier
-from tests.support.vertical_federation import Joined, Outcome, central, federate, first_difference, trees
+from tests.support.vertical_federation import (
+    Joined,
+    Outcome,
+    announced,
+    central,
+    federate,
+    first_difference,
+    on_the_curve,
+    trees,
+)
 from tests.support.vertical_parts import parts_of
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -128,23 +134,15 @@ def test_an_empty_column_and_one_of_one_category(column, party):
     compare(Joined(np.ascontiguousarray(features[:, order]), data.label, (4, 7), categories=lists), {})
 
 
-def encrypted(kind: str):
-    def make(n_rows: int):
-        if kind == "elgamal":
-            owner = elgamal_owner(DigitFormat.of(40, n_rows))
-        else:
-            owner = gradient_owner(toy_paillier(1024), pair_format(n_rows))
-        setup = from_bytes(to_bytes(owner.setup()))
-        return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=True)
-
-    return make
+def in_toy_paillier(n_rows: int):
+    return gradient_owner(toy_paillier(1024), pair_format(n_rows))
 
 
-@pytest.mark.parametrize("kind", ["paillier", "elgamal"])
-def test_with_encryption(kind):
+@pytest.mark.parametrize("owner_of", [in_toy_paillier, on_the_curve])
+def test_with_encryption(owner_of):
     data = joined()
     small = Joined(data.features[:300], data.label[:300], data.widths, categories=data.categories)
-    compare(small, {"max_depth": 3, "max_bin": 16}, 2, scheme=encrypted(kind))
+    compare(small, {"max_depth": 3, "max_bin": 16}, 2, scheme=announced(owner_of))
 
 
 def test_explanations_equal_centralized_ones():

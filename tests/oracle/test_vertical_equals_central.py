@@ -16,21 +16,20 @@ import xgboost as xgb
 from sklearn.datasets import load_breast_cancer
 
 from he_processors.curve.registry import available_backends
-from he_processors.elgamal.encryption import DigitFormat
 from he_processors.paillier import generate_paillier_key
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
-from nvflare_plugins.kinds.vertical.key_owner import elgamal_owner, gradient_owner, pair_format
-from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
+from nvflare_plugins.kinds.vertical.key_owner import gradient_owner, pair_format
 from nvflare_plugins.xgb.rounds import parse_metrics
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import (
     Joined,
     Outcome,
+    announced,
     central,
     federate,
     first_difference,
     make_clear,
     make_elgamal,
+    on_the_curve,
     trees,
 )
 
@@ -379,14 +378,7 @@ def test_the_active_party_holds_no_foreign_threshold():
 
 
 def encrypted(private_key, allow_toy_keys: bool = True):
-    """Return a scheme in which the passive parties know only what the active party announces."""
-
-    def make(n_rows: int):
-        owner = gradient_owner(private_key, pair_format(n_rows))
-        setup = from_bytes(to_bytes(owner.setup()))
-        return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=allow_toy_keys)
-
-    return make
+    return announced(lambda n_rows: gradient_owner(private_key, pair_format(n_rows)), allow_toy_keys=allow_toy_keys)
 
 
 @cache
@@ -411,14 +403,7 @@ needs_curve = pytest.mark.skipif(available_backends()[0] == "reference", reason=
 
 
 def elgamal(fraction_bits: int = 40):
-    """Return the scheme on the curve."""
-
-    def make(n_rows: int):
-        owner = elgamal_owner(DigitFormat.of(fraction_bits, n_rows))
-        setup = from_bytes(to_bytes(owner.setup()))
-        return owner, lambda: histogram_maker(setup, n_rows)
-
-    return make
+    return announced(lambda n_rows: on_the_curve(n_rows, fraction_bits), allow_toy_keys=False)
 
 
 @needs_curve

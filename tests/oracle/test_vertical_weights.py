@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from he_processors.elgamal.encryption import DigitFormat
 from nvflare_plugins.base.failures import DataRefusal
-from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import (
     ClearGradientOwner,
     check_weights,
-    elgamal_owner,
     gradient_owner,
     pair_format,
 )
-from nvflare_plugins.kinds.vertical.messages import from_bytes, to_bytes
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.he_toys import toy_paillier
-from tests.support.vertical_federation import Joined, central, federate, first_difference
+from tests.support.vertical_federation import Joined, announced, central, federate, first_difference, on_the_curve
 
 LOGISTIC = {"objective": "binary:logistic", "max_depth": 4, "max_bin": 32}
 NO_FLOOR = {"min_child_weight": 0, "lambda": 0}
@@ -83,16 +79,8 @@ def clear(n_rows: int):
     return ClearGradientOwner(pairs), lambda: ClearHistogramMaker(n_words=pairs.n_words)
 
 
-def encrypted(kind: str):
-    def make(n_rows: int):
-        if kind == "elgamal":
-            owner = elgamal_owner(DigitFormat.of(40, n_rows))
-        else:
-            owner = gradient_owner(toy_paillier(1024), pair_format(n_rows, weighted=True))
-        setup = from_bytes(to_bytes(owner.setup()))
-        return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=True)
-
-    return make
+def in_toy_paillier(n_rows: int):
+    return gradient_owner(toy_paillier(1024), pair_format(n_rows, weighted=True))
 
 
 def check_equal(data: Joined, params: dict, num_rounds: int = 3, scheme=clear) -> None:
@@ -120,9 +108,9 @@ def test_regression():
     check_equal(values, {**LOGISTIC, "objective": "reg:squarederror"})
 
 
-@pytest.mark.parametrize(("kind", "name"), [("paillier", "twelve_orders"), ("elgamal", "near_one")])
-def test_with_encryption(kind, name):
-    check_equal(joined(WEIGHTS[name], 300), {**LOGISTIC, "max_depth": 3, "max_bin": 16}, 2, encrypted(kind))
+@pytest.mark.parametrize(("owner_of", "name"), [(in_toy_paillier, "twelve_orders"), (on_the_curve, "near_one")])
+def test_with_encryption(owner_of, name):
+    check_equal(joined(WEIGHTS[name], 300), {**LOGISTIC, "max_depth": 3, "max_bin": 16}, 2, announced(owner_of))
 
 
 def test_columns_of_few_values_have_the_cut_points_of_weighted_training_too():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import threading
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -16,6 +15,7 @@ from he_processors.elgamal.bin_sums import Hider
 from he_processors.paillier import PaillierEncryptor, Rerandomiser, owner_encryptor
 from tests.support.elgamal_toys import ToyLevel
 from tests.support.he_toys import signed_rows, toy_paillier
+from tests.support.threads import in_threads
 
 KEY = toy_paillier()
 
@@ -46,11 +46,7 @@ def test_across_threads_that_share_an_encryptor() -> None:
             encryptor.randomisers.fill(30)
             seen[worker] += zeros(encryptor, n)
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     flat = list(itertools.chain.from_iterable(seen))
     assert len(flat) == 4 * 62 and len(set(flat)) == len(flat)
 

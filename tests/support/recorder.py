@@ -18,6 +18,7 @@ import xgboost as xgb
 
 from nvflare_plugins.pooled.mediated.communicator import CALLS, SERVICE, reply_class, request_class
 from nvflare_plugins.xgb.versions import RELEASES, known_release
+from tests.support.threads import in_threads
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 WORLD = 3
@@ -179,11 +180,7 @@ def record(case: dict) -> dict:
         if rank == 0:
             facts["n_bins"] = int(matrix.get_quantile_cut()[0][-1]) - N_FEATURES
 
-    threads = [threading.Thread(target=site, args=(rank,)) for rank in range(WORLD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(site, range(WORLD))
     tracker.stop()
     return {"xgboost": xgb.__version__, "case": case, **facts, "phases": phases}
 

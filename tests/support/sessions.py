@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.session import Session, open_session
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
+from tests.support.threads import in_threads
 
 BINDING = b"b" * 32
 
@@ -176,11 +177,7 @@ def run_at_all(relay: Relay, tasks: Sequence[Callable[[], object]]) -> list:
             results[rank] = error
             relay.stop()
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
+    in_threads(run, range(len(tasks)), 100)
     return results
 
 

@@ -21,7 +21,7 @@ from nvflare_plugins.kinds.vertical import active_party, key_owner
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
-from nvflare_plugins.kinds.vertical.messages import Party, place_parties
+from nvflare_plugins.kinds.vertical.messages import Party, from_bytes, place_parties, to_bytes
 from nvflare_plugins.kinds.vertical.model import FederatedModel, PassivePart, merge
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, NoiseSource, as_cut_points
 from nvflare_plugins.kinds.vertical.party_data import CutPoints
@@ -104,12 +104,31 @@ def make_paillier(n_rows: int):
     return owner, lambda: histogram_maker(owner.setup(), n_rows, allow_toy_keys=True)
 
 
+def announced(owner_of: Callable[[int], key_owner.GradientOwner], *, allow_toy_keys: bool = True):
+    """Return a scheme in which the passive parties know only what the active party announces.
+
+    Args:
+        owner_of: makes the owner for a number of rows.
+    """
+
+    def make(n_rows: int):
+        owner = owner_of(n_rows)
+        setup = from_bytes(to_bytes(owner.setup()))
+        return owner, lambda: histogram_maker(setup, n_rows, allow_toy_keys=allow_toy_keys)
+
+    return make
+
+
+def on_the_curve(n_rows: int, fraction_bits: int = 40) -> key_owner.GradientOwner:
+    """Return an owner of ElGamal."""
+    return key_owner.elgamal_owner(DigitFormat.of(fraction_bits, n_rows))
+
+
 def make_elgamal(n_rows: int):
     """Return the same of ElGamal; skips the test where there is no compiled curve."""
     if available_backends()[0] == "reference":
         pytest.skip("the C extension was not built")
-    owner = key_owner.elgamal_owner(DigitFormat.of(40, n_rows))
-    return owner, lambda: histogram_maker(owner.setup(), n_rows)
+    return announced(on_the_curve)(n_rows)
 
 
 def noised_cuts(plan: NoisePlan, features: NDArray[np.float32], randomness: RandomSource = OS_RANDOMNESS) -> CutPoints:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import (
     Entries,
@@ -25,12 +24,11 @@ from nvflare_plugins.base.declared import (
     Whole,
     document,
 )
-from nvflare_plugins.data.labels import LabelColumns, columns_of
+from nvflare_plugins.data.labels import LabelColumns
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
-from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, ProfileOfTuning, TuningJob
+from nvflare_plugins.kinds.tuning.job import MOST_FOLDS, InFolds, ProfileOfTuning, TuningJob
 from nvflare_plugins.pooled.job import Engine, HorizontalJob, check_horizontal_early
 from nvflare_plugins.wire.profiles import Profile
-from nvflare_plugins.xgb.objectives import COX, refuse_ranking
 from nvflare_plugins.xgb.parameters import ALIASES
 
 MOST_SHADOWS = 100
@@ -52,7 +50,7 @@ class Rule(StrEnum):
 
 
 @document
-class SelectionJob(JobDocument):
+class SelectionJob(InFolds):
     """Selection of columns over the rows of all sites: same columns, other rows."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -69,7 +67,6 @@ class SelectionJob(JobDocument):
         "search": "sets of columns are compared with the same parameters; tune before or after it",
     }
     REFUSED_IN: ClassVar[str] = "a selection"
-    tracking: ClassVar[bool] = False
 
     data_set: Name
     """Name of the data set in every site's policy."""
@@ -126,14 +123,7 @@ class SelectionJob(JobDocument):
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
-        expect("group must not be the label", self.group not in columns_of(self.label))
-        expect(
-            f"objective {COX} is refused in a selection: each fold would need a grid of times of its own. Select by "
-            "survival:aft",
-            self.params.get("objective") != COX,
-        )
-        why = "folds divide rows, and queries are ranked whole; leave columns out by the importances of a training"
-        refuse_ranking(self.params, "a selection", why)
+        self._check_folds("Select by survival:aft", "leave columns out by the importances of a training")
         expect(
             "information values are of classes, and label names times: set information_value to false",
             isinstance(self.label, str) or not self.information_value,
@@ -175,38 +165,13 @@ class SelectionJob(JobDocument):
 
     def training(self, features: Sequence[str]) -> HorizontalJob:
         """Return a training on these columns, under the conditions of this job; it is never run."""
-        return HorizontalJob(
-            self.data_set,
-            self.label,
-            self.params_of(features),
-            num_rounds=self.num_rounds,
-            profile=self.profile,
-            features=list(features) or None,
-            categories=self.categories,
-            unknown_category_is_missing=self.unknown_category_is_missing,
-            label_classes=self.label_classes,
-            min_rows_per_cut=self.min_rows_per_cut,
-            engine=Engine.OWN.value,
-            arithmetic=self.arithmetic,
-            tracking=False,
-        )
+        return self._training(self.params_of(features), list(features) or None, Engine.OWN.value)
 
     def settings_of(self, features: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of a recipe that trains on the chosen columns and all rows."""
         categories = {name: entries for name, entries in self.categories.items() if name in features}
-        found: dict[str, Any] = {
-            "data_set": self.data_set,
-            "label": self.label,
-            "params": self.params_of(features),
-            "num_rounds": self.num_rounds,
-            "profile": self.profile,
-            "features": list(features),
-            "min_rows_per_cut": self.min_rows_per_cut,
-        }
-        found |= {"categories": categories} if categories else {}
-        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
-        found |= {} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic}
-        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
+        chosen = replace(self, features=list(features), categories=categories)
+        return {**chosen._settings(self.params_of(features), self.num_rounds), "features": list(features)}
 
 
 def check_selection_early(job: SelectionJob, sites: object, n_sites: int) -> None:

@@ -48,12 +48,12 @@ from nvflare_plugins.kinds.selection.result import (
 )
 from nvflare_plugins.kinds.tuning.folds import EVALUATED, FoldRows
 from nvflare_plugins.kinds.tuning.job import check_consent
-from nvflare_plugins.kinds.tuning.site import Fold, FoldedAttempt, InFolds, check_trial
-from nvflare_plugins.pages.run_record import DataFacts, ReportSection
+from nvflare_plugins.kinds.tuning.site import Fold, FoldedAttempt, InFolds, check_trial, notes_of
+from nvflare_plugins.pages.run_record import DataFacts
 from nvflare_plugins.pages.selection_page import PAGE
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement
-from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
+from nvflare_plugins.pooled.growing import GrownTraining, is_grown
 from nvflare_plugins.pooled.row_floors import RowNumbers
 from nvflare_plugins.wire.envelope import Kind, is_larger_better
 from nvflare_plugins.workers.workers import OnCluster
@@ -282,11 +282,13 @@ class SelectionAttempt(FoldedAttempt):
         selection.write(attempt.folder.path)
         attempt.all_have_written()
         self._reservations.complete(self._n_trained * job.num_rounds)
+        script = "train_chosen.py writes the job that trains the chosen columns"
+        notes = notes_of("Each set of columns was trained on", self._arithmetic, script)
         attempt.write_record(
             TITLE,
             self._parameters.agreed,
             None,
-            (selection.section(), _notes(self._arithmetic)),
+            (selection.section(), notes),
             **self._record_of(cuts),
             data=(DataFacts.of(self._rows.table, job.data_set),),
         )
@@ -402,18 +404,6 @@ def _information_of(counted: Counted, place: int, n_classes: int) -> Information
     chance = float(np.mean([values_by_chance(of_fold)[best] for of_fold in by_fold]))
     is_bound = bool((bounds > values)[:, best].any())
     return InformationValue(OverFolds(tuple(most[:, best].tolist())), chance, len(counted.rows[place]), is_bound)
-
-
-def _notes(arithmetic: str) -> ReportSection:
-    return ReportSection(
-        "What was trained",
-        (
-            "Each set of columns was trained on once for each fold on all other rows, and scored on the fold's by "
-            "XGBoost's own metric over all sites. Folds were drawn by each site from a secret of its own.",
-            grown_by(arithmetic),
-            "No model was kept. The file train_chosen.py writes the job that trains the chosen columns on all rows.",
-        ),
-    )
 
 
 run_selection_site = SitePart(

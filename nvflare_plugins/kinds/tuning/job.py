@@ -249,7 +249,78 @@ Trials = Annotated[list[Parameters], Len(1, MOST_TRIALS), Words(f"a list of 1 to
 Search = Annotated[dict[Name, Any], Len(1), Words("an object that gives parameters a list of values or a range")]
 
 
-class Tuned(JobDocument):
+class Trained(JobDocument):
+    """What every job says that trains often and keeps no model."""
+
+    __slots__ = ()
+    tracking: ClassVar[bool] = False
+    data_set: Name
+    label: LabelColumns
+    params: Parameters
+    num_rounds: int
+    categories: Mapping[str, Any]
+    unknown_category_is_missing: bool
+    label_classes: Entries | None
+
+    def _lists(self) -> dict[str, Any]:
+        """Return those of the recipe's arguments that say what values mean."""
+        found: dict[str, Any] = {"categories": self.categories} if self.categories else {}
+        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
+        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
+
+
+class InFolds(Trained):
+    """What every job says that trains on all rows but those of a fold, each site on its own."""
+
+    __slots__ = ()
+    group: str | None
+    categories: EntriesOfColumns
+    profile: str
+    min_rows_per_cut: int
+    arithmetic: str
+
+    def _check_folds(self, without_grid: str, whole: str) -> None:
+        """Refuse what folds do not take. Args: without_grid, whole: remedies, where times or queries are the label."""
+        expect("group must not be the label", self.group not in columns_of(self.label))
+        expect(
+            f"objective {COX} is refused in {self.REFUSED_IN}: each fold would need a grid of times of its own. "
+            + without_grid,
+            self.params.get("objective") != COX,
+        )
+        refuse_ranking(self.params, self.REFUSED_IN, f"folds divide rows, and queries are ranked whole; {whole}")
+
+    def _settings(self, params: dict[str, Any], num_rounds: int) -> dict[str, Any]:
+        """Return arguments of the recipe that trains on all rows, but those that one kind alone knows."""
+        found: dict[str, Any] = {
+            "data_set": self.data_set,
+            "label": self.label,
+            "params": params,
+            "num_rounds": num_rounds,
+            "profile": self.profile,
+            "min_rows_per_cut": self.min_rows_per_cut,
+        }
+        return found | self._lists() | ({} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic})
+
+    def _training(self, params: dict[str, Any], features: list[str] | None, engine: str) -> HorizontalJob:
+        """Return a training under the conditions of this job; it is never run."""
+        return HorizontalJob(
+            self.data_set,
+            self.label,
+            params,
+            num_rounds=self.num_rounds,
+            profile=self.profile,
+            features=features,
+            categories=self.categories,
+            unknown_category_is_missing=self.unknown_category_is_missing,
+            label_classes=self.label_classes,
+            min_rows_per_cut=self.min_rows_per_cut,
+            engine=engine,
+            arithmetic=self.arithmetic,
+            tracking=False,
+        )
+
+
+class Tuned(Trained):
     """What every tuning's job says.
 
     Attributes:
@@ -258,29 +329,15 @@ class Tuned(JobDocument):
 
     __slots__ = ()
     best_recipe: ClassVar[str]
-    tracking: ClassVar[bool] = False
-    data_set: Name
-    label: LabelColumns
-    params: Parameters
     trials: Trials | None
     search: Search | None
     n_trials: int | None
     seed: int
     folds: int
-    num_rounds: int
-    categories: Mapping[str, Any]
-    unknown_category_is_missing: bool
-    label_classes: Entries | None
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
         """Return that recipe's arguments, but for its name. Args: features: of the party that has the label."""
         raise NotImplementedError
-
-    def _lists(self) -> dict[str, Any]:
-        """Return those of the recipe's arguments that say what values mean."""
-        found: dict[str, Any] = {"categories": self.categories} if self.categories else {}
-        found |= {"unknown_category_is_missing": True} if self.unknown_category_is_missing else {}
-        return found | ({} if self.label_classes is None else {"label_classes": self.label_classes})
 
     @property
     def n_of_trials(self) -> int:
@@ -298,7 +355,7 @@ class Tuned(JobDocument):
 
 
 @document
-class TuningJob(Tuned):
+class TuningJob(Tuned, InFolds):
     """Horizontal cross validation of declared parameter sets: same columns at every site, other rows."""
 
     REFUSED: ClassVar[Mapping[str, str]] = {
@@ -369,47 +426,21 @@ class TuningJob(Tuned):
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 
     def __post_init__(self) -> None:
-        expect("group must not be the label", self.group not in columns_of(self.label))
-        expect(
-            f"objective {COX} is refused in a tuning: each fold would need a grid of times of its own. Tune "
-            "survival:aft, or train with eval_data_set and early_stopping_rounds",
-            self.params.get("objective") != COX,
+        self._check_folds(
+            "Tune survival:aft, or train with eval_data_set and early_stopping_rounds", "train it by itself"
         )
-        refuse_ranking(self.params, "a tuning", "folds divide rows, and queries are ranked whole; train it by itself")
         for trial in self.all_trials():
             self.training_of(trial)
 
     def best_settings(self, params: dict[str, Any], num_rounds: int, features: Sequence[str]) -> dict[str, Any]:
         """See ``Tuned``."""
-        found: dict[str, Any] = {
-            "data_set": self.data_set,
-            "label": self.label,
-            "params": params,
-            "num_rounds": num_rounds,
-            "profile": self.profile,
-            "min_rows_per_cut": self.min_rows_per_cut,
-        }
+        found = self._settings(params, num_rounds)
         found |= {"features": list(features)} if self.features is not None or self.group is not None else {}
-        found |= {} if self.engine == Engine.AUTO.value else {"engine": self.engine}
-        return found | self._lists() | ({} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic})
+        return found | ({} if self.engine == Engine.AUTO.value else {"engine": self.engine})
 
     def training_of(self, trial: Trial, features: list[str] | None = None) -> HorizontalJob:
         """Return the training of all rows with these parameters, under the conditions of this job; it is never run."""
-        return HorizontalJob(
-            self.data_set,
-            self.label,
-            {**self.params, **trial},
-            num_rounds=self.num_rounds,
-            profile=self.profile,
-            features=self.features if features is None else features,
-            categories=self.categories,
-            unknown_category_is_missing=self.unknown_category_is_missing,
-            label_classes=self.label_classes,
-            min_rows_per_cut=self.min_rows_per_cut,
-            engine=self.engine,
-            arithmetic=self.arithmetic,
-            tracking=False,
-        )
+        return self._training({**self.params, **trial}, self.features if features is None else features, self.engine)
 
 
 def check_tuning_early(job: TuningJob, sites: object, n_sites: int) -> None:

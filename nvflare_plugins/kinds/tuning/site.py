@@ -300,11 +300,13 @@ class TuningAttempt(FoldedAttempt):
         attempt.all_have_written()
         self._reservations.complete(sum(f.trained for one in result.trials for f in one.folds))
         best = result.best
+        script = "train_best.py writes the job that trains the best parameters"
+        notes = notes_of("Each trial was trained", self._arithmetic, script)
         attempt.write_record(
             TITLE,
             self._trials[best.number - 1].agreed,
             None,
-            (section_of(facts), _notes(self._arithmetic), *self._work_sections()),
+            (section_of(facts), notes, *self._work_sections()),
             **self._record_of(cuts),
             data=(DataFacts.of(table, job.data_set),),
         )
@@ -344,14 +346,15 @@ def score_of(result: TrainingResult) -> FoldScore:
     return FoldScore(list(result.rounds[-1].metrics.values())[-1], trained, trained)
 
 
-def _notes(arithmetic: str) -> ReportSection:
+def notes_of(trained: str, arithmetic: str, script: str) -> ReportSection:
+    """Say in the report what was trained. Args: trained: whose trainings these were; script: what writes which job."""
     return ReportSection(
         "What was trained",
         (
-            "Each trial was trained once for each fold on all other rows, and scored on the fold's by XGBoost's own "
+            f"{trained} once for each fold on all other rows, and scored on the fold's by XGBoost's own "
             "metric over all sites. Folds were drawn by each site from a secret of its own.",
             grown_by(arithmetic),
-            "No model was kept. The file train_best.py writes the job that trains the best parameters on all rows.",
+            f"No model was kept. The file {script} on all rows.",
         ),
     )
 

@@ -11,6 +11,7 @@ import pytest
 from he_processors.bignum.reference import ReferenceBatch
 from he_processors.bignum.rows import ints_from_rows
 from he_processors.paillier import ArithmeticFault, RandomiserPool
+from tests.support.threads import in_threads
 
 ARITHMETIC = ReferenceBatch(2**61 - 1)
 
@@ -66,11 +67,7 @@ def test_threads_take_disjoint_randomisers() -> None:
                 pool.fill(40)
             taken[worker] += values(pool.draw(n))
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     flat = list(itertools.chain.from_iterable(taken))
     assert len(flat) == 8 * sum(range(1, 30))
     assert len(set(flat)) == len(flat)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from tests.support.alignment import TIMEOUT_S, party_names, policy_of
 from tests.support.federation import DirectTransport
 from tests.support.refusals import refused_for
+from tests.support.threads import in_threads
 
 NAMES = party_names(2)
 JOB = AlignmentJob(["people"])
@@ -56,11 +56,7 @@ def run(parties: list[SiteContext], job: AlignmentJob = JOB) -> list[JobResult |
             outcomes[context.site] = error
             aggregator.abort(f"{context.site}: {error}")
 
-    threads = [threading.Thread(target=take_part, args=(context,)) for context in parties]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(take_part, parties)
     return [outcomes[name] for name in NAMES]
 
 

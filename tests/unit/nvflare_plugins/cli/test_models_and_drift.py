@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import stat
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from nvflare_plugins.scoring.model import Feature, FinishedModel
 from nvflare_plugins.scoring.rows import Rows
 from nvflare_plugins.scoring.versions import NAMES_FILE, ModelVersions
 from nvflare_plugins.xgb.model_json import with_lists
+from tests.support.threads import in_threads
 
 COLUMNS = ["age", "ward", "value"]
 WARDS = ["A", "B", "C"]
@@ -178,11 +178,7 @@ def test_damaged_names_are_refused(site: Path, content: bytes) -> None:
 
 def test_names_given_at_the_same_time_are_all_there(site: Path) -> None:
     versions = ModelVersions(site / "veilboost_runs")
-    threads = [threading.Thread(target=versions.add, args=(f"name{i}", "job-a")) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda name: versions.add(name, "job-a"), [f"name{i}" for i in range(8)])
     assert len(versions.names()) == 8
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +48,7 @@ from nvflare_plugins.wire.sums import Family, ProtectedSums
 from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support.federation import DirectTransport
 from tests.support.sessions import Policy, names
+from tests.support.threads import in_threads
 
 TRACES = json.loads((Path(__file__).parents[3] / "golden" / "horizontal_traces.json").read_text())
 FLOAT64, SUM = 2, 2
@@ -249,11 +249,7 @@ def test_what_a_session_brings_a_site_grows_with_the_sites(world):
         channel = Channel(site, names(world), "job", bytes(16), Counting(aggregator, site), 60.0)
         open_session(channel, Identity.unsigned(site), Policy(True), bytes(32))
 
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(take_part, range(world))
     assert len(received) == world
     assert 300 * world < received["site-1"] < session_bytes(world)
     assert received["site-1"] < 600 * world + 1000, "more than in proportion to the sites"

@@ -33,6 +33,7 @@ from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteT
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.flare_network import FakeCell, Network
+from tests.support.threads import in_threads
 
 SITES = ("site-1", "site-2", "site-3")
 GOOD = SiteReport(COMPLETED, model_hmac="ab" * 32, summary={"n_rounds": 2}, evidence=b"log\n")
@@ -77,11 +78,7 @@ class Federation:
             except (JobAborted, ProtocolError) as error:
                 results[site] = error
 
-        threads = [threading.Thread(target=run, args=[site]) for site in sites]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
+        in_threads(run, sites, 90)
         return results
 
     def all_beat(self, sites: tuple[str, ...] = SITES) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from nvflare_plugins.flare.timeouts import LONGEST_STEP_S, LifeSigns
+from tests.support.threads import in_threads
 
 
 def signs() -> tuple[LifeSigns, list[float]]:
@@ -33,9 +32,5 @@ def test_many_threads_count_each_second_once() -> None:
     life, now = signs()
     for _ in range(20):
         now[0] += 1.0
-        threads = [threading.Thread(target=life.silent_s, args=["a"]) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(life.silent_s, ["a"] * 8)
     assert life.silent_s("a") == 20.0

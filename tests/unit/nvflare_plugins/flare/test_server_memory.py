@@ -31,6 +31,7 @@ from nvflare_plugins.wire.envelope import (
     commitment,
     unpack,
 )
+from tests.support.threads import in_threads
 
 ATTEMPT = bytes(range(16))
 SALT = bytes(range(1, 17))
@@ -225,11 +226,7 @@ def test_pieces_from_many_threads_at_once_are_each_added_once(monkeypatch: pytes
     messages = [(rank, m) for rank in range(6) for m in cut(words_frame(rank, payloads[rank])) * 2]
     source.shuffle(messages)
     parts = [messages[i::8] for i in range(8)]
-    threads = [threading.Thread(target=lambda p=part: [server.deliver(*one) for one in p]) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda part: [server.deliver(*one) for one in part], parts)
     server.wait_for(lambda: server.cell.n_replied == 6)
     assert {bytes(unpack(w[0]).payload) for w in server.cell.replies.values()} == {added(payloads)}
 

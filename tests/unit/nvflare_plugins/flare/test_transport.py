@@ -30,6 +30,7 @@ from nvflare_plugins.flare.transport import (
 )
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from tests.support.flare_network import FakeCell, Network
+from tests.support.threads import in_threads
 
 SERVER = "server.job"
 ATTEMPT = "00" * 16
@@ -79,11 +80,7 @@ class Federation:
             except (JobAborted, ProtocolError) as error:
                 results[site] = error
 
-        threads = [threading.Thread(target=run, args=[site]) for site in frames]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
+        in_threads(run, frames, 90)
         return results
 
 

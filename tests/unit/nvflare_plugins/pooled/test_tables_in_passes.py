@@ -27,7 +27,6 @@ from tests.support.refusals import refused
 
 KEY = bytes(range(32))
 COLORS = ["red", "green", "blue"]
-MODES = ("whole", "passes", "external")
 
 
 def rows_of(n_rows: int = 900, seed: int = 4) -> pd.DataFrame:

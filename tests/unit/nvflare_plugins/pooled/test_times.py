@@ -16,6 +16,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.pooled import times
 from nvflare_plugins.pooled.times import search_times
 from nvflare_plugins.wire.envelope import Kind
+from tests.support.threads import in_threads
 
 
 class Together:
@@ -56,11 +57,7 @@ def grid_of(tables: list, least: int, most: int = 256, largest: float = 1.0) -> 
         except Exception as error:
             found[number] = error
 
-    threads = [threading.Thread(target=search, args=(number,)) for number in range(len(tables))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(search, range(len(tables)))
     for one in found:
         if isinstance(one, Exception):
             raise one

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from nvflare_plugins.kinds.vertical.context import MOST_SPANS, Stages, joined
+from tests.support.threads import in_threads
 
 
 def test_stages_of_several_threads_add_up_and_begin_anew_with_each_round():
@@ -16,11 +16,7 @@ def test_stages_of_several_threads_add_up_and_begin_anew_with_each_round():
             time.sleep(0.02)
 
     with stages.measure("encrypt"):
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(lambda _: work(), range(2))
     times = stages.take()
     assert times.stages["prepare"] >= 0.04 and times.seconds >= times.stages["encrypt"] >= 0.02
     assert [stage for stage, _, _ in times.spans] == ["encrypt", "prepare", "prepare"]

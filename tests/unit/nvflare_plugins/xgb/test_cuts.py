@@ -23,6 +23,7 @@ from nvflare_plugins.xgb.cuts import (
     spaced_cuts,
     to_keys,
 )
+from tests.support.threads import in_threads
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -50,11 +51,7 @@ def pool(features: np.ndarray, n_sites: int = 3):
 
             found[rank] = search_quantiles(SortedValues(parts[rank]), max_bin, min_rows, sum_counts)
 
-        threads = [threading.Thread(target=site, args=(rank,)) for rank in range(n_sites)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(site, range(n_sites))
         for other in found[1:]:
             assert other.to_lists() == found[0].to_lists()
         return found[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.schema import PREDICTIONS, counted, load_counts, save_counts
 from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
+from tests.support.threads import in_threads
 
 
 def policy(folder, **rules) -> SitePolicy:
@@ -86,11 +85,7 @@ def test_simultaneous_jobs_lose_no_charge(tmp_path):
         except PolicyRefusal:
             outcomes.append(False)
 
-    threads = [threading.Thread(target=charge) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: charge(), range(10))
     assert sorted(outcomes) == [False] * 3 + [True] * 7
 
 
