@@ -59,40 +59,36 @@ def _rows(folder: Path) -> Parties:
 
 def _shared_trees(folder: Path) -> Parties:
     parties = _rows(folder)
+    # The smallest site has 95 rows, and grows its trees on these alone.
+    return _consenting(parties, {"share_own_trees": True}, min_effective_rows=50)
+
+
+def _consenting(parties: Parties, consents: dict[str, object], **policy: object) -> Parties:
+    """Have every site consent to this too."""
     for site in parties.sites:
-        consents = parties.policy_of(site).get("consents", {})
-        # The smallest site has 95 rows, and grows its trees on these alone.
-        parties.set_policy(site, consents={**consents, "share_own_trees": True}, min_effective_rows=50)
+        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), **consents}, **policy)
     return parties
 
 
 def _counted_rows(folder: Path) -> Parties:
-    parties = _rows(folder)
-    for site in parties.sites:
-        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "feature_profile": True})
-    return parties
+    return _consenting(_rows(folder), {"feature_profile": True})
+
+
+def _four_times(n_columns: int) -> pd.DataFrame:
+    """Return enough rows for two folds: the real ones, each four times with other small errors."""
+    frame, random = breast(n_columns), np.random.default_rng(0)
+    features = frame.columns.drop("y")
+    parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _many_rows(folder: Path) -> Parties:
-    """Enough for two folds: the real rows, each four times with other small errors."""
-    frame, random = breast(4), np.random.default_rng(0)
-    features = frame.columns.drop("y")
-    parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
-    parties = rows_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
-    for site in parties.sites:
-        given = parties.policy_of(site).get("consents", {})
-        parties.set_policy(site, consents={**given, "tuning": 100, "feature_profile": True})
-    return parties
+    parties = rows_over_sites(folder, _four_times(4), DATA)
+    return _consenting(parties, {"tuning": 100, "feature_profile": True})
 
 
 def _many_columns(folder: Path) -> Parties:
-    frame, random = breast(6), np.random.default_rng(0)
-    features = frame.columns.drop("y")
-    parts = [frame.assign(**{n: frame[n] * random.normal(1, 0.01, len(frame)) for n in features}) for _ in range(4)]
-    parties = columns_over_sites(folder, pd.concat(parts, ignore_index=True), DATA)
-    for site in parties.sites:
-        parties.set_policy(site, consents={**parties.policy_of(site).get("consents", {}), "tuning": 100})
-    return parties
+    return _consenting(columns_over_sites(folder, _four_times(6), DATA), {"tuning": 100})
 
 
 def _private_rows(folder: Path) -> Parties:

@@ -175,14 +175,18 @@ def federate(folder: Path, frame: pd.DataFrame, params: dict, profile: str, **fi
     return federation
 
 
+def from_central(folder: Path, frame: pd.DataFrame, params: dict, profile: str) -> float:
+    """Return how far the leaves of the sites' model are from those of the central one."""
+    params = prepared(params, frame)
+    federation = federate(folder, frame, params, profile)
+    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
+    return leaf_difference(federation.model(), central)
+
+
 @pytest.mark.parametrize(("make", "name"), pairs(EQUAL_TO_CENTRAL, FAST))
 def test_masks_equal_central(tmp_path, make, name):
     params, change = EQUAL_TO_CENTRAL[name]
-    frame = change(make())
-    params = prepared(params, frame)
-    federation = federate(tmp_path, frame, params, "masks")
-    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
-    difference = leaf_difference(federation.model(), central)
+    difference = from_central(tmp_path, change(make()), params, "masks")
     assert difference <= (0.0 if "base_score" in params else LABEL_MEAN_TOLERANCE)
 
 
@@ -210,11 +214,7 @@ def test_profiles_equal_plain_on_one_grid(tmp_path, objective):
     "make", [pytest.param(TABLES["breast"], marks=pytest.mark.slow), TABLES["missing"]], ids=TABLES
 )
 def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
-    frame = make()
-    params = prepared(LOGISTIC, frame)
-    federation = federate(tmp_path, frame, params, profile)
-    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
-    assert leaf_difference(federation.model(), central) <= tolerance
+    assert from_central(tmp_path, make(), LOGISTIC, profile) <= tolerance
 
 
 @pytest.mark.slow
@@ -223,11 +223,7 @@ def test_lattice_profiles_equal_central(tmp_path, make, profile, tolerance):
 @pytest.mark.parametrize("make", [breast, lambda: synthetic(6_000)], ids=["breast", "missing"])
 def test_lattice_profiles_equal_central_over_all_parameters(tmp_path, make, name, profile, tolerance):
     params, change = EQUAL_TO_CENTRAL[name]
-    frame = change(make())
-    params = prepared(params, frame)
-    federation = federate(tmp_path, frame, params, profile)
-    central = central_model(frame, "label", params, federation.cuts(), ROUNDS)
-    assert leaf_difference(federation.model(), central) <= tolerance
+    assert from_central(tmp_path, change(make()), params, profile) <= tolerance
 
 
 @pytest.mark.parametrize(

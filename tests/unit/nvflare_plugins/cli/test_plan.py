@@ -19,7 +19,6 @@ from nvflare_plugins.flare.kinds import KINDS, JobKind, read_job
 from nvflare_plugins.kinds.bagging.model import SharedTree
 from nvflare_plugins.kinds.horizontal.planner import assumptions, figures, render
 from nvflare_plugins.kinds.vertical import planner as vertical_module
-from nvflare_plugins.kinds.vertical.planner import CipherRates
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.mediated.training import training_shape
 from nvflare_plugins.pooled.plan import (
@@ -49,6 +48,7 @@ from nvflare_plugins.xgb.parameters import check_parameters
 from tests.support.federation import DirectTransport
 from tests.support.sessions import Policy, names
 from tests.support.threads import in_threads
+from tests.unit.nvflare_plugins.cli.test_plan_vertical import RATES
 
 TRACES = json.loads((Path(__file__).parents[3] / "golden" / "horizontal_traces.json").read_text())
 FLOAT64, SUM = 2, 2
@@ -387,16 +387,6 @@ def test_text_and_json_say_the_same():
 
 
 REPOSITORY = Path(__file__).parents[4]
-RATES = CipherRates(
-    encrypt_s=1e-3,
-    receive_s=1e-6,
-    add_s=1e-4,
-    pack_s=1e-2,
-    open_s=1e-1,
-    pairs_per_ciphertext=10,
-    ciphertext_bytes=512,
-    partial_bytes=512,
-)
 
 
 def test_private_jobs_are_priced_without_data(capsys):
