@@ -221,7 +221,8 @@ def compare(
             - metric.measure(label[rows], own[rows], weight[rows])
             for rows in _draws(label, n_draws)
         ]
-        low, high = np.quantile(np.round(changes, _DIGITS), (0.025, 0.975)) if changes else (-np.inf, np.inf)
+        told = np.round(changes, _DIGITS)[np.isfinite(changes)]  # few events: some draws order no pair of rows
+        low, high = np.quantile(told, (0.025, 0.975)) if told.size else (-np.inf, np.inf)
         found.append(
             Compared(metric.name, metric.is_higher_better, values[0], of_tuned, values[1], float(low), float(high))
         )

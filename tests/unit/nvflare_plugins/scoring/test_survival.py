@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from scipy import stats
 from nvflare_plugins.pages.survival_charts import kaplan_meier, time_figures
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.scoring import ScoringError, VeilBoostSurvival, load_model
-from nvflare_plugins.scoring.comparison import compare_run
+from nvflare_plugins.scoring.comparison import Metric, compare, compare_run
 from nvflare_plugins.scoring.survival import concordance, negative_log_likelihood, survival
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation, label_facts, succeed
@@ -40,6 +42,16 @@ def test_concordance_is_that_of_all_pairs(n_rows: int, has_intervals: bool) -> N
     assert concordance(bounds, predicted) == pytest.approx(of_all_pairs(bounds, predicted))
     assert concordance(bounds, -time) < 0.5 <= concordance(bounds, time)
     assert np.isnan(concordance(np.array([[1.0, np.inf]] * 3), np.arange(3.0)))
+
+
+def test_rows_with_one_event_show_no_difference() -> None:
+    """Some draws leave the event out, and have no concordance; they say nothing of any model."""
+    time = np.arange(1.0, 41.0, dtype=np.float32)
+    label = np.stack([time, np.where(time == 5, time, np.inf)], axis=1).astype(np.float32)
+    table = SimpleNamespace(label=label, weight=None, n_rows=40)
+    metric = Metric("concordance", is_higher_better=True, measure=lambda y, s, w: concordance(y, s))
+    (found,) = compare((metric,), table, np.roll(time, 2), None, np.roll(time, 1))
+    assert np.isfinite([found.low, found.high]).all() and "no difference" in found.verdict
 
 
 @pytest.mark.parametrize("noise", NOISE)
