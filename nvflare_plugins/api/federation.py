@@ -749,7 +749,7 @@ class Federation:
             policy = SitePolicy.load(workspace, site)
             told = reasons[site] = _refused(job, policy, self.sites) if isinstance(job, HorizontalJob) else []
             for name in self._readers:
-                found = survey(policy.data_set(name), use_of(job, None, site) if uses is None else uses[site])
+                found = survey(policy.data_set(name), use_of(job, None, site, name) if uses is None else uses[site])
                 n_rows += found.n_rows if name == ROWS else 0
                 told += [hinted(one) for one in (*found.findings, *floors(found, job, policy)) if one.is_problem]
             if isinstance(job, HorizontalJob) and site == self.sites[-1] and n_rows < policy.min_effective_rows:

@@ -7,12 +7,11 @@ import dataclasses
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
@@ -31,7 +30,7 @@ from nvflare_plugins.site.policy import SitePolicy, own_workspace
 from nvflare_plugins.site.policy_values import is_private
 from nvflare_plugins.survey.columns import Finding, Use
 from nvflare_plugins.survey.survey import Draft, Survey, survey
-from nvflare_plugins.xgb.objectives import objective_facts
+from nvflare_plugins.xgb.objectives import COX, objective_facts
 
 
 def run(options: Options) -> int:
@@ -43,7 +42,7 @@ def run(options: Options) -> int:
         job = read_job(options.job)
     policy, sets = _sets_of(options, job)
     label = None if options.label is None else label_of_words(options.label)
-    results = [(one, survey(one, use_of(job, label, policy.site), options.progress)) for one in sets]
+    results = [(one, survey(one, use_of(job, label, policy.site, one.name), options.progress)) for one in sets]
     if options.draft is not None:
         check_output("--draft", options.draft, ".json")
         drafts = [_document(one, found, [])["draft"] | {"name": one.name} for one, found in results]
@@ -88,7 +87,7 @@ def _is_private(job: Any) -> bool:
     return is_private(str(getattr(job, "profile", "")))
 
 
-def use_of(job: Any, label: Label | None, site: str) -> Use:
+def use_of(job: Any, label: Label | None, site: str, data_set: str) -> Use:
     """Return what a job, or a label alone, asks of the data set."""
     if job is None:
         return Use(label=label)
@@ -114,21 +113,23 @@ def use_of(job: Any, label: Label | None, site: str) -> Use:
         is_settled=True,
         may_lack_rows=isinstance(job, HorizontalJob) or _is_private(job),
         drops_unlabelled=active is None,
-        accepts=_accepts(job) if has_label else None,
+        **(_of_objective(job, data_set) if has_label else {}),
     )
 
 
-def _accepts(job: Any) -> Callable[[NDArray[np.float32]], NDArray[np.bool_]] | None:
-    """Return what tells which labels a job takes; None if it takes all or does not say."""
+def _of_objective(job: Any, data_set: str) -> dict[str, Any]:
+    """Return what a job takes of labels, as fields of ``Use``; none where it takes all or does not say."""
     if isinstance(job, PrivateTreesJob):
-        return job.accepts
+        return {"accepts": job.accepts}
     if _is_private(job) and not hasattr(job, "params"):
         is_number = getattr(job, "label_bounds", None) is not None
-        return np.isfinite if is_number else lambda label: np.isin(label, (0.0, 1.0))
+        return {"accepts": np.isfinite if is_number else lambda label: np.isin(label, (0.0, 1.0))}
     params = getattr(job, "params", None)
     if not isinstance(params, dict) or "objective" not in params:
-        return None
-    return objective_facts(params).accepts
+        return {}
+    facts = objective_facts(params)
+    needs_events = facts.name == COX and data_set == getattr(job, "data_set", None)
+    return {"accepts": facts.accepts, "label_words": facts.label_words, "needs_events": needs_events}
 
 
 def floors(found: Survey, job: Any, policy: SitePolicy) -> Iterator[Finding]:

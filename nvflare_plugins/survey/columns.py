@@ -71,8 +71,10 @@ class Use:
         is_settled: a job says all this, so that what does not fit it is a problem and not yet to be decided.
         may_lack_rows: its kind goes on at a site without rows.
         drops_unlabelled: the policy's key counts for its kind.
-        accepts: labels -> which of them the job takes, of labels in one column. Shapes: float32[n_rows] ->
+        accepts: labels -> which of them the job takes. Shapes: float32[n_rows], of times float32[n_rows, 2] ->
             bool[n_rows].
+        label_words: what these are, and what mends others.
+        needs_events: some row has to have an event.
     """
 
     label: Label | None = None
@@ -86,6 +88,8 @@ class Use:
     may_lack_rows: bool = False
     drops_unlabelled: bool = True
     accepts: Callable[[NDArray[np.float32]], NDArray[np.bool_]] | None = None
+    label_words: str = "values that the job takes: correct the others"
+    needs_events: bool = False
 
 
 # What the values of single columns are like, and what a job should make of them.

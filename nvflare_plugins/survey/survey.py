@@ -386,7 +386,7 @@ class _Look:
         if facts.values is not None and use.accepts is not None and use.label_classes is None:
             wrong = ~absent & ~use.accepts(facts.values.astype(np.float32))
             if wrong.any():
-                words = f"label {name!r} holds values that the job does not take: correct them, or give label_classes"
+                words = f"label {name!r} must hold {use.label_words}"
                 found.append(Finding("label_value", words, is_problem=True, column=name, **rows_where(wrong)))
         if facts.is_constant:
             words = f"label {name!r} has one value only: this site's rows alone teach nothing, and may still take part"
@@ -417,10 +417,18 @@ class _Look:
         bounds, faults = survival_bounds(label, values)
         for text, is_bad in faults:
             yield Finding("label_value", f"{text}: correct these rows", is_problem=True, **rows_where(is_bad))
-        yield from self._unlabelled(words_of_label(label), ~is_labelled(bounds) & ~_of_any(faults, len(bounds)))
+        is_bad, use = _of_any(faults, len(bounds)), self.use
+        yield from self._unlabelled(words_of_label(label), ~is_labelled(bounds) & ~is_bad)
+        if use.accepts is not None:
+            wrong = is_labelled(bounds) & ~is_bad & ~use.accepts(bounds)
+            if wrong.any():
+                words = f"label {words_of_label(label)!r} must hold {use.label_words}"
+                yield Finding("label_value", words, is_problem=True, **rows_where(wrong))
         if not has_event(bounds).any():
-            words = "no row has an event at a known time: this site's rows alone teach little, and may still take part"
-            yield Finding("no_events", words, is_problem=False)
+            words = "no row has an event at a known time: this site's rows alone teach little, and " + (
+                "the job takes no such site" if use.needs_events else "may still take part"
+            )
+            yield Finding("no_events", words, use.needs_events)
 
     def _no_numbers(self, name: str, facts: Facts) -> Finding:
         texts = [text for text in facts.categories if text]

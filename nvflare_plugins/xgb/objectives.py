@@ -35,7 +35,10 @@ class LabelRule(Enum):
     NON_NEGATIVE = "0 or greater"
     ABOVE_MINUS_ONE = "greater than -1"
     TIMES = "times with events, or bounds of times"
-    EVENTS = "times above 0, each with an event or watched until then; no other censoring, and no time of 0"
+    EVENTS = (
+        "times above 0 (of a row that ends where it begins, such as half a day), each with an event or watched until "
+        "then; no other censoring"
+    )
     RELEVANCE = "whole numbers from 0 to 31 (other ones need ndcg_exp_gain=false)"
 
 
@@ -87,6 +90,12 @@ class ObjectiveFacts:
     n_outputs: int = 1
     usual_hessian: float | None = None
 
+    @property
+    def label_words(self) -> str:
+        """Which labels are taken, and what mends others; completes "labels must be"."""
+        classes = "give label_classes, " if self.task in (Task.BINARY, Task.MULTICLASS) else ""
+        return f"{self.label_rule.value}; some are not. Correct the label column, {classes}or choose another objective."
+
     def check_form(self, label: Label | None) -> None:
         """Refuse a label that is not of the objective's form. Args: label: None where a kind of job takes names alone.
 
@@ -116,10 +125,7 @@ class ObjectiveFacts:
         n_bad = int(np.count_nonzero(~self.accepts(label)))
         if n_bad:
             log_count("labels that the objective does not take", n_bad, len(label))
-            raise DataRefusal(
-                f"{self.name}: labels must be {self.label_rule.value}; some are not. "
-                "Correct the label column, give label_classes, or choose another objective."
-            )
+            raise DataRefusal(f"{self.name}: labels must be {self.label_words}")
 
     def check_events(self, label: NDArray[np.float32]) -> None:
         """Refuse rows of ``survival:cox`` of which none has an event. Shapes: label: of ``check_labels``.

@@ -8,6 +8,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.cli.check import use_of
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.labels import columns_of, label_of_words, words_of_label
 from nvflare_plugins.data.table import Table, load_table
@@ -161,6 +162,26 @@ TIMES = np.arange(60) + 0.5
 )
 def test_a_look_at_a_table_finds_what_its_times_lack(tmp_path, label, columns, findings):
     assert surveyed(tmp_path, label, columns) == findings
+
+
+@pytest.mark.parametrize(
+    ("objective", "data_set", "columns", "findings"),
+    [
+        ("cox", "train", {"t": np.maximum(TIMES - 3.5, 0), "e": np.arange(60) % 2}, [("label_value", True, 4)]),
+        ("cox", "train", {"t": TIMES, "e": 0}, [("no_events", True, None)]),
+        ("cox", "later", {"t": TIMES, "e": 0}, [("no_events", False, None)]),
+        ("aft", "train", {"t": np.maximum(TIMES - 3.5, 0), "e": 0}, [("no_events", False, None)]),
+    ],
+)
+def test_a_look_for_a_job_finds_times_that_its_objective_does_not_take(
+    tmp_path, objective, data_set, columns, findings
+):
+    params = {"objective": f"survival:{objective}"}
+    use = use_of(HorizontalJob("train", EVENTS, params, 2, eval_data_set="later"), None, "ulm", data_set)
+    pd.DataFrame({"x": np.arange(60) % 7, **columns}).to_csv(tmp_path / "rows.csv", index=False)
+    found = survey(DataSet(data_set, tmp_path / "rows.csv", "csv"), use).findings
+    assert [(one.kind, one.is_problem, one.count) for one in found] == findings
+    assert all("half a day" in one.text for one in found if one.kind == "label_value")
 
 
 def test_the_answer_that_a_look_proposes_reads_the_events(tmp_path):

@@ -55,7 +55,7 @@ def test_a_look_at_a_table_knows_which_labels_a_job_takes() -> None:
     dpboost = DpBoostJob("data", "label", 1.0, {"x": [0.0, 1.0]}, label_bounds=[0.0, 30.0])
     label = np.array([0.0, 2.5, 29.0], np.float32)
     for job, taken in ((job_of(**NUMBERS), True), (dpboost, True), (job_of(), False), (job_of(**CLASSES), False)):
-        accepts = use_of(job, None, "site-1").accepts
+        accepts = use_of(job, None, "site-1", "train").accepts
         assert accepts is not None and bool(accepts(label).all()) is taken
 
 

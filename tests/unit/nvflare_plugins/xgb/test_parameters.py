@@ -274,7 +274,8 @@ def test_labels_are_checked_without_a_value_or_count_in_the_error(objective: str
     for more in range(1, len(bad) + 1):
         with refused_for("some are not") as refusal:
             facts.check_labels(np.array(good + bad[:more], np.float32))
+        classes = "give label_classes, " if objective.startswith(("binary", "multi")) else ""
         assert refusal.value.reason == (
-            f"{objective}: labels must be {facts.label_rule.value}; some are not. Correct the label column, give "
-            "label_classes, or choose another objective."
+            f"{objective}: labels must be {facts.label_rule.value}; some are not. Correct the label column, "
+            f"{classes}or choose another objective."
         )
