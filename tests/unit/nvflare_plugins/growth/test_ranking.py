@@ -111,3 +111,19 @@ def test_a_site_without_rows_and_queries_without_pairs() -> None:
     assert nothing.have_pairs(empty).tolist() == []
     queries = Queries.of(np.array([0, 1, 0, 1, 2]), None)
     assert queries.have_pairs(np.array([1, 2, 1, 3, 5], np.float32)).tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("method", ["topk", "mean"])
+def test_a_metric_that_is_named_looks_at_32_places_and_xgboosts_own_choice_under_mean_at_all(method) -> None:
+    """What MODEL.md says of jobs that name no metric."""
+    rng, numbers = np.random.default_rng(1), np.repeat(np.arange(10), 36)
+    labels, table = rng.integers(0, 2, 360).astype(np.float32), rng.normal(size=(360, 2))
+    matrix, queries = xgb.DMatrix(table, label=labels, qid=numbers), Queries.of(numbers, None)
+    params = {"objective": "rank:ndcg", "lambdarank_pair_method": method, "base_score": 0.0}
+    for named, depth in (({"eval_metric": "ndcg"}, 32), ({}, 32 if method == "topk" else 36)):
+        told: dict = {}
+        booster = xgb.train(
+            {**params, **named}, matrix, 1, evals=[(matrix, "t")], evals_result=told, verbose_eval=False
+        )
+        total, weight = ranking.rank_parts("ndcg", depth, queries, booster.predict(matrix), labels, exp_gain=True)
+        assert next(iter(told["t"].values()))[-1] == pytest.approx(total / weight, abs=1e-6)
