@@ -506,6 +506,7 @@ class PassiveLevel(_Steps):
         self._chooser, self._owner = chooser, owner
         self._groups = _groups(terms, n_rows)
         self._labels: Labels = np.zeros((2, 0), dtype=np.uint64)
+        self._allowed: NDArray[np.bool_] = np.zeros((len(n_rows), n_candidates), dtype=bool)
         self._words: NDArray[np.uint16] = np.zeros((len(n_rows), n_candidates), dtype=np.uint16)
         self._valid: Labels = np.zeros((2, len(n_rows), n_candidates), dtype=np.uint64)
 
@@ -516,6 +517,7 @@ class PassiveLevel(_Steps):
             ProtocolError: a request of another length.
         """
         self.step(0)
+        self._allowed = allowed
         parts, bits, at = [], [], 0
         for group in self._groups:
             widths, index = group.widths, list(group.nodes)
@@ -549,13 +551,18 @@ class PassiveLevel(_Steps):
         return choices
 
     def winners(self, decided: bytes) -> NDArray[np.int64]:
-        """Return the candidate that wins each node; -1 where the active party's split does. Raises: ProtocolError."""
+        """Return the candidate that wins each node; -1 where the active party's split does.
+
+        Raises:
+            ProtocolError: a message of another length, or a circuit that names a split that this party's rules exclude.
+        """
         self.step(2)
         evaluator = Evaluator(decided)
         nothing = np.zeros(self._n_nodes, dtype=np.uint64)
         found = _decision(evaluator, self._labels, np.zeros_like(self._words), self._valid, nothing)
         evaluator.finish()
-        if (found >= self._n).any():
+        node = np.flatnonzero(found >= 0)
+        if (found >= self._n).any() or not self._allowed[node, found[node]].all():
             raise ProtocolError("a garbled circuit names a split that is none")
         return found
 

@@ -320,6 +320,43 @@ def _serving_answers() -> Target:
     return Target(serving.read_answer, [serving.answered(b"bits"), serving.refused("scoring_bits_per_row")])
 
 
+def _sealed_splits() -> Target:
+    """Both parties' halves of a comparison under seal: the first byte says which message is another one."""
+    import numpy as np
+
+    from he_processors.curve.registry import open_curve
+    from he_processors.two_party.oblivious_transfer import TransferChooser, TransferSender
+    from he_processors.two_party.split_argmax import NO_SPLIT, NodeSums, Terms
+    from tests.support.two_party import Parties, messages_of_level
+
+    parties, node, curve = Parties.of(Terms(512, 4, 0, 1)), NodeSums(300, 12, 3), open_curve()
+    sums, may = np.array([[4, 8]], dtype=np.uint64), np.ones((1, 2), dtype=bool)
+
+    def parse(data: bytes) -> None:
+        number, content = data[0] % 7 if data else 0, data[1:]
+        if number == 5:
+            TransferChooser(curve, content, 1)
+        elif number == 6:
+            TransferSender(curve).key_pairs(content)
+        else:
+            active, passive = parties.level([node], 2)
+            steps: tuple[Callable[[bytes], Any], ...] = (
+                lambda said: passive.offer(said, sums, sums, may),
+                lambda said: active.garble(said, sums, sums),
+                passive.score,
+                lambda said: active.decide(said, [NO_SPLIT]),
+                passive.winners,
+            )
+            said = active.ask()
+            for place, step in enumerate(steps[: number + 1]):
+                said = step(content if place == number else said)
+
+    honest, _ = messages_of_level(*parties.level([node], 2), sums.view(np.int64), sums.view(np.int64), may)
+    sender = TransferSender(curve)
+    honest += [sender.offer, TransferChooser(curve, sender.offer, 1).choices]
+    return Target(parse, [bytes([number]) + one for number, one in enumerate(honest)], most=1 << 17)
+
+
 def _requests_for_scores() -> Target:
     """A caller's line never raises; everything it can ask for here is refused."""
     from pathlib import Path
@@ -365,6 +402,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "serving question": _serving_questions,
     "serving answer": _serving_answers,
     "request for scores": _requests_for_scores,
+    "sealed splits": _sealed_splits,
     "buckets": _vectors("buckets"),
     "positions": _vectors("positions"),
     "tree": _vectors("tree"),

@@ -6,11 +6,12 @@ sums, and compare the candidates of each node with each other and with the activ
 (he_processors/two_party). Who wins is opened to both, which candidate to the passive party alone. Then follow bits,
 partitions and caps as in other presets.
 
-Privacy: a simulator of the active party's view needs what the model says and no more: for each node whether the passive
-    party wins, and the bits of its splits. What else arrives are masked sums, uniform but for 2^-40, and choices of
-    oblivious transfers, uniform under their assumptions. A simulator of the passive party's view needs the partitions,
-    the nodes that it wins and its own candidate there: gradients are encrypted, and circuits are simulated from the
-    outputs that they open. Both parties are honest but curious.
+Privacy: a simulator of the active party's view needs the party's schema (how many bins each column has), the nodes that
+    its caps close, for each other node whether the passive party wins, and the bits of its splits. What else arrives
+    are masked sums, each uniform but for 2^(b - 96) of a sum of b bits (histogram/masked.py), and choices of oblivious
+    transfers, uniform under their assumptions. A simulator of the passive party's view needs the partitions, the nodes
+    that it wins and its own candidate there: gradients are encrypted, and circuits are simulated from the outputs that
+    they open. Both parties are honest but curious, and times are not simulated.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from he_processors.errors import CapacityExceeded, ProtocolError
-from he_processors.two_party import garbling
+from he_processors.two_party import garbling, split_argmax
 from he_processors.two_party.split_argmax import NO_SPLIT, OCTAVE, NodeSums, Terms, score
 from tests.support.two_party import Parties, messages_of_level
 
@@ -90,6 +90,20 @@ def test_nothing_wins_where_nothing_may(may_win):
     left = (g, h) if not may_win else (np.zeros_like(g), np.zeros_like(h))
     allowed = np.full(g.shape, may_win)
     assert messages_of_level(*Parties.of(LOGISTIC).level(nodes, 5), *left, allowed)[1].tolist() == [-1, -1]
+
+
+def test_a_circuit_that_names_an_excluded_split_is_refused(monkeypatch):
+    """Rules of the passive party hold also against a garbler who leaves them out."""
+    honest = split_argmax._score_circuit
+
+    def lying(engine, widths, h_wires, y_wires, allowed, known):
+        allowed = engine.flip(allowed, garbling.TRUE)
+        return honest(engine, widths, h_wires, y_wires, allowed, known)
+
+    monkeypatch.setattr(split_argmax, "_score_circuit", lying)
+    nodes, g, h = drawn_nodes(LOGISTIC, [300], 5)
+    with pytest.raises(ProtocolError, match="a split that is none"):
+        messages_of_level(*Parties.of(LOGISTIC).level(nodes, 5), g, h, np.zeros(g.shape, bool))
 
 
 @pytest.mark.parametrize("terms", [LOGISTIC, SQUARED, ODD])

@@ -13,7 +13,7 @@ from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout
 from he_processors.two_party.split_argmax import NodeSums
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.vertical import messages
+from nvflare_plugins.kinds.vertical import key_owner, messages
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.kinds.vertical.job import VerticalJob, check_vertical_parameters
 from nvflare_plugins.kinds.vertical.key_owner import SealedGradientOwner, gradient_owner, pair_format
@@ -189,6 +189,57 @@ def test_lengths_and_numbers_of_messages_do_not_depend_on_data(monkeypatch):
         train(Joined(x, label, (1, 3)), 2, {**PARAMS, "max_depth": 1})
     sealed_ones = [[one for one in of if "Split" not in one[0]] for of in lengths]
     assert sealed_ones[0] == sealed_ones[1] == sealed_ones[2]
+
+
+def _seen(joined: Joined, params: dict[str, Any], monkeypatch) -> tuple[Outcome, list[Any], list[np.ndarray]]:
+    """Train; return all messages in order, and what the active party opens."""
+    said: list[Any] = []
+    opened: list[np.ndarray] = []
+    sent, open_shares = messages.to_bytes, key_owner.open_shares
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.support.in_process_link.to_bytes", lambda m: said.append(m) or sent(m))
+        patch.setattr(key_owner, "open_shares", lambda *a: opened.append(open_shares(*a)) or opened[-1])
+        return train(joined, 2, params), said, opened
+
+
+@pytest.mark.parametrize("whose", ["passive", "active"])
+def test_who_sees_what_is_declared_sees_no_more(whose, monkeypatch):
+    """Two tables of one party for which the other one sees the same model and partitions: no message tells them apart.
+
+    What is not equal is random: counts of bytes agree within six standard deviations of chi-square (255 degrees).
+    """
+    rng, params = np.random.default_rng(5), {**PARAMS, "max_depth": 2, "base_score": 0.5, "eta": 0.1}
+    x = rng.normal(size=(200, 4)).astype(np.float32)
+    y = (x[:, 3] + x[:, 0] / 2 > 0).astype(np.float32)
+    other, labels = x.copy(), y if whose == "passive" else 1 - y
+    if whose == "passive":
+        other[:, 2] = rng.permutation(x[:, 2])  # never the best
+    one = _seen(Joined(x, y, (1, 3)), params, monkeypatch)
+    two = _seen(Joined(other, labels, (1, 3)), params, monkeypatch)
+    assert one[0].passives[0].table == two[0].passives[0].table
+    random: list[list[bytes]] = [[], []]
+    for messages_of in zip(one[1], two[1], strict=True):
+        assert len({(type(m), len(messages.to_bytes(m))) for m in messages_of}) == 1
+        is_sealed = hasattr(messages_of[0], "data") and len(messages_of[0].data) > 1
+        if is_sealed:
+            for m, parts in zip(messages_of, random, strict=True):
+                parts.append(m.data)
+        elif not isinstance(messages_of[0], _ENCRYPTED):
+            assert messages_of[0] == messages_of[1]
+    a, b = (np.bincount(np.frombuffer(b"".join(parts), np.uint8), minlength=256) for parts in random)
+    assert ((a - b) ** 2 / (a + b)).sum() < 255 + 6 * np.sqrt(510)
+    for _, _, opened in (one, two):
+        found = np.bincount(np.concatenate(opened, axis=None).view(np.uint8), minlength=256)
+        assert ((found - found.mean()) ** 2 / found.mean()).sum() < 255 + 6 * np.sqrt(510)
+
+
+_ENCRYPTED = (
+    messages.TreeGradients,
+    messages.MoreGradients,
+    messages.HistogramAnswer,
+    messages.Transfers,
+    messages.TransfersAnswer,
+)
 
 
 def _party(plan: SealedPlan, joined: Joined) -> PassiveParty:
