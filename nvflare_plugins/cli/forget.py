@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.errors import ConfigurationError
+from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.files import write_atomically
@@ -71,8 +71,24 @@ def _change(options: Options, policy: SitePolicy, action: str) -> int:
             )
         n_done = forgetting.add(spec.name, ids)
         print(f"{counted(n_done, 'person')} queued, {len(ids) - n_done} were before: `veilboost forget plan JOB_ID`")
-    options.tell(data_set=spec.name, changed=n_done)
+    also = _also_in(policy, spec, ids) if action == "add" else []
+    if also:
+        print(f"persons of these ids are in data sets {', '.join(map(repr, also))} too: add them there as well")
+    options.tell(data_set=spec.name, changed=n_done, also_in=also)
     return 0
+
+
+def _also_in(policy: SitePolicy, spec: DataSet, ids: list[str]) -> list[str]:
+    """Return the names of other data sets that hold one of the ids, or that cannot be read."""
+    found = []
+    for other in policy.data_sets.values():
+        if other.name != spec.name and other.id is not None:
+            try:
+                if not {canonical(one, other.id_form) for one in ids}.isdisjoint(_in_file(other)):
+                    found.append(other.name)
+            except VeilBoostError:
+                found.append(other.name)
+    return found
 
 
 def _ids(options: Options, spec: DataSet) -> list[str]:

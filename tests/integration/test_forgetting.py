@@ -361,8 +361,11 @@ def test_the_walk_of_a_data_protection_officer(tmp_path: Path, capsys: pytest.Ca
 
     secret = "P0-00007"
     ask_file = tmp_path / "requests.txt"
+    federation.give("site-1", "alias", rows[:20], id="person")
+    federation.give("site-1", "others", rows[20:40], id="person")
     ask_file.write_text("\ufeffP0-00001\n\n P0-00002 \n", encoding="utf-8")
     assert veilboost(federation, "forget", "add", secret, "--file", ask_file, "--data-set", "train") == 0
+    assert "are in data sets 'alias' too: add them there as well" in capsys.readouterr().out
     for words, what in (
         (("add", "nobody-here", "--data-set", "train"), "1 of 1 id are not"),
         (("add", "--data-set", "train"), "give ids"),
