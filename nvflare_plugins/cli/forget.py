@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ import numpy as np
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.base.files import write_atomically
+from nvflare_plugins.base.files import copy_folder, write_atomically
 from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.options import Options, own_policy
 from nvflare_plugins.data.declaration import DataSet
@@ -221,7 +220,7 @@ def _write_job(folder: Path, out: Path, job_id: str) -> None:
     type(job).from_dict({**job.to_dict(), "forgets": job_id})  # which kinds that are not horizontal refuse
     if out.exists():
         raise ConfigurationError(f"--out {printable(str(out))} is there already: name a new folder")
-    shutil.copytree(folder, out)
+    copy_folder(folder, out)
     for path in out.glob(f"*/config/{SERVER_CONFIGURATION}"):
         document = json.loads(path.read_text(encoding="utf-8"))
         _add_field(document, job_id)

@@ -55,7 +55,7 @@ def _grow(baton: Baton, task: Task, threads: int, variant: str) -> None:
     parameters = check_parameters(task.params, table.feature_names, [])
     arithmetic = arithmetic_of(xgb.__version__).name
     grown = Grown(parameters, arithmetic, task.cuts, table.n_rows, table, finest=None, rows_per_leaf=None, sets=())
-    plan = grown.plan(Scales(_BOUNDS, (), WIDE_BITS, rows_are_exact=True))
+    plan = grown.plan(Scales(_BOUNDS, (), WIDE_BITS, rows_are_exact=True, weight_bound=1))
     base = np.array([task.params["base_score"]], np.float32)
     columns = {"feature_names": table.feature_names, "feature_types": table.feature_types}
     document = new_model(plan.objective, base, is_given=True, num_parallel_tree=1, **columns)

@@ -28,7 +28,6 @@ UNSUPPORTED = {
     "approx": {"tree_method": "approx"},
     "exact": {"tree_method": "exact"},
     "gblinear": {"booster": "gblinear"},
-    "ranking": {"objective": "rank:ndcg"},
     "survival": {"objective": "survival:cox"},
     "aft": {"objective": "survival:aft"},
     "refresh": {"process_type": "update"},
