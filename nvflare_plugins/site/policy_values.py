@@ -127,6 +127,11 @@ class Consents(Document):
     """Vertical training in the preset `exact`: the party with the label can work out in which bin of this site's
     features each row lies.
     """
+    sealed_splits: Flag = False
+    """Vertical training in the preset `sealed`: no sum opens where both parties follow the protocol. A party with the
+    label that garbles another circuit than it says can read one bit of its choice of this site's exact sums for each
+    node, also where `guarded` would keep them.
+    """
     split_bits: Flag = False
     """Vertical training in the preset `noised`: sums per bin are paid for from the data set's budget, but on which side
     of this site's splits the rows of their nodes lie leaves as it is, beside the budget. The bits are counted, up to

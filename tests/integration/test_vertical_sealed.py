@@ -99,7 +99,7 @@ def test_a_job_over_flare_finds_common_rows_and_trains(tmp_path):
     ids = [f"p{i}" for i in range(2000)]
     bank = pd.DataFrame(x[:, :3], columns=list("abc")).assign(id=ids, y=label)
     shop = pd.DataFrame(x[:, 3:], columns=list("def")).assign(id=ids)
-    fed = vb.simulate({"bank": bank, "shop": shop}, "y", folder=tmp_path / "fed")
+    fed = vb.simulate({"bank": bank, "shop": shop}, "y", folder=tmp_path / "fed", consents=["sealed_splits"])
     trained = fed.train(vb.vertical(id="id", preset="sealed", max_depth=4, max_bin=16), rounds=2)
     scores = fed.predict(trained, {"bank": bank.drop(columns="y"), "shop": shop})
     assert roc_auc_score(bank.set_index("id").loc[scores.index, "y"], scores["margin"]) > 0.85

@@ -23,7 +23,7 @@ EXCHANGE_S = 60.0
 PARAMS = {"objective": "binary:logistic", "max_depth": 3, "max_bin": 16, "eval_metric": ["logloss", "auc"]}
 POLICY = {
     "allowed_profiles": ["plain", "paillier"],
-    "consents": {"plain_profile": True, "exact_bins": True, "recompute_with_changes": True},
+    "consents": {"plain_profile": True, "exact_bins": True, "sealed_splits": True, "recompute_with_changes": True},
 }
 
 

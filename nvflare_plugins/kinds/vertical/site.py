@@ -377,6 +377,12 @@ def _check_policy(job: VerticalJob, context: SiteContext, *, is_active: bool) ->
             "does not hand out all sums per bin, which show in which bin each row lies",
             "choose preset='guarded'",
         )
+    if job.is_sealed and not is_active:
+        policy.check_consent(
+            "sealed_splits",
+            "does not let the party with the label compare its splits under a circuit",
+            "choose preset='guarded'",
+        )
 
 
 def _fraction_bits(job: VerticalJob, n_rows: int) -> int:
