@@ -138,6 +138,6 @@ def test_histograms_of_vectors_that_are_not_shortened_are_caught(monkeypatch: py
     monkeypatch.setattr(
         leaf_weights,
         "clip_class_rows",
-        lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound),
+        lambda g, h, length, weight, norm: announced(clip_class_rows(g, h, 2.0, weight, norm=norm), bound),
     )
     assert measured_mu(audit(watched, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU

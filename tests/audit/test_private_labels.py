@@ -118,7 +118,7 @@ def test_vectors_that_are_not_shortened_are_caught(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         leaf_weights,
         "clip_class_rows",
-        lambda g, h, length, weight: announced(clip_class_rows(g, h, 2.0, weight), bound),
+        lambda g, h, length, weight, norm: announced(clip_class_rows(g, h, 2.0, weight, norm=norm), bound),
     )
     assert measured_mu(audit(watched, N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
@@ -127,9 +127,11 @@ def test_vectors_that_are_not_shortened_are_caught(monkeypatch: pytest.MonkeyPat
 def test_classes_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each |g_k| within the bound, as one query a class would have it, and all of them sent as one query."""
 
-    def one_by_one(g, h, length: float, weight: float):
+    def one_by_one(g, h, length: float, weight: float, norm: Norm):
         n = g.shape[1]
-        return announced(clip_rows(np.concatenate([g, h], axis=1), (length,) * n + (length / weight,) * n), bound)
+        return announced(
+            clip_rows(np.concatenate([g, h], axis=1), (length,) * n + (length / weight,) * n, norm=norm), bound
+        )
 
     watched = setting(CLASSES, method=LONG_STEPS)
     bound = leaf_weights.SoftmaxWeights(4).sensitivity(LONG_STEPS.query).bound

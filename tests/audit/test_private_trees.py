@@ -290,7 +290,7 @@ def test_clipped_gradients_and_informed_trees_keep_their_promise(trust: Trust) -
 def test_gradients_that_are_not_clipped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise for 0.6, and rows that go up to 1: long steps take the canary there in a few rounds."""
     plan = plan_with(replace(CLIPPED, learning_rate=2.0, batch_size=2), BOUNDS, mu_of(EPSILON, DELTA), TRUSTED)
-    monkeypatch.setattr(leaf_weights, "clip_gradients", lambda g, h, bound: clip_logistic_rows(g, h))
+    monkeypatch.setattr(leaf_weights, "clip_gradients", lambda g, h, bound, norm: clip_logistic_rows(g, h))
     assert measured_mu(audit(setting(TRUSTED, plan=plan), N_RUNS_FOR_ROOT_2)) > CLAIMED_MU
 
 
