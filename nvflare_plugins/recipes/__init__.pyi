@@ -794,7 +794,7 @@ class VerticalXGBRecipe(JobRecipe):
             each point that is read. The model is the same. ``veilboost plan`` says for which lines it pays.
         preset: ``guarded``; ``exact``, which equals centralized training; ``noised``, whose sums are differentially
             private given the split bits; or ``sealed``, which opens no sum, for exactly two parties under ``paillier``.
-            Parties refuse ``exact`` and ``noised`` unless they consent.
+            Parties refuse all but ``guarded`` unless they consent.
         epsilon: Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's
             features at that party. Split bits are outside of it.
         delta: Preset ``noised``: the delta of ``epsilon``, never computed from the data.
