@@ -137,8 +137,8 @@ class VerticalJob(JobDocument):
     """
     preset: Annotated[str, OneOf(Preset)] = Preset.GUARDED.value
     """``guarded``; ``exact``, which equals centralized training; ``noised``, whose sums are differentially private
-    given the split bits; or ``sealed``, which opens no sum, for exactly two parties under ``paillier``. Parties refuse all but
-    ``guarded`` unless they consent.
+    given the split bits; or ``sealed``, which opens no sum, for exactly two parties under ``paillier``. Parties refuse
+    all but ``guarded`` unless they consent.
     """
     epsilon: Epsilon | None = None
     """Preset ``noised``: what each passive party's sums and cut points may cost, for a change of one row's features at
