@@ -25,7 +25,8 @@ JOB = (
     "time.sleep(600)\n"
 )
 CALLER = (
-    "import sys\nfrom pathlib import Path\nfrom nvflare_plugins.api.simulator import run_watched\n"
+    "import signal, sys\nfrom pathlib import Path\nfrom nvflare_plugins.api.simulator import run_watched\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job is started without it
     "try:\n    run_watched(['-c', sys.argv[1], sys.argv[2]], Path(sys.argv[3]), lambda: None)\n"
     "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
 )
