@@ -31,7 +31,7 @@ from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.evidence.threat_model import CODEC_PROTECTION
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.pages.report import write_report
-from nvflare_plugins.pages.run_record import Curve, RunRecord
+from nvflare_plugins.pages.run_record import FILE_NAME, Curve, RunRecord
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.policy_values import MIN_EFFECTIVE_ROWS
 from nvflare_plugins.site.profiles import THREAT_MODELS
@@ -315,7 +315,8 @@ def summarise(data: Split, job: HorizontalJob, folder: Path) -> dict[str, Any]:
     Raises:
         ProtocolError: the evidence of the run does not verify.
     """
-    run_folder = next((folder / "simulator" / "demo" / "site-1" / "veilboost_runs").iterdir())
+    (found,) = folder.glob(f"simulator/demo/site-1/veilboost_runs/*/{FILE_NAME}")
+    run_folder = found.parent
     record = RunRecord.read(run_folder)
     if record.model is None:
         raise ProtocolError("the run of the demo has no model")

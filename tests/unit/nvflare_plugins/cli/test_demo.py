@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.demo import as_matrix, load, make_job, split, task_of, write_sites
+from nvflare_plugins.cli.main import main
 from nvflare_plugins.cli.options import Options
 
 
@@ -83,3 +87,10 @@ def test_wrong_files_and_labels_are_named(tmp_path):
     (tmp_path / "a.csv").write_text("1,2,0\n3,4,1\n")
     with pytest.raises(ConfigurationError, match=r"looks like a row: name the 3 columns .*--names"):
         load(given(tmp_path / "a.csv"))
+
+
+@pytest.mark.sim
+def test_the_demo_runs_to_its_summary(tmp_path, capsys):
+    assert main(["demo", "--rounds", "2", "--runs", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert Path(told["model"]).is_file() and Path(told["report"]).is_file() and len(told["scores"]) == 2
