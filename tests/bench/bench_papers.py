@@ -91,9 +91,14 @@ def stale() -> list[str]:
     found = []
     for key, table in chosen([]):
         commit = kept().get(key, {}).get("commit")
-        changed = commit and table.lanes and _git("diff", "--stat", "--shortstat", commit, "HEAD", "--", *table.lanes)
+        if commit is None or not table.lanes:
+            continue
+        if not _git("cat-file", "-t", commit):
+            found.append(f"{key}, measured at {commit}: no commit of this repository")
+            continue
+        changed = _git("diff", "--shortstat", commit, "HEAD", "--", *table.lanes)
         if changed:
-            found.append(f"{key}, measured at {commit}: {changed.splitlines()[-1].strip()}")
+            found.append(f"{key}, measured at {commit}: {changed.strip()}")
     return found
 
 
