@@ -166,7 +166,7 @@ class JobExecutor(Executor):
                 return self._left_out(shareable, fl_ctx, evidence, load_identity(policy.workspace, site))
             self._note_policy(policy, fl_ctx)
             outcome = self._run(shareable, fl_ctx, abort_signal, policy)
-            note_policy(policy, f"job {job_id}")  # of a first job, which has made the folder of runs
+            self._note_after_first(policy, fl_ctx)
             report = SiteReport(
                 COMPLETED,
                 model_hmac=outcome.hmac,
@@ -232,6 +232,13 @@ class JobExecutor(Executor):
         if changed:
             self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")
         self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")
+
+    def _note_after_first(self, policy: SitePolicy, fl_ctx: FLContext) -> None:
+        """Note the policy of a site's first job, which has made the folder of runs; the job has ended well already."""
+        try:
+            note_policy(policy, f"job {fl_ctx.get_job_id()}")
+        except (VeilBoostError, OSError, ValueError) as error:
+            self.log_warning(fl_ctx, f"the trail of the policy was not written: {error_text(error)}")
 
     def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> JobResult:
         site, kind = fl_ctx.get_identity_name(), kind_of(self.kind)

@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dp_components.errors import PrivacyError
 from dp_components.ledger import Ledger, ledger_files
-from he_processors.errors import ConfigurationError
+from he_processors.errors import VeilBoostError
 from nvflare_plugins.flare.metrics import Family, Labels, MetricsFile, rendered, replace_file, with_state_lost
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.memory.store import NAME, last_backup
@@ -121,7 +122,7 @@ class Watch:
         wrong, found = "", list[Family]()
         try:
             found.extend(families(self._kit, self._role, now, self._processes))  # up to what is wrong
-        except (ConfigurationError, OSError, ValueError) as error:
+        except (VeilBoostError, PrivacyError, OSError, ValueError) as error:
             wrong = str(error)
         found.append(_one("veilboost_kit_error", "1 if numbers are missing: see the watch's output.", bool(wrong)))
         self._file.write(rendered(found, (("who", self._who),)))

@@ -73,8 +73,8 @@ def note_policy(policy: SitePolicy, noticed_by: str) -> tuple[str, ...]:
             "policy": document,
             "previous": last,
         }
-        os.lseek(descriptor, 0, os.SEEK_END)
-        os.write(descriptor, json.dumps(line, sort_keys=True).encode() + b"\n")
+        with os.fdopen(os.dup(descriptor), "ab") as file:  # writes all of it, or raises
+            file.write(json.dumps(line, sort_keys=True).encode() + b"\n")
         os.fsync(descriptor)
     return changed
 

@@ -69,8 +69,8 @@ def _vertical(library: Library, sets: Sequence[str], effort: Effort) -> Cells:
             fields |= {"params": PARAMS, "num_rounds": TREES, "preset": "exact", "checkpoint_every": 0}
             row[lane] = Cell(round(run_in_flare("vertical", fields, tables).whole_s, 1))
         trees = TREES if name == "CreditCard" else 1
-        fields = {"params": PARAMS, "num_rounds": trees, "preset": "exact", "profile": "paillier", "key_bits": 2048}
-        lane = "Paillier-2048" if trees == TREES else "Paillier-2048, one tree"
+        fields = {"params": PARAMS, "num_rounds": trees, "preset": "exact", "profile": "paillier"}
+        lane = "Paillier-3072" if trees == TREES else "Paillier-3072, one tree"
         row[lane] = Cell(round(run_in_flare("vertical", fields, tables).whole_s, 1))
     return cells
 

@@ -82,6 +82,14 @@ def test_a_policy_that_cannot_be_read_is_a_number_too(place: Path, tmp_path: Pat
     assert found["veilboost_kit_error{}"] == 1 and found["veilboost_kit_up{}"] == 0
 
 
+def test_a_damaged_ledger_is_told_and_ends_nothing(place: Path, tmp_path: Path) -> None:
+    folder = SitePolicy.load(place, SITE).ledgers
+    folder.mkdir(parents=True)
+    (folder / "credit.ledger").write_text("no ledger\n")
+    watch = Watch(place, Role.SITE, SITE, tmp_path / "metrics", tmp_path / "proc")
+    assert watch.look(1e9) != "" and numbers(tmp_path / "metrics")["veilboost_kit_error{}"] == 1
+
+
 def test_a_job_whose_process_was_killed_is_told_as_lost(place: Path, tmp_path: Path) -> None:
     folder, clock = tmp_path / "metrics", [1000.0]
     for job in ("killed", "alive"):
