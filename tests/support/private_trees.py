@@ -79,7 +79,7 @@ def train_in_process(
 ) -> list[bytes]:
     """Train at every site and return the models; raise the first error. Args: seen: collects what passes the server."""
     world = len(parts)
-    sites = tuple(f"site-{i + 1}" for i in range(world))
+    sites = tuple(f"site-{i + 1:0{len(str(world))}}" for i in range(world))  # in order of their names
     attempt = os.urandom(16)
     trusted = plan.trust.is_trusted_aggregator
     aggregator = Aggregator(

@@ -11,11 +11,13 @@ import pytest
 from dp_components.accounting import compose
 from dp_components.distributed_noise import NoiseShares, TrustModel, add_noise_share
 from dp_components.errors import PrivacyRefusal
+from dp_components.leaf_weights import UNIT, real_noise_std
 from dp_components.mechanisms import add_gaussian_noise
-from dp_components.sensitivity import clip_logistic_rows
+from dp_components.sensitivity import Norm, Sensitivity, clip_gradients, clip_logistic_rows
 from tests.support.seeded_randomness import SeededRandomness
 
 SENSITIVITY = clip_logistic_rows([0.5], [0.25]).sensitivity
+PURE_SENSITIVITY = clip_gradients([0.5], [0.25], 0.6, norm=Norm.L1).sensitivity
 
 
 @pytest.mark.parametrize(("n_sites", "n_colluders"), [(3, 0), (3, -1), (3, 3), (2, 2), (1, 1), (3, 4)])
@@ -49,15 +51,21 @@ def test_honest_shares_hold_the_variance_that_is_accounted(n_sites: int, n_collu
     assert compose(event).mu_squared == pytest.approx(1 / 99.4**2, rel=1e-12)
 
 
-def test_the_sum_over_the_sites_is_the_exact_sum_plus_the_noise_of_all_shares() -> None:
-    shares = NoiseShares(3, 1)
-    rng = np.random.default_rng(5)
-    sums = rng.integers(-1000, 1000, (3, 20000, 2))
-    total = sum(add_noise_share(sums[k], SENSITIVITY, 10.0, shares, SeededRandomness(k)).value for k in range(3))
+@pytest.mark.parametrize("sensitivity", [SENSITIVITY, PURE_SENSITIVITY], ids=lambda s: s.norm.name)
+@pytest.mark.parametrize(("n_sites", "n_colluders"), [(3, 1), (5, 1), (10, 1), (10, 4)])
+def test_the_sum_is_exact_but_for_the_noise_that_colluders_cost(
+    sensitivity: Sensitivity, n_sites: int, n_colluders: int
+) -> None:
+    """Beside a trusted server the variance is W / (W - t) times as large, and rounding takes nothing more."""
+    shares = NoiseShares(n_sites, n_colluders)
+    sums = np.random.default_rng(5).integers(-1000, 1000, (n_sites, 20000, 2))
+    sites = enumerate(sums)
+    total = sum(add_noise_share(own, sensitivity, 10.0, shares, SeededRandomness(k)).value for k, own in sites)
     deviation = (total - sums.sum(axis=0)).std(axis=0)
-    expected = [10.0 * SENSITIVITY.bound / weight * math.sqrt(1.5) for weight in SENSITIVITY.weights]
-    # 20,000 draws: five standard errors of the standard deviation.
-    assert deviation == pytest.approx(expected, rel=0.025)
+    trusted = np.multiply(real_noise_std(sensitivity, 10.0), UNIT)
+    # 20,000 draws: five standard errors of the standard deviation, twice those for the long tails of Laplace noise.
+    within = 0.025 if sensitivity.norm is Norm.L2 else 0.05
+    assert deviation == pytest.approx(trusted * math.sqrt(n_sites / (n_sites - n_colluders)), rel=within)
 
 
 def test_one_honest_share_of_two_sites_is_the_whole_noise() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -89,6 +90,20 @@ def test_queries(method, queries: int) -> None:
 def test_the_releases_spend_their_budget_and_not_more(epsilon: float, method: Method, trust: Trust) -> None:
     events = plan_with(method, BOUNDS, mu_of(epsilon, DELTA), trust).releases.events
     assert 0.999 * epsilon < compose(events).epsilon(DELTA) <= epsilon
+
+
+@pytest.mark.parametrize("method", [DEFAULT_2026_12, FEW_ROUNDS, PURE_2026_11], ids=lambda m: m.name)
+@pytest.mark.parametrize("n_sites", [3, 5, 10])
+def test_distributed_noise_loses_nothing_but_the_share_of_colluders(method: Method, n_sites: int) -> None:
+    """It is a trusted server's at sqrt((W - t) / W) of mu, or of a pure epsilon: noise, ridge and candidates alike."""
+    plan = plan_with(method, BOUNDS, 0.3, Trust(NoiseShares(n_sites, 1)))
+    trusted = plan_with(method, BOUNDS, 0.3 * math.sqrt((n_sites - 1) / n_sites))
+    assert plan.leaf_noise == pytest.approx(trusted.leaf_noise, rel=1e-12)
+    assert plan.ridge == pytest.approx(trusted.ridge, rel=1e-12)
+    of_cells = plan.releases.cell_noise.scaled(plan.trust.noise_factor).std
+    assert of_cells == pytest.approx(trusted.releases.cell_noise.std, rel=1e-12)
+    spent = compose(plan.releases.events)
+    assert math.sqrt(spent.mu_squared) + spent.pure_epsilon == pytest.approx(0.3, rel=1e-9)
 
 
 def test_clipped_gradients_cost_the_same_at_six_tenths_of_the_noise() -> None:
