@@ -5,7 +5,7 @@
 A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of table -->``. Sources:
 
 * ``threats``: who learns what under a family of profiles, from their rows;
-* ``wire/kinds``: kinds of messages;
+* ``wire/kinds``, ``wire/vertical``: kinds of messages, and the messages of vertical jobs;
 * ``metrics/site``, ``metrics/server``, ``metrics/kit``: numbers for monitoring;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
 * all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
@@ -107,6 +107,7 @@ def threats(profiles: Sequence[str]) -> str:
 
 def generated(name: str) -> str:
     """Return what stands in the region of a name."""
+    from nvflare_plugins.kinds.vertical import messages
     from nvflare_plugins.wire.envelope import Kind
 
     source, _, which = name.partition("/")
@@ -120,6 +121,14 @@ def generated(name: str) -> str:
         kinds = sorted(Kind, key=lambda kind: kind.code)
         rows = [(str(kind.code), f"`{kind.name}`", "yes" if kind.private else "no", kind.meaning) for kind in kinds]
         return table(("code", "kind", "private", "what it is"), rows)
+    if name == "wire/vertical":
+        return table(
+            ("type", "message", "fields, in order"),
+            (
+                (str(code), f"`{type_.__name__}`", messages._OF_TYPE[type_].form.words)
+                for code, type_ in sorted(messages._TYPES.items())
+            ),
+        )
     return measured(name)
 
 

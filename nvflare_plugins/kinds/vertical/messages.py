@@ -56,10 +56,19 @@ class _Reader:
 
 
 class _Form(NamedTuple):
-    """How one kind of value is appended to a message, and read from one. Raises: ProtocolError, when it is read."""
+    """How one kind of value is appended to a message, and read from one. Raises: ProtocolError, when it is read.
+
+    Attributes: words: the form as wire/PROTOCOL.md says it.
+    """
 
     write: Callable[[list[bytes], Any], None]
     read: Callable[[_Reader], Any]
+    words: str
+
+
+def _limit(most: int) -> str:
+    power = most.bit_length() - (most & (most - 1) == 0)
+    return str(most) if most < 256 else f"2^{power}" + (" - 1" if most + 1 == 1 << power else "")
 
 
 def _number(code: str, most: int, least: int = 0) -> _Form:
@@ -71,7 +80,8 @@ def _number(code: str, most: int, least: int = 0) -> _Form:
             raise ProtocolError("a number in a vertical message is out of range")
         return value
 
-    return _Form(lambda out, value: out.append(layout.pack(value)), read)
+    words = f"{'i' if code.islower() else 'u'}{8 * layout.size} from {least} to {_limit(most)}"
+    return _Form(lambda out, value: out.append(layout.pack(value)), read, words)
 
 
 def _blob(most: int = 1 << 40) -> _Form:
@@ -81,7 +91,7 @@ def _blob(most: int = 1 << 40) -> _Form:
         size.write(out, len(data))
         out.append(data)
 
-    return _Form(write, lambda data: bytes(data.take(size.read(data))))
+    return _Form(write, lambda data: bytes(data.take(size.read(data))), f"blob to {_limit(most)}")
 
 
 def _items(form: _Form, most: int = MAX_NODES) -> _Form:
@@ -92,7 +102,8 @@ def _items(form: _Form, most: int = MAX_NODES) -> _Form:
         for item in items:
             form.write(out, item)
 
-    return _Form(write, lambda data: tuple(form.read(data) for _ in range(count.read(data))))
+    words = f"n* ({form.words}), n to {_limit(most)}"
+    return _Form(write, lambda data: tuple(form.read(data) for _ in range(count.read(data))), words)
 
 
 def _read_text(data: _Reader) -> str:
@@ -116,12 +127,12 @@ def _record(kind: type, check: Callable[..., None] = lambda *values: None) -> _F
         check(*values)
         return kind(*values)
 
-    return _Form(write, read)
+    return _Form(write, read, "; ".join(f"`{name}` {form.words}" for name, form in forms.items()))
 
 
 _NODE, _N_ROWS, _NAME = _number("I", MAX_NODES), _number("I", MAX_ROWS), _blob(_MAX_NAME_BYTES)
-_TEXT = _Form(lambda out, text: _NAME.write(out, text.encode()), _read_text)
-_FLAG = _Form(_number("B", 1).write, lambda data: bool(_number("B", 1).read(data)))
+_TEXT = _Form(lambda out, text: _NAME.write(out, text.encode()), _read_text, f"text in a {_NAME.words}")
+_FLAG = _Form(_number("B", 1).write, lambda data: bool(_number("B", 1).read(data)), _number("B", 1).words)
 _Node = Annotated[int, _NODE]
 _Nodes = Annotated[tuple[int, ...], _items(_NODE)]
 
@@ -180,7 +191,7 @@ def _read_bits(data: _Reader) -> Bits:
     return Bits(n, packed)
 
 
-_BITS = _Form(_write_bits, _read_bits)
+_BITS = _Form(_write_bits, _read_bits, "bits")
 _RowBits = Annotated[Bits, _BITS]
 
 
