@@ -1,21 +1,25 @@
-"""What Paillier is made of; the codes of all schemes.
+"""What an additive scheme over big numbers is, as Paillier and others implement it; the codes of all schemes.
 
-A ciphertext of m is E(m) * x^n modulo one number, where E is a homomorphism from the integers and x^n is a
-uniformly random n-th residue; adding plaintexts is multiplying ciphertexts, and 1 is an (unhidden) encryption of 0.
+A ciphertext of m is E(m) * z modulo one number, where E is a homomorphism from the integers and z a random encryption
+of 0 (Paillier: x^n); adding plaintexts is multiplying ciphertexts, and 1 is an (unhidden) encryption of 0.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.interface import Residues
+from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.errors import ConfigurationError
+from he_processors.randomness import BULK_RANDOMNESS, RandomSource
 
 DEFAULT_KEY_BITS = 3072
 MIN_KEY_BITS = 2048
@@ -28,6 +32,7 @@ class Scheme(enum.Enum):
 
     PAILLIER = 1
     ELGAMAL = 3  # 2 was Okamoto-Uchiyama
+    PLUGIN = 4  # of a package of others: any whose public key is one number
 
 
 class StaysInProcess:
@@ -40,7 +45,7 @@ class StaysInProcess:
 
 
 class RandomiserSource(Protocol):
-    """Yields random n-th residues. Security: each one is drawn afresh and handed out once."""
+    """Yields random encryptions of 0. Security: each one is drawn afresh and handed out once."""
 
     def draw(self, n: int) -> Residues: ...
 
@@ -55,6 +60,108 @@ class Decryptor(Protocol):
 
     def decrypt(self, ciphertexts: NDArray[np.uint8]) -> Sequence[int]:
         """Decrypt. Shapes: ciphertexts: uint8[n, width] in wire form; result: n signed integers."""
+
+
+@dataclass(frozen=True, repr=False)
+class PublicKey(ABC):
+    """A public key that is one odd number n. Ciphertexts are units modulo ``modulus``, which n alone decides.
+
+    Security: a receiver checks what can be seen of a peer's n (``key_bytes.public_key_from_bytes``), whatever the
+        scheme. No encryption of 0 may have an order of more than ``key_bits`` bits: re-randomisation rests on it.
+    """
+
+    n: int
+
+    @property
+    def scheme(self) -> Scheme:
+        """Return the code on the wire."""
+        return Scheme.PLUGIN
+
+    @property
+    @abstractmethod
+    def modulus(self) -> int:
+        """Return the odd number modulo which ciphertexts are multiplied; a unit modulo n is one of it."""
+
+    @property
+    @abstractmethod
+    def plaintext_bits(self) -> int:
+        """Return the capacity: decryption returns every |plaintext| < 2^plaintext_bits. ``key_bits`` decides it."""
+
+    @abstractmethod
+    def embed(self, arithmetic: ModBatch, plaintexts: NDArray[np.uint8]) -> Residues:
+        """Encrypt without hiding: E(m). Sums that leave, and fresh encryptions, are multiplied by encryptions of 0.
+
+        Shapes: plaintexts: uint8[n, any width], two's complement, little-endian; result: Residues[n].
+
+        Raises:
+            CapacityExceeded: a plaintext is larger than decryption returns.
+            ValueError: another dtype or shape.
+        """
+
+    @abstractmethod
+    def randomisers(self, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> RandomiserSource:
+        """Open random encryptions of 0 for whoever has this key."""
+
+    @property
+    def key_bits(self) -> int:
+        """Return the length of n."""
+        return self.n.bit_length()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Return the SHA-256 that names this key."""
+        return fingerprint(self.scheme, self.n)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key_bits} bits, {self.fingerprint[:16]})"
+
+
+class PrivateKey(StaysInProcess, ABC):
+    """A private key. Security: stays with its owner. It prints as a fingerprint and refuses to be pickled."""
+
+    @property
+    @abstractmethod
+    def public_key(self) -> PublicKey:
+        """Return the public half."""
+
+    @abstractmethod
+    def decryptor(self, backend: str) -> Decryptor:
+        """Open decryption."""
+
+    def randomisers(self, arithmetic: ModBatch, backend: str, source: RandomSource) -> RandomiserSource:
+        """Open random encryptions of 0; the owner may have a faster way than the public one, to the same distribution.
+
+        Args:
+            arithmetic: modulo ``public_key.modulus``.
+            backend: for arithmetic modulo other numbers.
+        """
+        return self.public_key.randomisers(arithmetic, source)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.public_key.key_bits} bits, {self.public_key.fingerprint[:16]})"
+
+
+class KeyMaker(Protocol):
+    """Generates a key whose n has so many bits; ``check_key_bits`` refuses what is too short."""
+
+    def __call__(self, key_bits: int, *, allow_toy_keys: bool = False) -> PrivateKey: ...
+
+
+@dataclass(frozen=True)
+class AdditiveScheme:
+    """One additive scheme over big numbers: all that vertical training needs of it.
+
+    Attributes:
+        name: as jobs call it; of a package of others the name of its entry point.
+        assumption: on what its security rests, in a sentence that evidence and report carry.
+        public_key: makes the public key of n.
+        generate: makes a fresh key.
+    """
+
+    name: str
+    assumption: str
+    public_key: type[PublicKey]
+    generate: KeyMaker
 
 
 def fingerprint(scheme: Scheme, *numbers: int) -> str:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.additive_schemes import PublicKey
 from he_processors.bignum.interface import ModBatch, Residues, product
 from he_processors.bignum.rows import byte_width
 from he_processors.errors import KeyMismatch, ProtocolError
 from he_processors.fixed_point import PackingLayout
-from he_processors.paillier import PaillierPublicKey
 
 _MAGIC = b"VBHE"
 _VERSION = 1
@@ -39,7 +39,7 @@ class Content(enum.Enum):
 class CiphertextHeader:
     """Everything that fixes the meaning and the length of a message."""
 
-    public_key: PaillierPublicKey
+    public_key: PublicKey
     content: Content
     packing: PackingLayout
     count: int

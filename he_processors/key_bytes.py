@@ -7,10 +7,10 @@ import struct
 
 import gmpy2
 
-from he_processors.additive_schemes import Scheme, check_key_bits
+from he_processors.additive_schemes import AdditiveScheme, PrivateKey, PublicKey, Scheme, check_key_bits
 from he_processors.elgamal.encryption import MESSAGES, ElGamalPrivateKey, ElGamalPublicKey
 from he_processors.errors import ConfigurationError, ProtocolError
-from he_processors.paillier import PaillierPrivateKey, PaillierPublicKey
+from he_processors.paillier import PAILLIER, PaillierPrivateKey
 
 # Public keys as bytes: what a key owner announces, and what a receiver checks of it.
 #
@@ -26,14 +26,14 @@ _MAX_KEY_BITS = 1 << 14  # a longer one would only cost time
 _SMALL_PRIMES = math.prod(p for p in range(2, 1 << 12) if gmpy2.is_prime(p))
 
 
-def public_key_to_bytes(public_key: PaillierPublicKey) -> bytes:
+def public_key_to_bytes(public_key: PublicKey) -> bytes:
     """Return the one encoding of a public key."""
     number = public_key.n.to_bytes((public_key.n.bit_length() + 7) // 8, "little")
     return _PREFIX.pack(_MAGIC, _VERSION, public_key.scheme.value) + _LENGTH.pack(len(number)) + number
 
 
-def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> PaillierPublicKey:
-    """Read a public key that a peer announced.
+def public_key_from_bytes(data: bytes, scheme: AdditiveScheme = PAILLIER, *, allow_toy_keys: bool = False) -> PublicKey:
+    """Read a public key that a peer announced: one number n, of every scheme over big numbers.
 
     Security: lengths, and that n is odd, no prime, no perfect power and without small factors. Whether n has the
         structure that hides plaintexts and re-randomised sums cannot be seen: the key owner is taken to be honest but
@@ -41,6 +41,7 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Paill
 
     Args:
         data: the bytes as received.
+        scheme: of the job.
         allow_toy_keys: accept short keys; True in tests only.
 
     Raises:
@@ -48,8 +49,6 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Paill
     """
     if len(data) < _PREFIX.size or data[:5] != _MAGIC + bytes([_VERSION]):
         raise ProtocolError("these bytes are no public key of this version")
-    if data[5] != Scheme.PAILLIER.value:
-        raise ProtocolError("a public key is of a scheme that has none in this form")
     n = _number(data[_PREFIX.size :])
     if n.bit_length() > _MAX_KEY_BITS:
         raise ProtocolError(f"a peer's public key has more than {_MAX_KEY_BITS} bits")
@@ -61,7 +60,10 @@ def public_key_from_bytes(data: bytes, *, allow_toy_keys: bool = False) -> Paill
         raise ProtocolError("the modulus of a public key is prime or has a small factor")
     if gmpy2.is_power(n):
         raise ProtocolError("the modulus of a public key is a power of a smaller number")
-    return PaillierPublicKey(n)
+    public_key = scheme.public_key(n)
+    if data[5] != public_key.scheme.value:
+        raise ProtocolError("the public key is not one of the announced scheme")
+    return public_key
 
 
 def _number(data: bytes) -> int:
@@ -88,12 +90,14 @@ _REFUSED = "these bytes are no secret key of this version"
 SecretKey = PaillierPrivateKey | ElGamalPrivateKey
 
 
-def secret_key_to_bytes(key: SecretKey) -> bytes:
-    """Write a key with what its owner encrypts fast with. Secret."""
+def secret_key_to_bytes(key: PrivateKey | ElGamalPrivateKey) -> bytes:
+    """Write a key of ours with what its owner encrypts fast with. Secret."""
     if isinstance(key, PaillierPrivateKey):
         numbers = [key.p, key.q, key.p_generator or 0, key.q_generator or 0]
-    else:
+    elif isinstance(key, ElGamalPrivateKey):
         numbers = list(key.scalars)
+    else:
+        raise TypeError("the key of a plugin's scheme stays in the process that made it")
     prefix = _SECRET_PREFIX.pack(_SECRET_MAGIC, _VERSION, key.public_key.scheme.value, len(numbers))
     written = [number.to_bytes((number.bit_length() + 7) // 8, "little") for number in numbers]
     return prefix + b"".join(_SECRET_LENGTH.pack(len(one)) + one for one in written)

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from he_processors.additive_schemes import (
     DEFAULT_KEY_BITS,
+    AdditiveScheme,
+    PrivateKey,
+    PublicKey,
     RandomiserSource,
     Scheme,
     StaysInProcess,
     check_key_bits,
-    fingerprint,
 )
 from he_processors.bignum import registry
 from he_processors.bignum.interface import ModBatch, Residues, add, constant, from_wide, lift, product, scale
@@ -128,11 +130,9 @@ def _prime_factors(k: int) -> set[int]:
 _MIN_DISTANCE_SLACK_BITS = 100
 
 
-@dataclass(frozen=True)
-class PaillierPublicKey:
+@dataclass(frozen=True, repr=False)
+class PaillierPublicKey(PublicKey):
     """The public key: n. Ciphertexts are units modulo n^2."""
-
-    n: int
 
     @property
     def scheme(self) -> Scheme:
@@ -145,30 +145,28 @@ class PaillierPublicKey:
         return self.n * self.n
 
     @property
-    def key_bits(self) -> int:
-        """Return the length of n."""
-        return self.n.bit_length()
-
-    @property
     def plaintext_bits(self) -> int:
         """Return the capacity: full decryption returns every |plaintext| < 2^plaintext_bits."""
         return self.key_bits - 2
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Return the SHA-256 that names this key."""
-        return fingerprint(self.scheme, self.n)
+    def embed(self, arithmetic: ModBatch, plaintexts: NDArray[np.uint8]) -> Residues:
+        """Return 1 + m n. Raises: CapacityExceeded: a plaintext is not in (-n, n)."""
+        # 1 + m n = (m + s) n + (1 - s n): the shift s makes narrow rows non-negative without widening them to n.
+        shifted = shift_signed(plaintexts)
+        shift = 1 << (8 * shifted.shape[1] - 1)
+        if shift > self.n and not np.all(less_than(shifted, shift + self.n) & ~less_than(shifted, shift - self.n + 1)):
+            raise CapacityExceeded("a plaintext is not in the range of this key; nothing was encrypted")
+        opened = scale(arithmetic, from_wide(arithmetic, shifted), constant(arithmetic, self.n))
+        return add(arithmetic, opened, constant(arithmetic, 1 - shift * self.n))
 
-    def __repr__(self) -> str:
-        return f"PaillierPublicKey({self.key_bits} bits, {self.fingerprint[:16]})"
+    def randomisers(self, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> PublicRandomisers:
+        """Open uniform n-th residues."""
+        return PublicRandomisers(self, arithmetic, source)
 
 
 @dataclass(frozen=True, repr=False)
-class PaillierPrivateKey(StaysInProcess):
-    """The private key: the factors of n, the larger first, and generators of their unit groups where known.
-
-    Security: stays with its owner. It prints as a fingerprint and refuses to be pickled.
-    """
+class PaillierPrivateKey(PrivateKey):
+    """The private key: the factors of n, the larger first, and generators of their unit groups where known."""
 
     p: int
     q: int
@@ -205,8 +203,14 @@ class PaillierPrivateKey(StaysInProcess):
         """Return the public half."""
         return PaillierPublicKey(self.p * self.q)
 
-    def __repr__(self) -> str:
-        return f"PaillierPrivateKey({self.public_key.key_bits} bits, {self.public_key.fingerprint[:16]})"
+    def decryptor(self, backend: str = registry.AUTO) -> PaillierDecryptor:
+        """Open decryption."""
+        return PaillierDecryptor(self, backend)
+
+    def randomisers(self, arithmetic: ModBatch, backend: str, source: RandomSource) -> OwnerRandomisers:
+        """Open uniform n-th residues, drawn modulo both primes."""
+        halves = (self.p, self.p_generator), (self.q, self.q_generator)
+        return OwnerRandomisers(arithmetic, *(_subgroup(*half, backend, source) for half in halves))
 
 
 def generate_paillier_key(
@@ -364,12 +368,17 @@ class OwnerRandomisers:
 
 
 class PublicRandomisers:
-    """Uniform n-th residues for whoever has the public key."""
+    """Uniform n-th residues, or other powers, for whoever has the public key."""
 
     def __init__(
-        self, public_key: PaillierPublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS
+        self,
+        public_key: PublicKey,
+        arithmetic: ModBatch,
+        source: RandomSource = BULK_RANDOMNESS,
+        exponent: int | None = None,
     ) -> None:
-        self._n = public_key.n
+        """Args: exponent: of x, which is uniform among the units below n; None is n."""
+        self._n, self._exponent = public_key.n, public_key.n if exponent is None else exponent
         self._arithmetic = arithmetic
         self._source = source
 
@@ -381,7 +390,7 @@ class PublicRandomisers:
             bases = self._arithmetic.from_wire(add_rows(below, rows_from_ints([1], width)))
             # A base that shares a factor with n would be no unit. It never happens for a real key; toy keys meet it.
             if math.gcd(product(self._arithmetic, bases), self._n) == 1:
-                return self._arithmetic.pow_const(bases, self._n)
+                return self._arithmetic.pow_const(bases, self._exponent)
 
 
 # A stock of randomisers made ahead, each handed out once.
@@ -529,14 +538,12 @@ class Rerandomiser(StaysInProcess):
         a message. One re-randomiser serves one key; make a new one for each session.
     """
 
-    def __init__(
-        self, public_key: PaillierPublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS
-    ) -> None:
+    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, source: RandomSource = BULK_RANDOMNESS) -> None:
         self.arithmetic = arithmetic
         self._source = source
-        residues = PublicRandomisers(public_key, arithmetic, source).draw(1 + N_SUBSET_BASES)
+        residues = public_key.randomisers(arithmetic, source).draw(1 + N_SUBSET_BASES)
         base = ints_from_rows(arithmetic.to_wire(arithmetic.take(residues, np.zeros(1, dtype=np.int64))))[0]
-        self._exponent_bytes = (public_key.n.bit_length() + EXPONENT_SLACK_BITS + 7) // 8
+        self._exponent_bytes = (public_key.key_bits + EXPONENT_SLACK_BITS + 7) // 8
         self._powers = arithmetic.fixed_base(base, 8 * self._exponent_bytes)
         self._subsets = _subset_products(arithmetic, residues)
         self._ready = RandomiserPool(arithmetic, self)
@@ -588,17 +595,16 @@ def _subset_products(arithmetic: ModBatch, residues: Residues) -> Residues:
 # Reference: Paillier 1999, section 4, with g = n + 1.
 
 
-class PaillierEncryptor:
-    """Encrypts signed integers with randomisers from a source, usually a pool.
+class Encryptor:
+    """Encrypts signed integers under a scheme over big numbers, with randomisers from a source, usually a pool.
 
     Security: one fresh randomiser for each plaintext; a failed batch loses the randomisers it took.
     """
 
-    def __init__(self, public_key: PaillierPublicKey, arithmetic: ModBatch, randomisers: RandomiserSource) -> None:
+    def __init__(self, public_key: PublicKey, arithmetic: ModBatch, randomisers: RandomiserSource) -> None:
         self.public_key = public_key
         self.arithmetic = arithmetic
         self.randomisers = randomisers
-        self._n = constant(arithmetic, public_key.n)
 
     def encrypt(self, plaintexts: NDArray[np.uint8]) -> Residues:
         """Encrypt signed integers.
@@ -606,53 +612,34 @@ class PaillierEncryptor:
         Shapes: plaintexts: uint8[n, width], two's complement, little-endian; result: Residues[n].
 
         Raises:
-            CapacityExceeded: a plaintext is not in (-n, n).
-            ValueError: another dtype or shape; nothing is encrypted then.
+            CapacityExceeded, ValueError: as ``PublicKey.embed``; nothing is encrypted then.
         """
-        # 1 + m n = (m + s) n + (1 - s n): the shift s makes narrow rows non-negative without widening them to n.
-        shifted = shift_signed(plaintexts)
-        shift = 1 << (8 * shifted.shape[1] - 1)
-        self._check_range(shifted, shift)
-        offset = constant(self.arithmetic, 1 - shift * self.public_key.n)
         n_rows = default_block_rows(self.arithmetic)
-        blocks = [self._encrypt_block(shifted[i : i + n_rows], offset) for i in range(0, max(1, len(shifted)), n_rows)]
+        starts = range(0, max(1, len(plaintexts)), n_rows)
+        embedded = [self.public_key.embed(self.arithmetic, plaintexts[i : i + n_rows]) for i in starts]
+        blocks = [self.arithmetic.mul(block, self.randomisers.draw(len(block))) for block in embedded]
         return blocks[0] if len(blocks) == 1 else self.arithmetic.concat(blocks)
-
-    def _encrypt_block(self, shifted: NDArray[np.uint8], offset: Residues) -> Residues:
-        messages = from_wide(self.arithmetic, shifted)
-        opened = add(self.arithmetic, scale(self.arithmetic, messages, self._n), offset)
-        return self.arithmetic.mul(opened, self.randomisers.draw(len(shifted)))
-
-    def _check_range(self, shifted: NDArray[np.uint8], shift: int) -> None:
-        n = self.public_key.n
-        if shift <= n:
-            return
-        is_in_range = less_than(shifted, shift + n) & ~less_than(shifted, shift - n + 1)
-        if not np.all(is_in_range):
-            raise CapacityExceeded("a plaintext is not in the range of this key; nothing was encrypted")
 
 
 def owner_encryptor(
-    private_key: PaillierPrivateKey,
+    private_key: PrivateKey,
     backend: str = registry.AUTO,
     source: RandomSource = BULK_RANDOMNESS,
     block_rows: int | None = None,
-) -> PaillierEncryptor:
+) -> Encryptor:
     """Open encryption by the key owner, with a pool that can be filled ahead (``encryptor.randomisers.fill``)."""
     arithmetic = registry.open_backend(backend, private_key.public_key.modulus)
-    p_half = _subgroup(private_key.p, private_key.p_generator, backend, source)
-    q_half = _subgroup(private_key.q, private_key.q_generator, backend, source)
-    randomisers = OwnerRandomisers(arithmetic, p_half, q_half)
-    return PaillierEncryptor(private_key.public_key, arithmetic, RandomiserPool(arithmetic, randomisers, block_rows))
+    randomisers = private_key.randomisers(arithmetic, backend, source)
+    return Encryptor(private_key.public_key, arithmetic, RandomiserPool(arithmetic, randomisers, block_rows))
 
 
 def public_encryptor(
-    public_key: PaillierPublicKey, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
-) -> PaillierEncryptor:
+    public_key: PublicKey, backend: str = registry.AUTO, source: RandomSource = BULK_RANDOMNESS
+) -> Encryptor:
     """Open encryption with the public key alone."""
     arithmetic = registry.open_backend(backend, public_key.modulus)
-    randomisers = PublicRandomisers(public_key, arithmetic, source)
-    return PaillierEncryptor(public_key, arithmetic, RandomiserPool(arithmetic, randomisers))
+    randomisers = public_key.randomisers(arithmetic, source)
+    return Encryptor(public_key, arithmetic, RandomiserPool(arithmetic, randomisers))
 
 
 def _subgroup(prime: int, generator: int | None, backend: str, source: RandomSource) -> SubgroupSource:
@@ -762,3 +749,8 @@ class PaillierDecryptor:
 def centred(residue: int, modulus: int) -> int:
     """Return the representative of smallest magnitude."""
     return residue - modulus if residue > modulus // 2 else residue
+
+
+PAILLIER = AdditiveScheme(
+    "paillier", "Rests on decisional composite residuosity.", PaillierPublicKey, generate_paillier_key
+)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive_schemes import Decryptor
-from he_processors.bignum.interface import ModBatch, Residues, constant
+from he_processors.additive_schemes import Decryptor, PublicKey
+from he_processors.bignum.interface import ModBatch, Residues
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.exact_sums import are_within, as_words, exact_sum, lower_words, segments_sum_to
 from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat
 from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout, HistogramPlan
-from he_processors.paillier import PaillierEncryptor, PaillierPublicKey, Rerandomiser
+from he_processors.paillier import Rerandomiser
 
 # Noise on encrypted sums per bin: added by the party that summed them, before they are packed and hidden.
 #
@@ -53,33 +53,17 @@ class BinNoise:
             raise CapacityExceeded("noise on a sum is larger than the number format holds; nothing was sent")
 
 
-class BareEncryptions:
-    """Encrypts without hiding, for values that are added to what is hidden afterwards."""
+def add_unhidden(
+    public_key: PublicKey, arithmetic: ModBatch, bins: Residues, noise: BinNoise | BinMasks, pair_format: PairFormat
+) -> Residues:
+    """Add noise, or masks, to encrypted sums. Shapes: bins, result: Residues[n_bins].
 
-    def __init__(self, public_key: PaillierPublicKey, arithmetic: ModBatch) -> None:
-        self._encryptor = PaillierEncryptor(public_key, arithmetic, _Ones(arithmetic))
+    Security: whoever knows the exact sums' ciphertexts could read the noise off the result: hide it first.
 
-    def add(self, bins: Residues, noise: BinNoise | BinMasks, pair_format: PairFormat) -> Residues:
-        """Add noise, or masks, to encrypted sums. Shapes: bins, result: Residues[n_bins].
-
-        Security: whoever knows the exact sums' ciphertexts could read the noise off the result: hide it first.
-
-        Raises:
-            ValueError, CapacityExceeded: as ``BinNoise.check`` or ``BinMasks.plaintext_rows``.
-        """
-        added = self._encryptor.encrypt(noise.plaintext_rows(pair_format, len(bins)))
-        return self._encryptor.arithmetic.mul(bins, added)
-
-
-class _Ones:
-    """The randomiser 1, again and again."""
-
-    def __init__(self, arithmetic: ModBatch) -> None:
-        self._arithmetic, self._one = arithmetic, constant(arithmetic, 1)
-
-    def draw(self, n: int) -> Residues:
-        """Return ``n`` of them."""
-        return self._arithmetic.take(self._one, np.zeros(n, dtype=np.int64))
+    Raises:
+        ValueError, CapacityExceeded: as ``BinNoise.check`` or ``BinMasks.plaintext_rows``.
+    """
+    return arithmetic.mul(bins, public_key.embed(arithmetic, noise.plaintext_rows(pair_format, len(bins))))
 
 
 # The passive party's side: add ciphertexts into bins, pack the bins, hide them from the key owner.

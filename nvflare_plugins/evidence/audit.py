@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 from typing import Any
@@ -26,9 +26,9 @@ from nvflare_plugins.site.certificates import (
     public_key_bytes,
     verify_signature,
 )
-from nvflare_plugins.site.profiles import TAGGED, THREAT_MODELS, Statement, ThreatModel
+from nvflare_plugins.site.profiles import OF_SCHEMES, TAGGED, THREAT_MODELS, Statement, ThreatModel
 from nvflare_plugins.wire.envelope import Codec, Kind
-from nvflare_plugins.wire.profiles import plugin_of
+from nvflare_plugins.wire.profiles import SCHEME, plugin_of
 
 # What evidence and report say of a plugin's profile: who wrote it, and what it says of itself.
 #
@@ -49,6 +49,17 @@ def plugin_facts(name: str, distribution: str, version: str, statement: Statemen
     claims = {_CLAIM + text: getattr(statement, text) for text in _TEXTS}
     notes = "\n".join(note.replace("\n", " ") for note in statement.notes)
     return {"plugin": name, "distribution": distribution, "version": version, **claims, f"{_CLAIM}notes": notes}
+
+
+def scheme_facts(name: str, distribution: str, version: str, sha256: str, assumption: str) -> dict[str, str]:
+    """Return the same of a plugin's scheme of vertical jobs: who learns what follows from the protocol, which is ours.
+
+    Args:
+        sha256: of its files, which every site has compared before it loaded them.
+        assumption: on what the scheme rests, as its author says.
+    """
+    release = {"plugin": name, "distribution": distribution, "version": version, "sha256": sha256}
+    return {**release, f"{_CLAIM}notes": assumption}
 
 
 def is_claim(fact: str) -> bool:
@@ -92,6 +103,8 @@ def threat_model(profile: str, protection: Mapping[str, object] | None = None) -
     }
     lines = notes[:_LONGEST_CHARS].splitlines() if isinstance(notes, str) else []
     printed = tuple(printable(line, _MOST_CHARS) for line in lines if line)
+    if SCHEME.fullmatch(profile):
+        return replace(OF_SCHEMES, profile=profile, notes=printed)
     return ThreatModel(profile=profile, codecs=PLUGIN_CODECS, changed=TAGGED, notes=printed, **texts)
 
 

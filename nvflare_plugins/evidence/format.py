@@ -405,6 +405,7 @@ class Protection(Enum):
     PAILLIER = "Paillier ciphertexts: readable with the active party's key only"
     OKAMOTO_UCHIYAMA = "Okamoto-Uchiyama ciphertexts: readable with the active party's key only"
     ELGAMAL = "ElGamal ciphertexts on a curve: readable with the active party's key only"
+    PLUGIN = "ciphertexts of a plugin's scheme, and what it claims: readable with the active party's key only"
     BLINDED = "blinded group elements of private set intersection"
     LOCAL_DP = "each value randomised at its owner (local differential privacy)"
     TWO_PARTY = (

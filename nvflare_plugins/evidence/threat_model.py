@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nvflare_plugins.site.profiles import SAFE_CODECS, SERVER_ALONE, THREAT_MODELS, Family
+from nvflare_plugins.site.profiles import OF_SCHEMES, SAFE_CODECS, SERVER_ALONE, THREAT_MODELS, Family
 from nvflare_plugins.site.profiles import Statement as Statement  # plugins of others import it from here
-from nvflare_plugins.wire.profiles import plugin_of
+from nvflare_plugins.wire.profiles import PLUGIN, SCHEME, plugin_of
 
 CODEC_PROTECTION = {
     "PUBLIC": "public content, nothing to protect",
@@ -67,7 +67,7 @@ _NOTES_FOR_ALL = (
 
 def notes_for(profile: str) -> tuple[str, ...]:
     """Return what else to know of a profile: of a plugin's, without its own notes. Nothing for an unknown one."""
-    model = THREAT_MODELS.get(profile)
+    model = OF_SCHEMES if SCHEME.fullmatch(profile) else THREAT_MODELS.get(profile)
     if model is None and plugin_of(profile) is None:
         return ()
     of_kind = _NOTES_FOR_HORIZONTAL if is_horizontal(profile) else _NOTES_FOR_OTHERS
@@ -92,7 +92,7 @@ def protection_text(profile: str, kind: str, codec: str, *, private: bool) -> st
 def is_horizontal(profile: str) -> bool:
     """Tell whether a profile protects sums of horizontal training."""
     model = THREAT_MODELS.get(profile)
-    return plugin_of(profile) is not None or (model is not None and model.family is Family.HORIZONTAL)
+    return PLUGIN.fullmatch(profile) is not None or (model is not None and model.family is Family.HORIZONTAL)
 
 
 def leakage_class(profile: str, n_sites: int) -> str:

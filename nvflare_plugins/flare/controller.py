@@ -38,9 +38,9 @@ from nvflare_plugins.flare.timeouts import (
 )
 from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
-from nvflare_plugins.site.policy import load_adder
+from nvflare_plugins.site.policy import load_adder, require_pin_of_server
 from nvflare_plugins.wire.aggregation import OpenSum
-from nvflare_plugins.wire.profiles import plugin_of
+from nvflare_plugins.wire.profiles import SCHEME, plugin_of
 
 TRAIN_TASK = "veilboost_train"
 LEFT_OUT = "left_out"
@@ -155,9 +155,16 @@ class JobController(Controller):
         return []
 
     def _open_plugin(self, job: Job) -> OpenSum | None:
-        """Return what adds messages of the job's plugin, where this server pins it. Raises: ConfigurationError."""
-        name = plugin_of(job.profile)
-        loaded = None if name is None else load_adder(Path(self._engine.get_workspace().get_root_dir()), name)
+        """Return what adds messages of the job's plugin, where this server pins it.
+
+        Raises:
+            PolicyRefusal, ConfigurationError: it does not pin a plugin that it has to, or other files are installed.
+        """
+        name, workspace = plugin_of(job.profile), Path(self._engine.get_workspace().get_root_dir())
+        if name is not None and SCHEME.fullmatch(job.profile):
+            require_pin_of_server(workspace, name)
+            return None
+        loaded = None if name is None else load_adder(workspace, name)
         return None if loaded is None or name is None else check_plugin(loaded, name).add
 
     def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:

@@ -32,7 +32,7 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.data.labels import LabelColumns, check_classes
 from nvflare_plugins.growth.arithmetic import ARITHMETICS
 from nvflare_plugins.site.profiles import Family, profiles_of
-from nvflare_plugins.wire.profiles import PLUGIN, Profile, plugin_of
+from nvflare_plugins.wire.profiles import PLUGIN, Profile
 from nvflare_plugins.xgb.cuts import CutMode
 from nvflare_plugins.xgb.objectives import COX, check_query
 from nvflare_plugins.xgb.parameters import check_parameters, without_columns
@@ -55,7 +55,7 @@ _SHORT_PROFILES = (Profile.PLAIN.value, Profile.MASKS.value)
 
 
 def _known_profile(value: str) -> str:
-    if plugin_of(value) is None:
+    if not PLUGIN.fullmatch(value):
         one_of("profile", value, [*PROFILES, "plugin.NAME"])
     return value
 

@@ -785,7 +785,8 @@ class VerticalXGBRecipe(JobRecipe):
             ``<site>.<alias>`` in constraints. With ``subsample`` below 1 the active party replaces ``seed`` by a secret
             one, which its ``run.json`` names: a public seed would tell which rows a tree sampled.
         num_rounds: Boosting rounds.
-        profile: ``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent.
+        profile: ``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent; or ``scheme.NAME``,
+            a plugin's scheme that every party's policy, and the server's, pins (``plugins``).
         key_bits: Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength
             always.
         fraction_bits: Bits of gradients under ``elgamal``: 40 for the centralized model, or 20, which is cheaper and

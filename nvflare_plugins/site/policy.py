@@ -276,8 +276,9 @@ class SitePolicy(Document):
     well.
     """
     plugins: dict[PluginName, PluginPin] = field(default_factory=dict)
-    """Processors of horizontal sums, and mechanisms of noise, that others have written, such as `"acme_masks":
-    {"distribution": "acme-veil", "version": "1.2.0"}`; a job asks for one as profile (or noise) `plugin.acme_masks`.
+    """Processors of horizontal sums, mechanisms of noise, and schemes of vertical jobs, that others have written:
+    `"acme_masks": {"distribution": "acme-veil", "version": "1.2.0"}`. A job asks for one as profile (or noise)
+    `plugin.acme_masks`, for a scheme as profile `scheme.NAME`.
     Only what stands here is ever imported, and only in this version, which all sites of a job must have. It runs with
     everything that the site's process may do.
     See nvflare_plugins/conformance/README.md.
@@ -693,8 +694,8 @@ class ServerPolicy(Document):
 
     plugins: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")], PluginPin] = field(default_factory=dict)
     """Plugins that the server may load to add their messages, by the name in `profile: plugin.NAME`, or to draw noise
-    (`noise: plugin.NAME`); each with the `sha256` of its files (`python -m nvflare_plugins.conformance.pin
-    DISTRIBUTION`).
+    (`noise: plugin.NAME`), and schemes under which parties may encrypt (`profile: scheme.NAME`). Each has the `sha256`
+    of its files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`).
     """
 
     def __post_init__(self) -> None:
@@ -704,6 +705,24 @@ class ServerPolicy(Document):
 
 NOISES = "veilboost.noises"
 """Entry points of this group are noise mechanisms of trusted servers (dp_components/integer_noise.py)."""
+SCHEMES = "veilboost.vertical_schemes"
+"""Entry points of this group are additive schemes of vertical jobs (he_processors/additive_schemes.py)."""
+
+
+def load_hashed(policy: SitePolicy, name: str, group: str, why: str) -> tuple[object, PluginPin]:
+    """Load a plugin as ``load_plugin``, if the policy states the hash of its files. Args: why: it has to.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: as ``load_plugin``; or the policy states no hash.
+    """
+    pin = policy.plugin(name)
+    if not pin.sha256:
+        raise PolicyRefusal(
+            f"the policy of {policy.site} names {pin} for plugin {name} without the hash of its files, {why}. Policy "
+            f"key: plugins.{name}. Remedy: have {policy.site} add its sha256, which `python -m "
+            "nvflare_plugins.conformance.pin` prints."
+        )
+    return load_plugin(policy, name, group), pin
 
 
 def load_adder(workspace: Path, name: str) -> object | None:
@@ -718,6 +737,24 @@ def load_pinned_by_server(workspace: Path, name: str, group: str) -> tuple[objec
     Raises:
         PolicyRefusal, ConfigurationError: as ``load_plugin``; or the server's policy cannot be read.
     """
+    pin = _pin_of_server(workspace, name)
+    return None if pin is None else (_load_pinned(pin, "server", name, group), pin)
+
+
+def require_pin_of_server(workspace: Path, name: str) -> None:
+    """Refuse a plugin that the server's policy does not pin, although the server loads nothing of it.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: it does not; or the server's policy cannot be read.
+    """
+    if _pin_of_server(workspace, name) is None:
+        raise PolicyRefusal(
+            f"this server pins no plugin {name}, under whose scheme the job's parties would encrypt. Remedy: have the "
+            f"server's operator pin it ({SERVER_POLICY_FILE}, key plugins), or choose another profile."
+        )
+
+
+def _pin_of_server(workspace: Path, name: str) -> PluginPin | None:
     path = workspace / SERVER_POLICY_FILE
     if not path.is_file():
         return None
@@ -729,8 +766,7 @@ def load_pinned_by_server(workspace: Path, name: str, group: str) -> tuple[objec
     if not isinstance(document, dict):
         raise ConfigurationError(f"server: {SERVER_POLICY_FILE} holds no JSON object")
     refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins",))
-    pin = ServerPolicy(**document).plugins.get(name)
-    return None if pin is None else (_load_pinned(pin, "server", name, group), pin)
+    return ServerPolicy(**document).plugins.get(name)
 
 
 def hash_of(distribution: str) -> str:

@@ -6,7 +6,7 @@ about another site's rows beyond the trained model and the public job. W is the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 SAFE_CODECS = frozenset({"MASKED", "SEALED"})
@@ -357,6 +357,16 @@ THREAT_MODELS = {
         ),
     )
 }
+
+OF_SCHEMES = replace(
+    THREAT_MODELS["paillier"],
+    profile="scheme.NAME",
+    is_default=False,
+    summary="Vertical: gradients leave the active party as ciphertexts of a plugin's scheme; sums are hidden.",
+    notes=_VERTICAL_NOTES,
+    ciphertexts="PLUGIN",
+)
+"""Who learns what where the additive scheme of a vertical job is a plugin's, and holds what it claims."""
 
 
 def profiles_of(family: Family) -> tuple[str, ...]:

@@ -33,11 +33,13 @@ class Profile(Enum):
 
 
 PLUGIN = re.compile(r"^plugin\.([A-Za-z0-9_]{1,64})$")
+SCHEME = re.compile(r"^scheme\.([A-Za-z0-9_]{1,64})$")
+"""Profiles of vertical jobs whose additive scheme is a plugin's."""
 
 
 def plugin_of(profile: str) -> str | None:
-    """Return the name of the plugin that a profile names, ``plugin.NAME``; None for a profile of our own."""
-    match = PLUGIN.fullmatch(profile)
+    """Return the plugin that a profile names, ``plugin.NAME`` or ``scheme.NAME``; None for a profile of our own."""
+    match = PLUGIN.fullmatch(profile) or SCHEME.fullmatch(profile)
     return match[1] if match else None
 
 

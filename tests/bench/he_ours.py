@@ -11,7 +11,7 @@ import numpy as np
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout, plan_level
 from he_processors.histogram.sums import sum_bins
-from he_processors.paillier import PaillierDecryptor, PaillierEncryptor, PaillierPrivateKey, owner_encryptor
+from he_processors.paillier import Encryptor, PaillierDecryptor, PaillierPrivateKey, owner_encryptor
 
 Rates = dict[str, float]
 Clock = Callable[[], float]
@@ -71,5 +71,5 @@ def random_plaintexts(n_rows: int, rng: np.random.Generator) -> np.ndarray:
     return FORMAT.plaintext_rows(g, h)
 
 
-def _encrypt_to_wire(encryptor: PaillierEncryptor, plaintexts: np.ndarray) -> np.ndarray:
+def _encrypt_to_wire(encryptor: Encryptor, plaintexts: np.ndarray) -> np.ndarray:
     return encryptor.arithmetic.to_wire(encryptor.encrypt(plaintexts))

@@ -23,8 +23,8 @@ from he_processors.fixed_point import PackingLayout
 from he_processors.histogram.planner import BLOCK_ROWS, DEVICE_BLOCK_ROWS, BinLayout, plan_level
 from he_processors.histogram.sums import BinSums, NodeTotal, decrypt_level, pack_and_hide, subtract_sibling, sum_bins
 from he_processors.paillier import (
+    Encryptor,
     PaillierDecryptor,
-    PaillierEncryptor,
     PaillierPrivateKey,
     PaillierPublicKey,
     Rerandomiser,
@@ -174,7 +174,7 @@ def _make_data(n_rows: int) -> _Data:
     return _Data(codes, g, h, levels)
 
 
-def _encrypt(encryptor: PaillierEncryptor, header: CiphertextHeader, data: _Data) -> bytes:
+def _encrypt(encryptor: Encryptor, header: CiphertextHeader, data: _Data) -> bytes:
     ciphertexts = encryptor.encrypt(FORMAT.plaintext_rows(data.g, data.h))
     return encode_ciphertexts(header, encryptor.arithmetic, ciphertexts)
 

@@ -13,10 +13,10 @@ from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.kinds.private_trees import noise_of_others
 from nvflare_plugins.kinds.private_trees.job import JobPlan
-from nvflare_plugins.kinds.private_trees.noise_of_others import server_of
+from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site, server_of
 from nvflare_plugins.kinds.private_trees.planner import plan
+from nvflare_plugins.site import policy
 from nvflare_plugins.site.policy import SitePolicy, hash_of
 from tests.support import plugins
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, job_of
@@ -45,8 +45,8 @@ def server(folder: Path, **changes: str) -> Path:
     return folder
 
 
-def federation(folder: Path, **policy: object) -> PrivateFederation:
-    made = PrivateFederation(folder, **{"plugins": {NAME: pin()}, **policy})
+def federation(folder: Path, **changes: object) -> PrivateFederation:
+    made = PrivateFederation(folder, **{"plugins": {NAME: pin()}, **changes})
     for site in made.sites:
         made.set_budget(site, {**BUDGET, "pure_epsilon": 2.0})
     return made
@@ -76,7 +76,7 @@ def test_its_noise_is_told_as_large_as_it_is(tmp_path: Path) -> None:
     """An edge in 8 integers costs a little more than a ratio at each: 14 in 100 more noise than Laplace."""
     data_sets = {DATA: {"path": "a.parquet", "privacy": {**BUDGET, "pure_epsilon": 2.0}}}
     policy = SitePolicy.from_dict({"plugins": {NAME: pin()}, "data_sets": data_sets}, workspace=tmp_path, site="site-1")
-    others = noise_of_others.noise_at_site(policy, job_of(**NOISED))
+    others = noise_at_site(policy, job_of(**NOISED))
     theirs, ours = JobPlan.of(job_of(**NOISED), 3, (), others), JobPlan.of(job_of(**PURE), 3)
     assert 1.05 < theirs.training.leaf_noise[0] / ours.training.leaf_noise[0] < 1.3
     assert theirs.epsilon_after_rounds()[-1] == pytest.approx(1.0, rel=1e-6)
@@ -127,8 +127,8 @@ def test_a_site_that_pins_other_files_or_none_refuses(tmp_path: Path, pins: dict
 
 def test_sites_with_different_files_do_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each site's own pin fits its own files, the agreement still names the one that differs."""
-    real = noise_of_others.load_plugin
-    monkeypatch.setattr(noise_of_others, "load_plugin", lambda policy, *rest: real(sites_policy, *rest))
+    real = policy.load_plugin
+    monkeypatch.setattr(policy, "load_plugin", lambda of_site, *rest: real(sites_policy, *rest))
     sites_policy = SitePolicy.from_dict({"plugins": {NAME: pin()}}, workspace=tmp_path, site="site-1")
     sites = federation(tmp_path / "sites")
     sites.set_policy("site-3", plugins={NAME: pin(sha256="1" * 64)})

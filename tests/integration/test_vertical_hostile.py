@@ -15,7 +15,7 @@ from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
 from he_processors.key_bytes import public_key_to_bytes
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party
+from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party, schemes
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
 from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
@@ -41,10 +41,16 @@ def parties(tmp_path) -> Parties:
     return found
 
 
+def make_toys(monkeypatch) -> None:
+    toys = dataclasses.replace(schemes.PAILLIER, generate=lambda bits: toy_paillier())
+    ours = dataclasses.replace(schemes.BUILT_IN["paillier"], numbers=toys)
+    monkeypatch.setitem(schemes.BUILT_IN, "paillier", ours)
+
+
 @pytest.fixture
 def toy_keys(monkeypatch):
     """Short keys: fast, and refused outside tests."""
-    monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
+    make_toys(monkeypatch)
     honest = histogram_maker.histogram_maker
     claimed = type("LongKey", (), {"key_bits": 2048})
     monkeypatch.setattr(passive_party, "unpack_public_key", lambda *of, **named: claimed)
@@ -116,7 +122,7 @@ def test_an_unprotected_announcement_is_refused_in_an_encrypted_job(parties, mon
 
 
 def test_short_keys_are_refused(parties, monkeypatch):
-    monkeypatch.setattr(key_owner, "generate_paillier_key", lambda bits: toy_paillier())
+    make_toys(monkeypatch)
     all_end_clearly(parties, run(parties, job(**PAILLIER)), "bits")
 
 

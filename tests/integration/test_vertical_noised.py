@@ -140,7 +140,8 @@ def test_a_party_without_budget_or_consent_takes_no_part(tmp_path):
 
 def test_gradients_finer_than_the_noise_are_refused_before_anything_is_paid(tmp_path, monkeypatch):
     def finer(*arguments):
-        return open_owner(*arguments[:-1], dataclasses.replace(arguments[-1], fraction_bits=24))
+        *given, planned, numbers = arguments
+        return open_owner(*given, dataclasses.replace(planned, fraction_bits=24), numbers)
 
     monkeypatch.setattr(active_party, "open_owner", finer)
     parties = parties_with(tmp_path, n_rows=200)

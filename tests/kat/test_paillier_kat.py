@@ -9,7 +9,7 @@ import pytest
 
 from he_processors.bignum.registry import available_backends, open_backend
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
-from he_processors.paillier import PaillierDecryptor, PaillierEncryptor, PaillierPrivateKey, centred
+from he_processors.paillier import Encryptor, PaillierDecryptor, PaillierPrivateKey, centred
 from tests.support.he_toys import signed_rows
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "paillier.json").read_text())
@@ -35,7 +35,7 @@ def test_paillier_known_answers(vector: dict, backend: str) -> None:
     n = key.public_key.n
     messages, rs, expected = ([int(case[field], 16) for case in vector["cases"]] for field in "mrc")
     arithmetic = open_backend(backend, n * n)
-    encryptor = PaillierEncryptor(key.public_key, arithmetic, GivenRandomisers(arithmetic, n, rs))
+    encryptor = Encryptor(key.public_key, arithmetic, GivenRandomisers(arithmetic, n, rs))
     rows = arithmetic.to_wire(encryptor.encrypt(signed_rows(messages, n.bit_length() // 8 + 1)))
     assert ints_from_rows(rows) == expected
     assert PaillierDecryptor(key, backend).decrypt(rows) == [centred(m % n, n) for m in messages]

@@ -33,7 +33,7 @@ def difference_without_key(c1: int, c2: int) -> int | None:
 class OneRandomiser:
     """The fault: r drawn once."""
 
-    def __init__(self, encryptor: paillier.PaillierEncryptor) -> None:
+    def __init__(self, encryptor: paillier.Encryptor) -> None:
         self._arithmetic = encryptor.arithmetic
         self._residue = encryptor.randomisers.draw(1)
 
@@ -44,7 +44,7 @@ class OneRandomiser:
 def test_a_shared_randomiser_reveals_differences_and_ours_are_not_shared() -> None:
     values = [7, 1000, -3, 7]
     ours = paillier.owner_encryptor(KEY)
-    faulty = paillier.PaillierEncryptor(KEY.public_key, ours.arithmetic, OneRandomiser(ours))
+    faulty = paillier.Encryptor(KEY.public_key, ours.arithmetic, OneRandomiser(ours))
     first, second, *_ = encrypted(faulty, values)
     assert difference_without_key(first, second) == 7 - 1000
     for encryptor in (ours, paillier.public_encryptor(KEY.public_key)):

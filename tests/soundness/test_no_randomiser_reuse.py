@@ -12,7 +12,7 @@ import pytest
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.bin_sums import Hider
-from he_processors.paillier import PaillierEncryptor, Rerandomiser, owner_encryptor
+from he_processors.paillier import Encryptor, Rerandomiser, owner_encryptor
 from tests.support.elgamal_toys import ToyLevel
 from tests.support.he_toys import signed_rows, toy_paillier
 from tests.support.threads import in_threads
@@ -20,7 +20,7 @@ from tests.support.threads import in_threads
 KEY = toy_paillier()
 
 
-def zeros(encryptor: PaillierEncryptor, n: int) -> list[bytes]:
+def zeros(encryptor: Encryptor, n: int) -> list[bytes]:
     """Encrypt zeros: such a ciphertext is its randomiser."""
     rows = encryptor.arithmetic.to_wire(encryptor.encrypt(signed_rows([0] * n)))
     return [row.tobytes() for row in rows]

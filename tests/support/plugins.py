@@ -15,6 +15,7 @@ PIN = {"distribution": "acme-veil", "version": "1.2.0"}
 POLICY = {"plugins": {"acme_masks": PIN}}
 PROFILE = "plugin.acme_masks"
 NOISE_PACKAGE = PACKAGE.with_name("noise_package")
+SCHEME_PACKAGE = PACKAGE.with_name("scheme_package")
 
 
 def install(
@@ -54,7 +55,7 @@ def describe(folder: Path, name: str, version: str, entries: dict[str, str], gro
 
 def imported() -> list[str]:
     """Return the modules of the package that were imported."""
-    return sorted(name for name in sys.modules if name.split(".")[0] in ("acme_veil", "acme_noise"))
+    return sorted(name for name in sys.modules if name.split(".")[0] in ("acme_veil", "acme_noise", "acme_numbers"))
 
 
 def forget() -> None:

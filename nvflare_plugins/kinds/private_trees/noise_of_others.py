@@ -9,7 +9,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import TrustedServer
-from nvflare_plugins.site.policy import NOISES, SitePolicy, load_pinned_by_server, load_plugin
+from nvflare_plugins.site.policy import NOISES, SitePolicy, load_hashed, load_pinned_by_server
 from nvflare_plugins.site.policy_values import SERVER_POLICY_FILE, PluginPin
 from nvflare_plugins.wire.profiles import plugin_of
 
@@ -20,24 +20,18 @@ def noise_at_site(policy: SitePolicy, job: PrivateTreesJob) -> NoiseOfOthers | N
     """Return the mechanism that a job names, for its price; None of a job with our noise. A site draws nothing of it.
 
     Raises:
-        PolicyRefusal, ConfigurationError: as ``load_plugin``; or the policy does not pin its files.
+        PolicyRefusal, ConfigurationError: as ``load_hashed``.
     """
     name = plugin_of(job.noise)
     if name is None:
         return None
-    pin = policy.plugin(name)
-    if not pin.sha256:
-        raise PolicyRefusal(
-            f"the policy of {policy.site} names {pin} for plugin {name} without the hash of its files, on which the "
-            f"price of its noise depends. Policy key: plugins.{name}. Remedy: have {policy.site} add its sha256, "
-            "which `python -m nvflare_plugins.conformance.pin` prints."
-        )
     if policy.cluster_for(job.data_set) is not None:
         raise ConfigurationError(
             f"{policy.site} trains data set {job.data_set!r} on a cluster, whose workers load no plugins: noise of "
             "others is refused there. Remedy: leave noise out."
         )
-    return _named(load_plugin(policy, name, NOISES), name, pin)
+    loaded, pin = load_hashed(policy, name, NOISES, "on which the price of its noise depends")
+    return _named(loaded, name, pin)
 
 
 def noise_at_server(workspace: Path, job: PrivateTreesJob) -> NoiseOfOthers | None:

@@ -607,7 +607,8 @@ class ActiveSite:
             self._requester: Requester = requester
             # Within the conversation, which shows the others that this site is alive.
             n_rows, backend = start.data.train.table.n_rows, start.context.policy.arithmetic
-            owner = open_owner(job, n_rows, backend, start.stages.measure, start.workers, start.planned)
+            timer, numbers = start.stages.measure, start.scheme.numbers
+            owner = open_owner(job, n_rows, backend, timer, start.workers, start.planned, numbers)
             start.progress.say(self._scheme_line())
             parties = self._introduce(owner.setup())
             params = self._checked_parameters(parties)

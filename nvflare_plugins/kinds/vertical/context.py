@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from he_processors.additive_schemes import AdditiveScheme
+from he_processors.bignum.rows import byte_width
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout
+from he_processors.paillier import PAILLIER
 from nvflare_plugins.attempt.job_context import Progress, SiteContext, waiting_s
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import Reservations, SiteAttempt
@@ -30,6 +33,7 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
 from nvflare_plugins.kinds.vertical.model import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
+from nvflare_plugins.kinds.vertical.schemes import VerticalScheme
 from nvflare_plugins.kinds.vertical.sealed import (
     BYTES_PER_CANDIDATE,
     CANDIDATES_AT_ONCE,
@@ -80,10 +84,12 @@ class MessageSizes:
         trees_per_round: int,
         limits: TreeLimits,
         planned: NoisePlan | SealedPlan | None = None,
+        numbers: AdditiveScheme = PAILLIER,
     ) -> MessageSizes:
         """Derive the sizes of one job.
 
         Args:
+            numbers: its scheme over big numbers.
             planned: the plan of a job in the preset noised or sealed.
 
         Raises:
@@ -97,8 +103,9 @@ class MessageSizes:
         if job.profile == VerticalProfile.ELGAMAL.value:
             n_points = 1 + DigitFormat.of(job.fraction_bits, n_rows).n_messages
             return cls(tuple(set_rows), n_points * job.point_bytes, 1, trees_per_round, limits)
-        packing = PackingLayout.fit(pairs, job.key_bits - 2)
-        sizes = -(-job.key_bits // 4), packing.pairs_per_plaintext
+        largest = numbers.public_key((1 << job.key_bits) - 1)
+        packing = PackingLayout.fit(pairs, largest.plaintext_bits)
+        sizes = byte_width(largest.modulus), packing.pairs_per_plaintext
         return cls(tuple(set_rows), *sizes, trees_per_round, limits, is_sealed=isinstance(planned, SealedPlan))
 
     def longest_question(self, n_features: int, n_earlier_splits: int, most_categories: int = 0) -> int:
@@ -308,6 +315,7 @@ class VerticalContext:
         guard: of a passive party, opened before any party went on.
         workers: of this party's own cluster; None is this process.
         arithmetic: name of that of the trees, which all parties agreed on.
+        scheme: of the job's profile.
         payment: of a passive party in the preset noised, with all that the job may cost reserved.
     """
 
@@ -317,6 +325,7 @@ class VerticalContext:
     reservations: Reservations
     notes: ContentRecorder
     arithmetic: str
+    scheme: VerticalScheme
     n_done: int = 0
     checkpoint: Checkpoint | None = None
     initial: StoredPart[Any] | None = None
@@ -362,7 +371,7 @@ class VerticalContext:
         """Return what decides how long messages get."""
         rows = [one.table.n_rows for one in self.data.sets]
         limits = TreeLimits.from_effective(self.parameters.effective)
-        return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.planned)
+        return MessageSizes.of(self.job, rows, self.trees_per_round, limits, self.planned, self.scheme.numbers)
 
     @property
     def most_trees(self) -> int:

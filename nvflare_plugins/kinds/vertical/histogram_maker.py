@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.additive_schemes import Scheme, StaysInProcess
+from he_processors.additive_schemes import AdditiveScheme, PublicKey, Scheme, StaysInProcess
 from he_processors.bignum import registry
 from he_processors.bignum.interface import Residues
 from he_processors.ciphertext_wire import (
@@ -37,16 +37,13 @@ from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.masked import BinMasks, MaskedFormat
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
 from he_processors.histogram.sums import (
-    BareEncryptions,
     BinNoise,
+    add_unhidden,
     pack_and_hide,
     sum_bins,
 )
 from he_processors.key_bytes import public_key_from_bytes
-from he_processors.paillier import (
-    PaillierPublicKey,
-    Rerandomiser,
-)
+from he_processors.paillier import PAILLIER, Rerandomiser
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.workers.worker_connection import WorkerPart, reduce_scatter
 from nvflare_plugins.workers.workers import Work, Workers, begin, collect, note_rows, shard_rows
@@ -499,11 +496,11 @@ _MASKS_AT_ONCE = 1 << 6  # some hundredths of a second: a question waits so long
 
 
 class CiphertextPairs(StaysInProcess, ProtectedPairs):
-    """One ciphertext a row: profile ``paillier``."""
+    """One ciphertext a row: profile ``paillier``, and schemes of others."""
 
     stage = "pack"
 
-    def __init__(self, public_key: PaillierPublicKey, pair_format: PairFormat, backend: str = registry.AUTO) -> None:
+    def __init__(self, public_key: PublicKey, pair_format: PairFormat, backend: str = registry.AUTO) -> None:
         self._public_key, self._packing = public_key, PackingLayout.fit(pair_format, public_key.plaintext_bits)
         self.unit = self._packing.pairs_per_plaintext
         self._arithmetic = registry.open_backend(backend, public_key.modulus)
@@ -549,7 +546,7 @@ class CiphertextPairs(StaysInProcess, ProtectedPairs):
 
     def finish(self, sums: Residues, noise: Added | None = None) -> list[bytes]:
         if noise is not None:
-            sums = BareEncryptions(self._public_key, self._arithmetic).add(sums, noise, self._packing.pair_format)
+            sums = add_unhidden(self._public_key, self._arithmetic, sums, noise, self._packing.pair_format)
         self._pool.use(self._packing.n_ciphertexts(len(sums)))
         hidden = pack_and_hide(sums, self._packing, self._rerandomiser)
         return [self._arithmetic.to_wire(hidden).tobytes()]
@@ -564,7 +561,7 @@ class CiphertextPairs(StaysInProcess, ProtectedPairs):
         return self._arithmetic.take(sums, np.arange(slots.start, slots.stop, dtype=np.int64))
 
 
-def histogram_maker(
+def histogram_maker(  # noqa: PLR0913 - what was announced, the rest by name
     setup: TrainingSetup,
     n_rows: int,
     workers: Workers | None = None,
@@ -574,6 +571,7 @@ def histogram_maker(
     allow_toy_keys: bool = False,
     timer: Timer = untimed,
     form: PairsForm = EXACT_PAIRS,
+    numbers: AdditiveScheme = PAILLIER,
 ) -> HistogramMaker:
     """Open a passive party's half from the active party's announcement.
 
@@ -583,6 +581,7 @@ def histogram_maker(
         allow_toy_keys: accept keys that protect nothing; True in tests only.
         timer: measures the stages of the half; at workers "histogram" is all of a level's sums.
         form: of pairs, as the job says.
+        numbers: the job's scheme over big numbers; workers know ours alone.
 
     Raises:
         ProtocolError: the announcement does not fit the party's rows, or holds no usable key.
@@ -594,7 +593,7 @@ def histogram_maker(
         raise ConfigurationError("the active party wants gradients in the clear, which this party does not accept")
     terms = (backend, allow_toy_keys, (form.tails, form.point_bytes, form.is_masked))
     if workers is None:
-        return HistogramMaker(announced_pairs(setup, *terms), timer)
+        return HistogramMaker(announced_pairs(setup, *terms, numbers), timer)
     return ShardedHistogramMaker(setup, workers, terms, timer)
 
 
@@ -603,6 +602,7 @@ def announced_pairs(
     backend: str = registry.AUTO,
     allow_toy_keys: bool = False,  # noqa: FBT001, FBT002 - workers get these terms as a tuple
     form: tuple[tuple[int, int], int, bool] = EXACT_PAIRS,
+    numbers: AdditiveScheme = PAILLIER,
 ) -> ProtectedPairs:
     """Return what computes with pairs of the announced form; see ``histogram_maker``. Raises: ProtocolError."""
     if setup.scheme == Scheme.ELGAMAL.value:
@@ -610,9 +610,8 @@ def announced_pairs(
     announced = announced_format(setup, PairsForm(*form))
     if setup.scheme == CLEAR_CODE:
         return ClearPairs(announced, announced.n_words)
-    return CiphertextPairs(
-        unpack_public_key(setup.scheme, setup.public_key, allow_toy_keys=allow_toy_keys), announced, backend
-    )
+    public_key = unpack_public_key(setup.scheme, setup.public_key, numbers, allow_toy_keys=allow_toy_keys)
+    return CiphertextPairs(public_key, announced, backend)
 
 
 def announced_format(setup: TrainingSetup, form: PairsForm = EXACT_PAIRS) -> PairFormat:
@@ -624,13 +623,15 @@ def announced_format(setup: TrainingSetup, form: PairsForm = EXACT_PAIRS) -> Pai
         raise ProtocolError("the active party announced a number format that no sum fits") from None
 
 
-def unpack_public_key(scheme: int, data: bytes, *, allow_toy_keys: bool = False) -> PaillierPublicKey:
+def unpack_public_key(
+    scheme: int, data: bytes, numbers: AdditiveScheme = PAILLIER, *, allow_toy_keys: bool = False
+) -> PublicKey:
     """Read the public key of an announcement strictly, as ``public_key_from_bytes``.
 
     Raises:
         ProtocolError: not a usable key of the announced scheme.
     """
-    public_key = public_key_from_bytes(data, allow_toy_keys=allow_toy_keys)
+    public_key = public_key_from_bytes(data, numbers, allow_toy_keys=allow_toy_keys)
     if public_key.scheme.value != scheme:
         raise ProtocolError("the public key is not one of the announced scheme")
     return public_key

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from he_processors.additive_schemes import security_bits
 from he_processors.curve.interface import AFFINE_BYTES
@@ -22,8 +22,9 @@ from he_processors.elgamal.encryption import (
 )
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
-from nvflare_plugins.base.checks import expect, not_misspelt
+from nvflare_plugins.base.checks import expect, not_misspelt, one_of
 from nvflare_plugins.base.declared import (
+    STRICT,
     Entries,
     EntriesOfSites,
     Flag,
@@ -40,6 +41,7 @@ from nvflare_plugins.base.declared import (
 from nvflare_plugins.data.declaration import Delta, Epsilon
 from nvflare_plugins.data.labels import Label, LabelColumns, check_classes
 from nvflare_plugins.site.profiles import REMOVED_PROFILES
+from nvflare_plugins.wire.profiles import SCHEME
 from nvflare_plugins.xgb.objectives import COX, check_query
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters, check_parameters, without_columns
 
@@ -68,7 +70,21 @@ def _not_removed(value: object) -> object:
     return value
 
 
+def _known(value: str) -> str:
+    if not SCHEME.fullmatch(value):
+        one_of("profile", value, [*(one.value for one in VerticalProfile), "scheme.NAME"])
+    return value
+
+
 ProfileOfParties = Annotated[str, OneOf(VerticalProfile), BeforeValidator(_not_removed)]
+_ProfileName = Annotated[
+    str,
+    STRICT,
+    BeforeValidator(_not_removed),
+    AfterValidator(_known),
+    Field(json_schema_extra={"anyOf": [{"enum": [one.value for one in VerticalProfile]}, {"pattern": SCHEME.pattern}]}),
+    Words(f"one of {', '.join(one.value for one in VerticalProfile)}, scheme.NAME"),
+]
 
 
 class Preset(Enum):
@@ -123,8 +139,10 @@ class VerticalJob(JobDocument):
     """
     num_rounds: Rounds = 10
     """Boosting rounds."""
-    profile: ProfileOfParties = VerticalProfile.PAILLIER.value
-    """``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent."""
+    profile: _ProfileName = VerticalProfile.PAILLIER.value
+    """``paillier``, ``elgamal``, or ``plain``, which parties refuse unless they consent; or ``scheme.NAME``, a plugin's
+    scheme that every party's policy, and the server's, pins (``plugins``).
+    """
     key_bits: Annotated[Whole, Ge(2048)] = 3072
     """Length of the key that the active party generates for this job alone; ``elgamal`` has 128-bit strength always."""
     fraction_bits: Annotated[int, OneOf(*FRACTION_BITS)] = EXACT_FRACTION_BITS
@@ -269,6 +287,7 @@ class VerticalJob(JobDocument):
 
     def _check_noised(self) -> None:
         """Refuse what noised sums cannot do. Raises: ConfigurationError."""
+        expect("preset noised needs profile paillier, elgamal or plain", not SCHEME.fullmatch(self.profile))
         stated = self.epsilon is not None and self.delta is not None
         expect("preset noised needs epsilon and delta: what each passive party's budget pays", stated)
         expect(
@@ -336,7 +355,7 @@ class VerticalJob(JobDocument):
     @property
     def key_length(self) -> int | None:
         """Bits of the modulus that gradients are encrypted under; None where there is none."""
-        return self.key_bits if self.profile == VerticalProfile.PAILLIER.value else None
+        return None if self.profile in (VerticalProfile.ELGAMAL.value, VerticalProfile.PLAIN.value) else self.key_bits
 
     @property
     def sums_per_set(self) -> int:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors import ciphertext_wire
-from he_processors.additive_schemes import Decryptor, Scheme
+from he_processors.additive_schemes import AdditiveScheme, Decryptor, PrivateKey, Scheme
 from he_processors.bignum import registry
 from he_processors.curve.interface import Curve
 from he_processors.curve.registry import AUTO
@@ -55,13 +55,7 @@ from he_processors.key_bytes import (
     secret_key_from_bytes,
     secret_key_to_bytes,
 )
-from he_processors.paillier import (
-    PaillierDecryptor,
-    PaillierEncryptor,
-    PaillierPrivateKey,
-    generate_paillier_key,
-    owner_encryptor,
-)
+from he_processors.paillier import PAILLIER, Encryptor, PaillierPrivateKey, owner_encryptor
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.growth.arithmetic import GradientUnit
 from nvflare_plugins.kinds.vertical.histogram_maker import (
@@ -357,7 +351,7 @@ def elgamal_owner(digits: encryption.DigitFormat, backend: str = AUTO, timer: Ti
 class EncryptedGradientOwner(GradientOwner):
     """The active party's half: encrypts gradients, opens and checks sums."""
 
-    def __init__(self, encryptor: PaillierEncryptor, decryptor: Decryptor, pair_format: PairFormat):
+    def __init__(self, encryptor: Encryptor, decryptor: Decryptor, pair_format: PairFormat):
         self.pair_format = pair_format
         self._encryptor = encryptor
         self._decryptor = decryptor
@@ -427,12 +421,12 @@ class SealedGradientOwner(EncryptedGradientOwner):
 
 
 def gradient_owner(
-    private_key: PaillierPrivateKey, pair_format: PairFormat, backend: str = registry.AUTO
+    private_key: PrivateKey, pair_format: PairFormat, backend: str = registry.AUTO
 ) -> EncryptedGradientOwner:
     """Open the key owner's half."""
     encryptor = owner_encryptor(private_key, backend)
     kind = SealedGradientOwner if isinstance(pair_format, MaskedFormat) else EncryptedGradientOwner
-    return kind(encryptor, PaillierDecryptor(private_key, backend), pair_format)
+    return kind(encryptor, private_key.decryptor(backend), pair_format)
 
 
 # What stands on a worker of the active party: encryption of gradient pairs, and the opening of sums.
@@ -720,6 +714,7 @@ def open_owner(
     timer: Timer = untimed,
     workers: Workers | None = None,
     planned: NoisePlan | SealedPlan | None = None,
+    numbers: AdditiveScheme = PAILLIER,
 ) -> GradientOwner:
     """Generate the job's key and open the half that holds it.
 
@@ -728,6 +723,7 @@ def open_owner(
         timer: measures the stage "search" of elgamal, a part of opening sums.
         workers: where to encrypt; None is this process. Gradients in the clear need none.
         planned: the plan of a job in the preset noised or sealed.
+        numbers: the job's scheme over big numbers.
     """
     owner: ElGamalGradientOwner | EncryptedGradientOwner
     if job.profile == VerticalProfile.ELGAMAL.value:
@@ -743,7 +739,7 @@ def open_owner(
         pairs = pair_format(n_rows, weighted=job.weight is not None) if planned is None else planned.pair_format(n_rows)
         if not job.is_encrypted:
             return ClearGradientOwner(pairs)
-        key = generate_paillier_key(job.key_bits)
+        key = numbers.generate(job.key_bits)
         owner = gradient_owner(key, pairs, backend)
         secret = partial(secret_key_to_bytes, key)
     return owner if workers is None else ShardedOwner(owner, workers, backend, secret())

@@ -27,7 +27,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.vertical.conversation import Requester
-from nvflare_plugins.kinds.vertical.job import MAX_BINS, VerticalProfile
+from nvflare_plugins.kinds.vertical.job import MAX_BINS
 
 _HEADER = struct.Struct("<4sBB")
 _MAGIC, _VERSION = b"VLBV", 2
@@ -614,13 +614,6 @@ def collect(name: str, future: Future[Any], expected: type[A], deadline_s: float
 # The messages of training on their way through a conversation, each noted in the evidence by what it holds.
 
 
-_CIPHERTEXTS = {
-    VerticalProfile.PAILLIER.value: Protection.PAILLIER,
-    VerticalProfile.ELGAMAL.value: Protection.ELGAMAL,
-    VerticalProfile.PLAIN.value: Protection.CLEAR,
-}
-
-
 class ContentRecorder:
     """Notes in the evidence what passes between this site and the others.
 
@@ -628,9 +621,9 @@ class ContentRecorder:
         has_told: whether this site has told more than its public key.
     """
 
-    def __init__(self, evidence: EvidenceLog, profile: str):
+    def __init__(self, evidence: EvidenceLog, ciphertexts: Protection):
         self._evidence = evidence
-        self._ciphertexts = _CIPHERTEXTS[profile]
+        self._ciphertexts = ciphertexts
         self.has_told = False
 
     def sent(self, peer: str, message: Message, size: int) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
-from he_processors.additive_schemes import Scheme
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
@@ -26,7 +25,6 @@ from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Responder
 from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits, bins_section
 from nvflare_plugins.kinds.vertical.histogram_maker import (
-    CLEAR_CODE,
     HistogramMaker,
     PairsForm,
     histogram_maker,
@@ -441,12 +439,6 @@ class PassiveParty:
 
 # A passive party's part in a vertical job: it answers what the active party asks, and keeps a private table.
 
-_SCHEMES = {
-    VerticalProfile.PAILLIER.value: Scheme.PAILLIER.value,
-    VerticalProfile.ELGAMAL.value: Scheme.ELGAMAL.value,
-    VerticalProfile.PLAIN.value: CLEAR_CODE,
-}
-
 
 def open_guard(job: VerticalJob, policy: SitePolicy, data: PartyData, parameters: TrainingParameters) -> Guard:
     """Check whether this party would answer for its rows, and return their guard; nothing is charged yet.
@@ -555,10 +547,10 @@ class PassiveSite:
         start, job = self._start, self._start.job
         if self._party is not None:
             raise ProtocolError("the active party announced a key twice")
-        if setup.scheme != _SCHEMES[job.profile]:
+        if setup.scheme != start.scheme.code:
             raise ProtocolError("the active party announced another scheme than the job's")
         if job.key_length is not None:
-            found = unpack_public_key(setup.scheme, setup.public_key)
+            found = unpack_public_key(setup.scheme, setup.public_key, start.scheme.numbers)
             if found.key_bits < job.key_length:
                 raise ProtocolError("the active party announced a shorter key than the job's")
         due = job.fraction_bits if job.profile == VerticalProfile.ELGAMAL.value else None
@@ -572,8 +564,9 @@ class PassiveSite:
         backend, allow_clear = start.context.policy.arithmetic, not job.is_encrypted
         tails = (0, 0) if start.noised is None else start.noised.tails
         form = PairsForm(tails, job.point_bytes, start.sealed is not None)
+        numbers = start.scheme.numbers
         maker = histogram_maker(
-            setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, form=form
+            setup, n_rows, workers, allow_clear=allow_clear, backend=backend, timer=timer, form=form, numbers=numbers
         )
         payment = start.payment
         self._party = PassiveParty(

@@ -43,6 +43,7 @@ from nvflare_plugins.kinds.vertical.messages import most_slots
 from nvflare_plugins.kinds.vertical.noised import NoisePlan, plan_of
 from nvflare_plugins.kinds.vertical.sealed import FRACTION_BITS, SealedPlan, new_offset, sealed_plan
 from nvflare_plugins.site.profiles import Family, profiles_of
+from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.xgb.parameters import ALIASES
 
 # What the preset noised adds to the sums of each passive party, from the job and public numbers alone.
@@ -249,6 +250,8 @@ def plan(request: PlanRequest, job: VerticalJob | None) -> Plan:
         raise ConfigurationError("a vertical plan needs --foreign-features, the columns of each passive party")
     shape: dict[str, Any] = {}
     if job is not None:
+        if plugin_of(job.profile) is not None:
+            raise ConfigurationError(f"what {job.profile} takes is its own: no plan")
         params = {ALIASES.get(name, name): value for name, value in job.params.items()}
         shape = {"bins": params.get("max_bin"), "depth": params.get("max_depth")}
         shape |= {"trees": job.num_rounds, "key_bits": job.key_bits}

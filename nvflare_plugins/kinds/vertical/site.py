@@ -15,7 +15,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS, Earlier, JobResult, SiteContext, waiting_s
-from nvflare_plugins.attempt.session import ARITHMETIC, versions
+from nvflare_plugins.attempt.session import ARITHMETIC, PLUGIN, versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart, gone_on, reserve_together
 from nvflare_plugins.attempt.worker_progress import watched
 from nvflare_plugins.base.errors import PolicyRefusal
@@ -44,6 +44,7 @@ from nvflare_plugins.kinds.vertical.messages import ContentRecorder, RowsProof, 
 from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, NoisePlan, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
+from nvflare_plugins.kinds.vertical.schemes import VerticalScheme, choose_scheme
 from nvflare_plugins.kinds.vertical.sealed import SealedPlan, sealed_plan
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.pooled.queries import queries_of
@@ -83,6 +84,7 @@ class Prepared:
     initial: model.StoredPart[Any] | None
     earlier: Earlier
     checkpoints: dict[int, Checkpoint]
+    scheme: VerticalScheme
 
     def take_data(self) -> PartyData:
         """Return all rows, once: no second copy is held beside the aligned ones. Raises: ValueError, the next time."""
@@ -180,7 +182,7 @@ class VerticalRun:
         prepared, session, channel = self._prepared, self._attempt.session, self._attempt.channel
         proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
-            versions={**versions(), ARITHMETIC: arithmetic_here()},
+            versions={**versions(), ARITHMETIC: arithmetic_here(), PLUGIN: prepared.scheme.release},
             job=self._job.to_dict(),
             parameters=grown_document(prepared.parameters),
             n_rows=[one.table.n_rows for one in data.sets],
@@ -224,8 +226,9 @@ class VerticalRun:
             data,
             prepared.parameters,
             reservations,
-            ContentRecorder(self._attempt.evidence, job.profile),
+            ContentRecorder(self._attempt.evidence, prepared.scheme.protection),
             arithmetic,
+            prepared.scheme,
             n_done,
             prepared.checkpoints.get(n_done),
             prepared.initial,
@@ -296,6 +299,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     check_predictor(arithmetic_here())
     policy, is_active = context.policy, context.site == job.active
     _check_policy(job, context, is_active=is_active)
+    scheme = choose_scheme(policy, job)
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"], label=job.label)
     noised, sealed = plan_of(job, parameters), sealed_plan(job, parameters)
@@ -321,7 +325,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
             "rows are aligned by ids, and the policy names no id column. Policy key: data_sets.<name>.id."
         )
     earlier = Earlier.of(context, job.resume_from)
-    return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier))
+    return Prepared(data, parameters, _initial_part(job, context, data), earlier, _checkpoints(earlier), scheme)
 
 
 def _check_rows(sealed: SealedPlan | None, data: PartyData) -> None:
@@ -448,7 +452,8 @@ def protection(job: VerticalJob, prepared: Prepared) -> dict[str, str | int]:
             "outside": "split bits, counted and capped",
         }
     if job.is_encrypted:
-        facts |= {"scheme": job.profile, "security_bits": job.strength}
+        facts |= {"scheme": job.profile, **prepared.scheme.facts}
+        facts |= {} if prepared.scheme.release else {"security_bits": job.strength}
         facts |= {"fraction_bits": job.fraction_bits} if job.key_length is None else {"key_bits": job.key_length}
     if job.is_sealed:
         facts |= {"opened": "who wins each node; split bits, counted and capped"}

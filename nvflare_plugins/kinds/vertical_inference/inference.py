@@ -39,7 +39,6 @@ from nvflare_plugins.kinds.alignment.result import Alignment
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical import model as vertical_model
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
-from nvflare_plugins.kinds.vertical.job import VerticalProfile
 from nvflare_plugins.kinds.vertical_inference.job import BATCH_ROWS, Action, InferenceJob
 from nvflare_plugins.site.memory.budgets import PredictionBudget, ScoringBudget
 from nvflare_plugins.site.policy import SitePolicy
@@ -444,7 +443,7 @@ class Run:
 
     def notes(self) -> messages.ContentRecorder:
         """Return what notes in the evidence what passes between the active party and the owners of splits, in clear."""
-        return messages.ContentRecorder(self.attempt.evidence, VerticalProfile.PLAIN.value)
+        return messages.ContentRecorder(self.attempt.evidence, Protection.CLEAR)
 
     def give_active(self, content: bytes, what: Content) -> None:
         """Give the active party what the owners' consent allows."""

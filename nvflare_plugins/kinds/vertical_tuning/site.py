@@ -104,7 +104,7 @@ class _Run:
         self._policy = attempt.context.policy
         self._registry = Registry.open(self._policy)
         self._is_active = attempt.context.site == self._job.active
-        self._notes = ContentRecorder(attempt.evidence, self._job.profile)
+        self._notes = ContentRecorder(attempt.evidence, prepared.base.scheme.protection)
         self._workers: Workers | None = None
 
     def run(self) -> JobResult:
@@ -215,6 +215,7 @@ class _Run:
             reservations,
             self._notes,
             self._arithmetic,
+            self._prepared.base.scheme,
             guard=None if self._is_active else self._guard(whole, trial),
             workers=self._workers,
         )

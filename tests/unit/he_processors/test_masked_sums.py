@@ -10,7 +10,7 @@ from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.masked import BinMasks, MaskedFormat, open_shares
 from he_processors.histogram.planner import BinLayout, plan_level
-from he_processors.histogram.sums import BareEncryptions, pack_and_hide, sum_bins
+from he_processors.histogram.sums import add_unhidden, pack_and_hide, sum_bins
 from he_processors.paillier import PaillierDecryptor, Rerandomiser, owner_encryptor
 from tests.support.he_toys import toy_paillier
 
@@ -25,7 +25,7 @@ def test_shares_of_encrypted_sums_add_up_and_look_uniform():
     codes, layout = rng.integers(0, 9, (3, 1000)).astype(np.uint8), BinLayout((8, 8, 8))
     bins = sum_bins(arithmetic, pairs, plan_level(codes, layout, [np.arange(1000, dtype=np.int32)]))
     masks, packing = BinMasks.draw(len(bins)), PackingLayout.fit(FORMAT, key.public_key.plaintext_bits)
-    masked = BareEncryptions(key.public_key, arithmetic).add(bins, masks, FORMAT)
+    masked = add_unhidden(key.public_key, arithmetic, bins, masks, FORMAT)
     hidden = arithmetic.to_wire(pack_and_hide(masked, packing, Rerandomiser(key.public_key, arithmetic)))
     opened = open_shares(PaillierDecryptor(key).decrypt(hidden), len(bins), packing)
     for values, own, others in zip((g, h), opened, masks.shares(), strict=True):

@@ -13,8 +13,8 @@ from he_processors.bignum.registry import available_backends
 from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.paillier import (
+    Encryptor,
     PaillierDecryptor,
-    PaillierEncryptor,
     PaillierPrivateKey,
     _prime_factors,
     generate_paillier_key,
@@ -34,7 +34,7 @@ def imported() -> PaillierPrivateKey:
     return PaillierPrivateKey.from_primes(KEY.p, KEY.q, allow_toy_keys=True)
 
 
-def encryptors(backend: str) -> dict[str, PaillierEncryptor]:
+def encryptors(backend: str) -> dict[str, Encryptor]:
     return {
         "owner": owner_encryptor(KEY, backend),
         "owner of an imported key": owner_encryptor(imported(), backend),

@@ -1,0 +1,1 @@
+"""Additive schemes of an imaginary firm."""
