@@ -24,7 +24,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-dp bench-smoke docs clean
+.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-dp bench-smoke bench-all docs clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)") $(if $(NAMES),--names "$(NAMES)")
@@ -94,6 +94,11 @@ matrix:
 # Every benchmark in a quick shape: its figures mean nothing, but none of them is dead.
 bench-smoke: $(TOOLS)
 	$(BIN)/python -m tests.bench.smoke $(if $(ONLY),--only $(ONLY))
+
+# Every benchmark in full, one after another: days. Figures are kept with machine, load, commit and date.
+bench-all: $(TOOLS)
+	$(BIN)/python .ci/install.py bench
+	$(BIN)/python -m tests.bench.smoke --full $(if $(DATA),--data "$(DATA)") $(if $(ONLY),--only $(ONLY))
 
 # Hundreds of sites in one process: some minutes.
 bench-load: $(TOOLS)

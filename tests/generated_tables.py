@@ -7,6 +7,7 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 * ``threats``: who learns what under a family of profiles, from their rows;
 * ``wire/kinds``, ``wire/vertical``: kinds of messages, and the messages of vertical jobs;
 * ``metrics/site``, ``metrics/server``, ``metrics/kit``: numbers for monitoring;
+* ``headlines``: the figures of the first page (``tests/bench/results.py``), each alone ``<!-- figure: NAME -->``;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
 * all others: ``tests/bench/results/SOURCE.json``, what a benchmark measured, with program, command, date and machine.
 """
@@ -28,6 +29,9 @@ FOLDERS = ("nvflare_plugins", "he_processors", "dp_components", "jobs", "poc_wor
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 """All documents of the house."""
 
+STALE = " (stale)"
+"""Stands behind a figure whose code has changed since it was measured."""
+_FIGURE = re.compile(r"(<!-- figure: (\w+) -->)(.*?)(<!-- end -->)")
 _REGION = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
@@ -113,6 +117,10 @@ def generated(name: str) -> str:
     source, _, which = name.partition("/")
     if source == "threats":
         return threats(profiles_of(Family(which))) + "\n"
+    if source == "headlines":
+        from tests.bench.results import headlines
+
+        return headlines()
     if source == "modules":
         return modules(which)
     if source == "metrics":
@@ -134,7 +142,15 @@ def generated(name: str) -> str:
 
 def filled(text: str, content: Callable[[str], str] = generated) -> str:
     """Return a document with all its regions as their sources have them."""
+    from tests.bench.results import figure
+
+    text = _FIGURE.sub(lambda found: found[1] + figure(found[2]) + found[4], text)
     return _REGION.sub(lambda found: found[1] + content(found[2]) + found[4], text)
+
+
+def unmarked(text: str) -> str:
+    """Return a document without marks of stale figures, which come and go with the code."""
+    return text.replace(STALE, "")
 
 
 def by_hand(text: str) -> str:

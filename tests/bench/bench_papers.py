@@ -13,11 +13,8 @@ left out, and the page says so. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,19 +27,12 @@ from tests.bench.papers import dpboost, federboost, maddock, nvidia, secureboost
 from tests.bench.papers.page import page, pictures
 from tests.bench.papers.sets import Library, Missing
 from tests.bench.papers.table import Effort, PaperTable, to_json
+from tests.bench.record import ROOT, git, kept, origin
 
 PAPERS = (maddock.PAPER_OF, secureboost.PAPER_OF, federboost.PAPER_OF, dpboost.PAPER_OF, nvidia.PAPER_OF)
-ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "bench" / "papers" / "measured.json"
 FIGURES = ROOT / "tests" / "bench" / "figures"
 PAGE = ROOT / "tests" / "bench" / "PAPERS.md"
-Kept = dict[str, dict[str, Any]]
-
-
-def kept() -> Kept:
-    """Return what was measured: the table's key -> cells, sets, seconds, date, commit, machine."""
-    found: Kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
-    return found
 
 
 def chosen(only: list[str]) -> Iterator[tuple[str, PaperTable]]:
@@ -80,9 +70,7 @@ def measure(key: str, table: PaperTable, library: Library, effort: Effort) -> di
         "runs": [effort.splits, effort.repeats],
         "wall_s": round(time.perf_counter() - began),
         "cpu_s": round(_cpu_s() - cpu),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
-        "machine": f"{_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}",
+        **origin(),
     }
 
 
@@ -90,13 +78,13 @@ def stale() -> list[str]:
     """Return the tables that were measured on code which has changed since, with what changed."""
     found = []
     for key, table in chosen([]):
-        commit = kept().get(key, {}).get("commit")
+        commit = kept(KEPT).get(key, {}).get("commit")
         if commit is None or not table.lanes:
             continue
-        if not _git("cat-file", "-t", commit):
+        if not git("cat-file", "-t", commit):
             found.append(f"{key}, measured at {commit}: no commit of this repository")
             continue
-        changed = _git("diff", "--shortstat", commit, "HEAD", "--", *table.lanes)
+        changed = git("diff", "--shortstat", commit, "HEAD", "--", *table.lanes)
         if changed:
             found.append(f"{key}, measured at {commit}: {changed.strip()}")
     return found
@@ -124,7 +112,7 @@ def main() -> None:
     if options.data is not None and not options.data.is_dir():
         sys.exit(f"there is no folder {options.data}")
     done: dict[str, int] = {}
-    results: Kept = json.loads(options.keep.read_text()) if options.keep.is_file() else {}
+    results = kept(options.keep)
     if not options.page:
         with tempfile.TemporaryDirectory(prefix="veilboost-papers-") as folder:
             library, effort = Library(options.data, Path(folder)), Effort(options.repeats, options.splits, options.jobs)
@@ -141,22 +129,9 @@ def main() -> None:
     print(json.dumps({"cpu_s": done, "tables": len(results)}))
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)  # noqa: S607
-    return done.stdout.strip()
-
-
 def _cpu_s() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Runs every benchmark in a quick shape, so that none of them is dead when somebody needs its figures.
+"""Runs every benchmark: in a quick shape, so that none of them is dead when somebody needs its figures, or in full.
 
-    make bench-smoke                                     all of them, minutes
-    python -m tests.bench.smoke --only bench_tags        one or several
+    make bench-smoke                                     all of them in the quick shape, minutes
+    make bench-all DATA=folder                           all of them in full, days; figures are kept in measured.json
+    python -m tests.bench.smoke --only bench_tags        one or several; --full for the figures
 
 Each program runs in a process of its own. Its last line has to be one JSON object with numbers of JSON, and it has to
 hold the keys named here: a configuration that has not run leaves its key out. The figures themselves mean nothing
 in these shapes. A program that needs what is not installed is left out, and said.
 
-The last line is one JSON object: seconds of each program, what was left out, what failed. Exit code 1 if any failed.
+The last line is one JSON object: seconds of each program, processor seconds of all, what was left out, what failed.
+Exit code 1 if any failed.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +32,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
+
+from nvflare_plugins.base.files import write_atomically
+from tests.bench import record
+from tests.bench.dp_data import SHARED
 
 TABLE = "TABLE"
 """Stands for the path of a small table with a column ``label``."""
@@ -41,7 +50,8 @@ class Program:
     """One benchmark: its arguments in the quick shape, keys of its last line, and what it needs beside the tests.
 
     A key ``a/b`` is the key ``b`` of the object under ``a``. ``constants`` take the place of the module's own,
-    or of another's (``module.NAME``); a function makes one from the module.
+    or of another's (``module.NAME``); a function makes one from the module. In full there are no arguments and no other
+    constants.
     """
 
     name: str
@@ -186,38 +196,49 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def run(program: Program, table: Path, data: Path) -> float:
-    """Run one program in a process of its own; return its seconds.
+def run(program: Program, table: Path, data: Path, lanes: Path | None = None) -> dict[str, Any]:
+    """Run one program in a process of its own; return its figures.
+
+    Args:
+        lanes: runs it in full, and writes there which folders of ours it has loaded.
 
     Raises:
         NoFigures: it failed, took too long, or its last line is wrong.
     """
     command = [sys.executable, "-m", "tests.bench.smoke", "--one", str(PROGRAMS.index(program)), str(table), str(data)]
-    began = time.monotonic()
+    command += [] if lanes is None else ["--lanes", str(lanes)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        limit_s = LIMIT_S if lanes is None else None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise NoFigures(f"it took more than {LIMIT_S} s") from None
     if done.returncode:
         raise NoFigures(f"exit code {done.returncode}: {' '.join(done.stderr.split()[-30:])}")
-    figures(done.stdout, program.keys)
-    return time.monotonic() - began
+    return figures(done.stdout, program.keys if lanes is None else ())
 
 
-def run_here(program: Program, table: str, data: str) -> None:
-    """Run one program in this process, with its constants and arguments of the quick shape."""
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_here(program: Program, table: str, data: str, lanes: Path | None = None) -> None:
+    """Run one program in this process: with constants and arguments of the quick shape, or in full (``run``)."""
     from tests.bench import dp_data
 
     dp_data.SHARED = Path(data)  # before the program takes it from there
     module = importlib.import_module(f"tests.bench.{program.name}")
-    for name, value in program.constants.items():
+    for name, value in program.constants.items() if lanes is None else ():
         place, _, constant = name.rpartition(".")
         owner = importlib.import_module(f"tests.bench.{place}") if place else module
         if not hasattr(owner, constant):
             raise AttributeError(f"{owner.__name__} has no {constant}")
         setattr(owner, constant, value(module) if callable(value) else value)
-    sys.argv = [program.name, *(a.replace(TABLE, table).replace(DATA, data) for a in program.arguments)]
+    arguments = program.arguments if lanes is None else ()
+    sys.argv = [program.name, *(a.replace(TABLE, table).replace(DATA, data) for a in arguments)]
     module.main()
+    if lanes is not None:
+        lanes.write_text(json.dumps(record.lanes()))
 
 
 def small_table(seed: int, n_columns: int = 6, n_rows: int = 600) -> pd.DataFrame:
@@ -239,38 +260,59 @@ def write_tables(folder: Path) -> None:
     rings.to_parquet(folder / "abalone.parquet", index=False)
 
 
+def keep(program: Program, data: Path) -> None:
+    """Run one program in full, and keep its figures in the record. Raises: NoFigures."""
+    with tempfile.TemporaryDirectory() as name:
+        lanes, began = Path(name) / "lanes.json", _cpu_s()
+        origin = record.origin()  # the load is that before the run
+        found = run(program, data, data, lanes)
+        folders = json.loads(lanes.read_text())
+    used = {"cpu_s": round(_cpu_s() - began), "lanes": folders, "sha256": record.hash_of(folders)}
+    kept = {**record.kept(), program.name: {"figures": found, **origin, **used}}
+    write_atomically(record.KEPT, (json.dumps(kept, indent=1, sort_keys=True) + "\n").encode())
+
+
 def main() -> int:
     """Run them; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [program.name for program in PROGRAMS]
     parser.add_argument("--only", nargs="+", choices=sorted(set(names)), default=names, metavar="NAME")
+    parser.add_argument("--full", action="store_true", help="in full, one after another, and keep the figures")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with the tables of the full runs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="quick ones side by side")
     parser.add_argument("--one", nargs=3, metavar=("NUMBER", "TABLE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--lanes", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        run_here(PROGRAMS[int(options.one[0])], *options.one[1:])
+        run_here(PROGRAMS[int(options.one[0])], *options.one[1:], options.lanes)
         return 0
-    seconds: dict[str, float] = {}
-    left_out: dict[str, str] = {}
-    failed: dict[str, str] = {}
+    said: dict[str, dict[str, Any]] = {"seconds": {}, "left_out": {}, "failed": {}}
+
+    def one(program: Program) -> None:
+        told, began = " ".join((program.name, *(() if options.full else program.arguments))), time.monotonic()
+        if program.needs is not None and importlib.util.find_spec(program.needs) is None:
+            what, found = "left_out", f"{program.needs} is not installed"
+        else:
+            try:
+                keep(program, options.data) if options.full else run(program, table, data)
+                what, found = "seconds", round(time.monotonic() - began, 1)
+            except NoFigures as error:
+                what, found = "failed", str(error)
+        said[what][told] = found
+        print(f"{told}: {what.replace('_', ' ')} {found}", file=sys.stderr, flush=True)
+
+    chosen = [program for program in PROGRAMS if program.name in options.only]
+    if options.full:  # each once
+        chosen = list({program.name: program for program in chosen}.values())
     with tempfile.TemporaryDirectory() as name:
         table, data = Path(name) / "table.parquet", Path(name) / "data"
         data.mkdir()
         small_table(0).to_parquet(table, index=False)
         write_tables(data)
-        for program in (program for program in PROGRAMS if program.name in options.only):
-            told = " ".join((program.name, *program.arguments))
-            if program.needs is not None and importlib.util.find_spec(program.needs) is None:
-                left_out[told] = f"{program.needs} is not installed"
-                print(f"        {told}: left out, {left_out[told]}", file=sys.stderr, flush=True)
-                continue
-            try:
-                seconds[told] = round(run(program, table, data), 1)
-                print(f"{seconds[told]:5.1f} s {told}", file=sys.stderr, flush=True)
-            except NoFigures as error:
-                failed[told] = str(error)
-                print(f"FAILED  {told}: {error}", file=sys.stderr, flush=True)
-    print(json.dumps({"seconds": seconds, "left_out": left_out, "failed": failed}))
-    return 1 if failed else 0
+        with ThreadPoolExecutor(1 if options.full else options.jobs) as pool:
+            list(pool.map(one, chosen))
+    print(json.dumps({**said, "cpu_s": round(_cpu_s())}))
+    return 1 if said["failed"] else 0
 
 
 if __name__ == "__main__":
