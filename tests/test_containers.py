@@ -11,14 +11,24 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 import yaml
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobProcessArgs
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.utils.class_utils import instantiate_class
 
 from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, MetricsFile, ServerMetrics, SiteMetrics
+from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.generated_tables import metrics
+from tests.support.provisioning import provision
+from tests.unit.nvflare_plugins.site.test_setup_of_prepared_kits import prepared
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "poc_workspace" / "containers"
@@ -236,8 +246,8 @@ def run_tool(*command: str | Path, env: dict[str, str] | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_hadolint_accepts_the_dockerfile() -> None:
-    run_tool("hadolint", ROOT / "Dockerfile")
+def test_hadolint_accepts_the_dockerfiles() -> None:
+    run_tool("hadolint", ROOT / "Dockerfile", FOLDER / "dask_workers" / "Dockerfile")
 
 
 def test_yamllint_accepts_the_documents() -> None:
@@ -253,6 +263,48 @@ def test_kubernetes_accepts_the_policy_of_the_cluster(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yml"
     policy.write_text(yaml.safe_dump(list(yaml.safe_load_all(CLUSTER.read_text()))[1]))
     run_tool("kubernetes-validate", "--strict", policy)
+
+
+def pod_of_flare(kit: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the pod that FLARE's launcher asks Kubernetes for, and the Secrets, of a job at a prepared site."""
+    pod, secrets = {}, []
+    cell = SimpleNamespace(get_fqcn=lambda: "site-1", register_request_cb=lambda **_: None)
+    datasets = {"rows": {"source": "site-1-data", "mode": "ro"}, "kept": {"source": "site-1-kept", "mode": "rw"}}
+    study = {"container": {"image": "veilboost-site"}, "datasets": datasets}
+    runtime = {"format_version": 2, "studies": {"default": study}}
+    (kit / "local" / "study_runtime.yaml").write_text(yaml.safe_dump(runtime))
+    set_up(kit, SetupOptions({"rows": "/data/default/rows/rows.csv"}, keep_in="/data/default/kept"))
+    components = {one["id"]: one for one in json.loads((kit / "local" / "resources.json").read_text())["components"]}
+    component = components["k8s_launcher"]
+    launcher = instantiate_class(component["path"], component["args"])
+    launcher.core_v1 = SimpleNamespace(
+        create_namespaced_secret=lambda namespace, body: secrets.append(body),
+        create_namespaced_pod=lambda namespace, body: pod.update(body),
+        patch_namespaced_secret=lambda **_: None,
+        read_namespaced_pod=lambda **_: SimpleNamespace(status=SimpleNamespace(phase="Running")),
+    )
+    context, job_id = FLContext(), str(UUID(int=4 << 76))
+    context.set_prop(ReservedKey.IDENTITY_NAME, "site-1", private=False)
+    context.set_prop(ReservedKey.ENGINE, SimpleNamespace(cell=cell), private=True)
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit), "site-1"), private=True)
+    context.set_prop(FLContextKey.ARGS, SimpleNamespace(workspace=str(kit), set=[]), private=True)
+    process = {JobProcessArgs.EXE_MODULE: ("-m", "nvflare.private.fed.app.client.worker_process")}
+    context.set_prop(FLContextKey.JOB_PROCESS_ARGS, process, private=True)
+    launcher.launch_job({"job_id": job_id, "study": "default"}, context)
+    return pod, secrets
+
+
+def test_kubernetes_accepts_what_flares_launcher_asks_for(tmp_path: Path) -> None:
+    """A job in a pod of its own, at a site that `nvflare deploy prepare` and `veilboost site-setup` have made."""
+    pytest.importorskip("kubernetes", reason="Kubernetes' client, with which FLARE launches jobs, is not installed")
+    kit = prepared(provision(FOLDER / "project.yml", tmp_path) / "site-1", "k8s")
+    pod, secrets = pod_of_flare(kit)
+    (container,) = pod["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+    assert mounts["/data/default/rows"] is True and mounts["/data/default/kept"] is False
+    path = tmp_path / "launched.yml"
+    path.write_text(yaml.safe_dump_all([pod, *secrets]))
+    run_tool("kubernetes-validate", "--strict", path)
 
 
 def unknown(schema: dict[str, Any], value: Any, place: str = "") -> Iterator[str]:
