@@ -12,6 +12,9 @@ CASES ?=
 # A file of versions, such as .ci/demo.lock, to install those instead of the newest that are taken.
 LOCK ?=
 SEEDS ?= 0-99
+HOURS ?= 2
+SEED ?= 1
+FROM ?= 0
 KIND ?=
 MINUTES ?= 5
 TARGET ?=
@@ -24,7 +27,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all oracle canary simulate mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-dp bench-smoke bench-all docs clean
+.PHONY: demo lint test test-all oracle canary simulate soak mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-dp bench-smoke bench-all docs clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)") $(if $(NAMES),--names "$(NAMES)")
@@ -72,6 +75,10 @@ canary: $(TOOLS)
 # Jobs on virtual time, and what a seed lets befall them: about five seeds a second and process.
 simulate: $(TOOLS)
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS) --jobs $(JOBS) $(if $(KIND),--kind $(KIND))
+
+# Jobs of all kinds in a row in one POC, each under what a seed lets befall it; as root also full disks.
+soak: $(TOOLS)
+	$(BIN)/python -m tests.poc.soak --hours $(HOURS) --seed $(SEED) --from $(FROM)
 
 # Any bytes to every parser; atheris guides it by coverage where it installs, otherwise inputs are drawn without that.
 fuzz: $(TOOLS)

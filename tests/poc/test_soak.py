@@ -1,0 +1,121 @@
+"""The soak itself: what it draws repeats, and what must not be is found. ``make soak`` runs it for hours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from nvflare_plugins.flare.kinds import KINDS
+from tests.poc import soak
+from tests.poc.soak import Draw, Idle, Violation, drawn, expected, give
+
+
+def test_a_job_of_the_run_follows_from_seed_and_number_alone() -> None:
+    draws = [drawn(3, index) for index in range(240)]
+    assert draws[100:] == [drawn(3, index) for index in range(100, 240)] and draws != [drawn(4, n) for n in range(240)]
+    for dozen in range(0, 240, len(KINDS)):
+        assert {draw.kind for draw in draws[dozen : dozen + len(KINDS)]} == set(KINDS)
+    assert {draw.fault for draw in draws} == set(soak.FAULTS) and any(draw.moment == 0 for draw in draws)
+
+
+def test_which_jobs_may_end_without_a_result() -> None:
+    cut = Draw(0, "horizontal", soak.CUT, "site-1", 0.5, 10.0)
+    assert not cut.may_end and not dataclasses.replace(cut, lasts_s=110.0).may_end
+    assert not dataclasses.replace(cut, kind="bagging").may_end
+    assert dataclasses.replace(cut, kind="bagging", lasts_s=110.0).may_end
+    assert not dataclasses.replace(cut, fault=soak.KILL_MACHINE).may_end
+    assert dataclasses.replace(cut, fault=soak.KILL_MACHINE, moment=0.0).may_end, "before it takes part"
+    assert dataclasses.replace(cut, fault=soak.FULL_DISK).may_end
+
+
+@pytest.mark.parametrize("kind", ["horizontal", "tuning"])
+def test_another_result_is_found(tmp_path: Path, kind: str) -> None:
+    runs = {site: tmp_path / site for site in soak.SITES}
+    file, (before, after) = {
+        "horizontal": ("model.json", (b'"num_trees"', b'"num_treez"')),
+        "tuning": ("tuning.csv", (b"\n1,1,2,0", b"\n1,1,2,1")),
+    }[kind]
+    parties = give(kind, tmp_path)
+    for site in soak.SITES:
+        soak.plant_secret(soak.SitePolicy.load(parties.workspace(site), site))
+        runs[site] = parties.run_folder(site)
+    soak.succeed(parties.run(KINDS[kind].run, KINDS[kind].job.from_dict(soak.fields_of(kind))))
+    soak.check_result(kind, runs)
+    path = runs["site-2"] / file
+    assert before in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(Violation, match="not that of the undisturbed job"):
+        soak.check_result(kind, runs)
+
+
+def test_a_job_that_is_charged_twice_or_not_or_stays_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    price = expected("private_trees").spent["site-1"]
+    ledgers = {"site-1": Path("ledgers")}
+    twice = dataclasses.replace(price, events=tuple((event, 2 * count) for event, count in price.events))
+    for wrong in ([price, price], [twice], []):
+        monkeypatch.setattr(soak, "spending", lambda folder, found=wrong: found)
+        with pytest.raises(Violation):
+            soak.check_charges("private_trees", "job", ledgers, is_whole=True)
+    monkeypatch.setattr(soak, "spending", lambda folder: [price])
+    soak.check_charges("private_trees", "job", ledgers, is_whole=True)
+    with pytest.raises(Violation, match="free"):
+        soak.check_charges("horizontal", "job", ledgers, is_whole=True)
+    soak.check_none_held(ledgers)
+    monkeypatch.setattr(soak, "spending", lambda folder: [dataclasses.replace(price, state="open")])
+    with pytest.raises(Violation, match="hold a part of a budget"):
+        soak.check_none_held(ledgers)
+
+
+def test_what_grows_is_found_and_noise_is_not() -> None:
+    def over_jobs(a_job: float) -> list[Idle]:
+        return [Idle({"server": 1}, {"handles of server": 17 + n % 3 + a_job * n, "processes": 8}) for n in range(30)]
+
+    soak.check_growth(over_jobs(0.0))
+    with pytest.raises(Violation, match="handles of server grows by 1"):
+        soak.check_growth(over_jobs(1.0))
+    another = [dataclasses.replace(one, pids={"server": n // 10}) for n, one in enumerate(over_jobs(1.0))]
+    assert soak.series(another)["handles of server"] == [n % 3 + 17 + n for n in range(20, 30)], (
+        "its last process alone"
+    )
+
+
+def test_an_end_that_names_nothing_is_found() -> None:
+    draw = drawn(1, 1)
+    soak.check_ended_by_name(draw, [f"server: {draw.site} has gone"])
+    with pytest.raises(Violation, match="no reason names"):
+        soak.check_ended_by_name(draw, ["server: it failed"])
+
+
+def test_a_line_carries_bytes_until_it_is_cut_and_again_when_it_is_mended() -> None:
+    def echoed(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), 5) as caller:
+            caller.sendall(b"word")
+            answerer, _ = server.accept()
+            with answerer:
+                return answerer.recv(4)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+        line = soak.Line(server.getsockname()[1])
+        assert echoed(line.port) == b"word"
+        with socket.create_connection(("127.0.0.1", line.port), 5) as caller, server.accept()[0] as end:
+            line.cut()
+            assert caller.recv(1) == b"" and end.recv(1) == b"", "both ends are told"
+        with socket.create_connection(("127.0.0.1", line.port), 5) as caller:
+            assert caller.recv(1) == b""
+        line.mend()
+        assert echoed(line.port) == b"word"
+        line.close()
+
+
+@pytest.mark.poc
+@pytest.mark.slow
+def test_a_short_run_goes_on_where_it_was_told_to_and_leaves_its_record(tmp_path: Path) -> None:
+    assert soak.run(tmp_path, 1, 1, 1.0, 2) == 0
+    lines = [json.loads(line) for line in (tmp_path / "soak.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == [1, 2] and all("completed" in line["ended"] for line in lines)
+    assert list(tmp_path.iterdir()) == [tmp_path / "soak.jsonl"], "no violation leaves a federation behind"
