@@ -112,16 +112,19 @@ def reference_page() -> str:
     head = ("key", "left out", "must be", "what it decides")
     tables = {name: _lines(head, table(*part)) for name, part in parts.items()}
     return filled(
-        REFERENCE, tables | {"Exit codes": _lines(("command", *map(str, EXITS), "others"), exit_codes())}, text
+        REFERENCE,
+        tables | {"Exit codes": _lines(("command", "what it does", *map(str, EXITS), "others"), exit_codes())},
+        text,
     )
 
 
 def exit_codes() -> Iterator[tuple[str, ...]]:
-    """Yield what each command ends with."""
+    """Yield what each command does, and what it ends with."""
     for name, command in COMMANDS.items():
         exits = getattr(command, "exits", EXITS)
         others = "; ".join(f"{code}: {meaning}" for code, meaning in sorted(exits.items()) if code not in EXITS)
-        yield (f"`veilboost {name}`", *(exits[code] for code in EXITS), others)
+        words = " ".join((command.help or "").split("\n\n")[0].split()).partition(": ")[2]
+        yield (f"`veilboost {name}`", words, *(exits[code] for code in EXITS), others)
 
 
 def filled(page: Path, tables: dict[str, str], text: str | None = None) -> str:
