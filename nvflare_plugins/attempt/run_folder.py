@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.base.checks import is_whole
+from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.base.files import make_folder, write_durably, write_private
 from nvflare_plugins.xgb.cuts import Cuts
 
 MODEL = "model.json"
 POLICY = "policy.json"
+ATTEMPT = "attempt.json"
 _SHARDS = "shards"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)\.json")
 _KEPT_CHECKPOINTS = 3  # sites may be two checkpoints apart when a job is lost
@@ -31,6 +34,30 @@ class RunFolder:
         """Make the folders. Privacy: the run's is for this site's user alone, whatever the files in it allow."""
         make_folder(self.evidence)
         return self
+
+    def enter(self, number: int, attempt: str) -> None:
+        """Keep, durably, which attempt of the job this site takes part in; it answers no number again, and none below.
+
+        So no two servers lead the job: an attempt needs all its sites, and each follows the higher number alone.
+
+        Raises:
+            JobAborted: the site has answered an attempt of this number, or of a higher one.
+        """
+        path = self.path / ATTEMPT
+        try:
+            answered = json.loads(path.read_bytes())["number"] if path.exists() else 0
+            if not is_whole(answered, 0):
+                raise ValueError
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise ConfigurationError(
+                f"{ATTEMPT} kept in {self.path.name} cannot be read: submit the job anew"
+            ) from None
+        if number <= answered:
+            raise JobAborted(
+                f"a server asks for attempt {number} of this job, and this site has answered attempt {answered}: what "
+                "the server keeps is older than the job, or another server leads it. Remedy: submit the job anew"
+            )
+        write_durably(path, json.dumps({"number": number, "attempt": attempt}).encode() + b"\n")
 
     def write_model(self, model: bytes) -> Path:
         """Keep the final model. The checkpoints stay: other sites may have none yet."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from dp_components.errors import PrivacyError
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
-from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext
+from nvflare_plugins.attempt.job_context import Job, JobResult, Progress, Silent, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
@@ -298,7 +298,7 @@ def _binding(job: Job, context: SiteContext) -> bytes:
 
     What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
     """
-    document = {"job": job.to_dict(), "sites": context.sites}
+    document = {"job": job.to_dict(), "sites": context.sites, "number": context.number}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
@@ -321,6 +321,9 @@ def open_attempt(
     try:
         if context.number > 1:
             _check_goes_on(folder, context)
+        if waiting_s(job) is not None:
+            folder.enter(context.number, channel.attempt)
+        if context.number > 1:
             put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
         evidence = _open_log(folder, context, channel.attempt, job.profile, progress)
     except FileExistsError:

@@ -131,6 +131,7 @@ class ServedJob:
         transfer_s: how long so many bytes may be on their way.
         metrics: the server's own numbers of the job.
         open_plugin: adds messages of the job's plugin, where the server's policy pins it.
+        before: an attempt that a process before this one has led, and why that has ended; its sites are told.
     """
 
     job_id: str
@@ -141,6 +142,7 @@ class ServedJob:
     on_sum: ServerSum | None = None
     metrics: ServerMetrics | None = None
     open_plugin: OpenSum | None = None
+    before: tuple[str, str] | None = None
 
 
 class ServerAttempt:
@@ -190,6 +192,7 @@ class ServerAttempt:
         self._evidence = EvidenceLog(
             path, SERVER, job.job_id, self.attempt, job.profile, role="server", number=number, earlier=earlier
         )
+        self._evidence.flush()  # whenever this process dies, the next one finds a log of the attempt
         on_sum = job.on_sum
         self._aggregator = Aggregator(
             self.sites,
@@ -204,6 +207,8 @@ class ServerAttempt:
         self._aggregator.add_by(job.open_plugin)
         self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock)
         self._beats = Beats(self._frames.beat)
+        if job.before is not None:
+            self._frames.end_other(*job.before)
 
     @property
     def reason(self) -> str | None:

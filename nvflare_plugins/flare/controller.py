@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
@@ -22,6 +26,7 @@ from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.base.failures import machine_failure, reason_of
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt
+from nvflare_plugins.flare.kept_jobs import Lead, note_over, note_waiting, noted_attempt, noted_lead
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
@@ -48,6 +53,11 @@ LEFT_OUT = "left_out"
 NOT_SIMULATED = (
     "FLARE's simulator starts no site's process again, so that nobody is waited for. Remedy: run the job anew; in a "
     "POC or in production it goes on"
+)
+RESTARTED = "the server's process of this job had ended, and another one leads the job now"
+NOISE_IS_GONE = (
+    "the server's process of this job had ended, and with it what it knew of noise that it had drawn: it draws none "
+    "again for what it has answered. Remedy: submit the job anew"
 )
 _FOR_EVER_S = 30 * 86400.0
 MOST_ATTEMPTS = 20  # of a job that waits for lost sites: one that dies again and again for a reason of its own
@@ -77,6 +87,7 @@ class JobController(Controller):
         self.sites = sites
         self.min_clients = min_clients
         self._attempt: ServerAttempt | None = None
+        self._parent = os.getppid()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing to prepare: everything happens in control_flow."""
@@ -115,8 +126,12 @@ class JobController(Controller):
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {reason}")
             if self._attempt is not None:
                 self._attempt.abandon(reason)
+        note_over(self._run_folder(fl_ctx))
         if reason is not None:
             self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
+
+    def _run_folder(self, fl_ctx: FLContext) -> Path:
+        return Path(self._engine.get_workspace().get_run_dir(fl_ctx.get_job_id()))
 
     def _check_can_be_fewer(self, job: Job, n_sites: int) -> None:
         """Refuse a job that is to go on without a site, and never could. Raises: ConfigurationError."""
@@ -168,63 +183,78 @@ class JobController(Controller):
         return None if loaded is None or name is None else check_plugin(loaded, name).add
 
     def _run(self, job: Job, clients: list[Client], abort_signal: Signal, fl_ctx: FLContext) -> str | None:
-        job_id = fl_ctx.get_job_id()
+        job_id, waits_s = fl_ctx.get_job_id(), waiting_s(job)
         _check_names(clients)
-        core_cell, waits_s = self._engine.get_cell().core_cell, waiting_s(job)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
-        presence = None
-        if waits_s is not None:
-            tokens = {client.name: client.token for client in clients}
-            presence = Presence(core_cell, site_cells, tokens, self._take_token)
+        presence = None if waits_s is None else self._presence(clients, site_cells)
         workspace = Path(self._engine.get_workspace().get_root_dir())
+        standing = _Standing(self._run_folder(fl_ctx), waits_s, clients)
+        on_sum = kind_of(self.kind).answer_sum(job, len(clients), workspace)
         served = ServedJob(
             job_id,
             job.profile,
-            folder=Path(self._engine.get_workspace().get_run_dir(job_id)) / RESULT_FOLDER,
+            folder=self._run_folder(fl_ctx) / RESULT_FOLDER,
             deadline_s=exchange_deadline_s(job),
             transfer_s=None if job.deadline_s else transfer_s,
-            on_sum=kind_of(self.kind).answer_sum(job, len(clients), workspace),
+            on_sum=on_sum,
             metrics=self._metrics(job, job_id),
             open_plugin=self._open_plugin(job),
+            before=standing.before(RESTARTED if on_sum is None else NOISE_IS_GONE),
         )
-        number = 0
-        members, taking_part = sorted(site_cells), sorted(site_cells)
+        taking_part = standing.members
         while True:
-            number += 1
-            attempt = self._attempt = ServerAttempt(
-                served,
-                cell=core_cell,
-                site_cells={site: site_cells[site] for site in taking_part},
-                number=number,
-                without=set(site_cells) - set(taking_part),
-            )
-            task = self._task(job, attempt, core_cell.get_fqcn())
-            self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
-            if presence is not None:
-                presence.begin(attempt.attempt)
-            self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
-            left_out = (
-                None if presence is None else _LeftOut(self, set(site_cells) - set(taking_part), presence, fl_ctx)
-            )
-            self._supervise(attempt, task, presence, abort_signal, left_out)
+            cells = {site: site_cells[site] for site in taking_part}
+            attempt, task = self._begin(job, served, standing, cells, presence, fl_ctx)
+            without = set(site_cells) - set(taking_part)
+            left_out = _LeftOut(self, without, presence, fl_ctx)
+            self._supervise(attempt, task, presence, abort_signal, left_out, standing)
             reason = attempt.finish()
             # Without sites that it still waits for; or it went on, and goes on from the next state beside.
-            is_tried = attempt.cannot_go_on and (taking_part != members or attempt.has_summed)
+            is_tried = attempt.cannot_go_on and (taking_part != standing.members or attempt.has_summed)
             if presence is None or waits_s is None or reason is None or not (attempt.lost or is_tried):
                 self.log_info(fl_ctx, "all sites ended with the same result" if reason is None else "the job failed")
                 return reason
-            self.log_warning(fl_ctx, f"attempt {number} has ended, and the job waits: {reason}")
+            self.log_warning(fl_ctx, f"attempt {attempt.number} has ended, and the job waits: {reason}")
             if job_id == SimulatorConstants.JOB_NAME:
                 return attempt.was_the_last(NOT_SIMULATED)
-            members = taking_part if attempt.has_summed else members
+            standing.look(attempt)
             may_go_on = goes_on_without(job) and not is_tried
-            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, members, may_go_on=may_go_on)
+            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, standing, may_go_on=may_go_on)
             if isinstance(ends, str):
                 return attempt.was_the_last(ends)
             taking_part = ends
-            if taking_part != members:
-                missing = sorted(set(members) - set(taking_part))
+            if taking_part != standing.members:
+                missing = sorted(set(standing.members) - set(taking_part))
                 self.log_warning(fl_ctx, f"the job tries to go on without {', '.join(missing)}")
+
+    def _presence(self, clients: list[Client], site_cells: Mapping[str, str]) -> Presence:
+        tokens = {client.name: client.token for client in clients}
+        return Presence(self._engine.get_cell().core_cell, site_cells, tokens, self._take_token)
+
+    def _begin(
+        self,
+        job: Job,
+        served: ServedJob,
+        standing: _Standing,
+        taking_part: Mapping[str, str],
+        presence: Presence | None,
+        fl_ctx: FLContext,
+    ) -> tuple[ServerAttempt, Task | None]:
+        """Begin the next attempt; before any site hears of it, it is noted that it was begun."""
+        cell = self._engine.get_cell().core_cell
+        without, number = standing.sites - set(taking_part), standing.number + 1
+        attempt = ServerAttempt(served, cell=cell, site_cells=taking_part, number=number, without=without)
+        self._attempt = attempt
+        if served.before is not None and served.on_sum is not None:
+            attempt.fail(NOISE_IS_GONE)
+            return attempt, None
+        standing.begin(attempt)
+        self.log_info(fl_ctx, f"running with {', '.join(attempt.sites)} under profile {job.profile}")
+        task = self._task(job, attempt, cell.get_fqcn())
+        if presence is not None:
+            presence.begin(attempt.attempt)
+        self.broadcast(task=task, fl_ctx=fl_ctx, targets=list(attempt.sites), min_responses=0)
+        return attempt, task
 
     def _metrics(self, job: Job, job_id: str) -> ServerMetrics:
         labels = (("job_id", job_id), ("kind", kind_of(self.kind).name), ("profile", job.profile))
@@ -236,14 +266,14 @@ class JobController(Controller):
         presence: Presence,
         waits_s: float,
         abort_signal: Signal,
-        members: list[str],
+        standing: _Standing,
         *,
         may_go_on: bool,
     ) -> str | list[str]:
         """Wait until a process of every site is there for the next attempt.
 
         Args:
-            members: the sites that the job is of by now.
+            standing: of the job.
             may_go_on: without those that are lost, if enough are left.
 
         Returns:
@@ -251,6 +281,7 @@ class JobController(Controller):
         """
         if (reason := _why_the_last(attempt)) is not None:
             return reason
+        members = standing.members
         began, reminded = time.monotonic(), float("-inf")
         while True:
             now = time.monotonic()
@@ -262,6 +293,7 @@ class JobController(Controller):
             if may_go_on and len(left) >= max(2, self.min_clients) and now - began > min(patience_s, waits_s):
                 return left
             if abort_signal.triggered:
+                self._end_with_parent(standing)
                 return "aborted while it waited for them"
             if now - began > waits_s:
                 return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(absent)}"
@@ -309,21 +341,23 @@ class JobController(Controller):
     def _supervise(
         self,
         attempt: ServerAttempt,
-        task: Task,
+        task: Task | None,
         presence: Presence | None,
         abort_signal: Signal,
-        left_out: _LeftOut | None = None,
+        left_out: _LeftOut,
+        standing: _Standing,
     ) -> None:
         """Return when every site that is not gone has reported, or some time after a failure at the latest."""
         give_up_at: float | None = None
         while attempt.awaited:
             attempt.poll()
             replaced = [] if presence is None else [site for site in presence.replaced() if site in attempt.sites]
-            if left_out is not None:
-                left_out.tell(attempt)
+            left_out.tell(attempt)
+            standing.look(attempt)
             if replaced:
                 attempt.lose(replaced, f"{', '.join(replaced)}: its job process had ended, and another one is there")
             if abort_signal.triggered:
+                self._end_with_parent(standing)
                 attempt.stop()
                 break
             if attempt.reason is not None:
@@ -331,7 +365,17 @@ class JobController(Controller):
                 if time.monotonic() > give_up_at:
                     break
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
-        self.cancel_task(task)
+        if task is not None:
+            self.cancel_task(task)
+
+    def _end_with_parent(self, standing: _Standing) -> None:
+        """End here and now where FLARE's process of the server has: that is started again, and starts this one again.
+
+        It reaches nobody any more, and must not call its own end that of the job.
+        """
+        if standing.waits and os.getppid() != self._parent:
+            self.logger.error("FLARE's process of this server has ended: the job goes on when that is started again")
+            os._exit(JobReturnCode.ABORTED)
 
 
 def _check_names(clients: list[Client]) -> None:
@@ -346,21 +390,71 @@ def _check_names(clients: list[Client]) -> None:
 def _why_the_last(attempt: ServerAttempt) -> str | None:
     if attempt.has_completed:
         return "other sites had finished by then: their results are whole, and there is nothing to go on with"
-    if attempt.number == MOST_ATTEMPTS:
-        return f"this was attempt {MOST_ATTEMPTS}, the last that a job has"
+    if attempt.number >= MOST_ATTEMPTS:
+        return f"this was attempt {attempt.number}, the last that a job has"
     return None
+
+
+class _Standing:
+    """Where a job stands: the attempt that is led, and the sites that the job is of by now.
+
+    Of a job that waits for lost sites it is noted, for the process that takes this one's place should it die.
+    """
+
+    def __init__(self, run: Path, waits_s: float | None, clients: list[Client]) -> None:
+        self._run, self._waits_s = run, waits_s
+        cells = {client.name: client.get_fqcn() for client in clients}
+        lead = None if waits_s is None else noted_lead(run)
+        self._lead, self._attempt = lead or Lead(0, sorted(cells), cells), noted_attempt(run)
+        self.sites = set(cells)
+
+    @property
+    def number(self) -> int:
+        """Of the attempt that was begun last; 0 if none was."""
+        return self._lead.number
+
+    @property
+    def members(self) -> list[str]:
+        """The sites that the job is of by now."""
+        return self._lead.members
+
+    @property
+    def waits(self) -> bool:
+        """Whether another process takes this one's place should it die."""
+        return self._waits_s is not None
+
+    def before(self, why: str) -> tuple[str, str] | None:
+        """Return the attempt that another process has led, and why that has ended; None if there was none."""
+        return (self._attempt or "", why) if self.number else None
+
+    def begin(self, attempt: ServerAttempt) -> None:
+        """An attempt begins; before any site hears of it."""
+        self._attempt = attempt.attempt
+        self._note(replace(self._lead, number=attempt.number))
+
+    def look(self, attempt: ServerAttempt) -> None:
+        """Once an attempt got a sum, the sites that it runs without are no part of the job any more."""
+        if attempt.has_summed and attempt.sites != self.members:
+            self._note(replace(self._lead, members=attempt.sites))
+
+    def _note(self, lead: Lead) -> None:
+        self._lead = lead
+        if self._waits_s is not None and self._attempt is not None:
+            note_waiting(self._run, self._waits_s, self._attempt, lead)
 
 
 class _LeftOut:
     """The sites that an attempt goes on without: each is told once it is back and rounds are trained without it."""
 
-    def __init__(self, controller: JobController, sites: set[str], presence: Presence, fl_ctx: FLContext) -> None:
+    def __init__(
+        self, controller: JobController, sites: set[str], presence: Presence | None, fl_ctx: FLContext
+    ) -> None:
         self._controller, self._sites, self._presence, self._fl_ctx = controller, sites, presence, fl_ctx
 
     def tell(self, attempt: ServerAttempt) -> None:
         """Tell those that are back."""
         for site in sorted(self._sites) if attempt.has_trained else ():
-            if self._presence.is_ready(site):
+            if self._presence is not None and self._presence.is_ready(site):
                 self._sites.discard(site)
                 self._controller.tell_left_out(site, attempt, self._fl_ctx)
 

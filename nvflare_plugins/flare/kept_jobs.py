@@ -1,14 +1,19 @@
-"""In FLARE's process of a site: the process of a job that waits for lost sites is started again if it died.
+"""In FLARE's process of a site or server: the process of a job that waits for lost sites is started again if it died.
 
 FLARE starts a job's process once. If it dies, FLARE reports that to the server, which ends the job; and if the whole
 machine was gone, FLARE knows nothing of the job when it is back. Here the process is started again, by the command with
 which FLARE itself started it, in the folder that FLARE deployed; the server then lets it take part in the job's next
 attempt (``on_lost_site="wait"``).
 
-Only what FLARE has started for a job at this site is ever started again, and only where the job's process has said so
-in a note in the job's folder: it does when it takes part in a job that waits, and removes the note when its part is
-over, whatever way. After a restart of FLARE's own process the deployed folder's signature is checked anew, as it was
-when it came; a job that the server no longer runs is ended by FLARE's next heartbeat.
+Only what FLARE has started for a job here is ever started again, and only where the job's process has said so in a
+note in the job's folder: it does when it takes part in a job that waits, and removes the note when its part is over,
+whatever way. After a restart of FLARE's own process the deployed folder's signature is checked anew, as it was when it
+came; a job that the server no longer runs is ended by FLARE's next heartbeat.
+
+At the server the note says which attempt the process leads, before any site hears of it. The next process leads a later
+one. It is started as often as the server's policy says (``restarts``), and never after an operator's abort. When FLARE
+itself is started again, it knows of its jobs only that they ran, and would have the sites end them. Those with a note
+run again, and any other is called abandoned (FLARE 2.9 itself leaves it running for ever).
 """
 
 from __future__ import annotations
@@ -19,20 +24,30 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, WorkspaceConstants
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, RunProcessKey, SystemComponents, WorkspaceConstants
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import RunStatus
 from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 
+from he_processors.randomness import OS_RANDOMNESS
+from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
-from nvflare_plugins.flare.timeouts import LONGEST_RESTART_PAUSE_S, RESTART_PAUSE_S
+from nvflare_plugins.flare.timeouts import EXPIRE_POLL_S, LONGEST_RESTART_PAUSE_S, RESTART_PAUSE_S
+from nvflare_plugins.site.flare_boundary import JOB_ID
+from nvflare_plugins.site.policy import server_policy
 
 NOTE = "veilboost_waits.json"
 _LONGEST_WAIT_S = 7 * 86400.0
@@ -43,14 +58,53 @@ logger = logging.getLogger(__name__)
 # -- the note, written by the job's process ---------------------------------------------------------------------------
 
 
-def note_waiting(run: Path, waits_s: float, attempt: str) -> None:
+def note_waiting(run: Path, waits_s: float, attempt: str, lead: Lead | None = None) -> None:
     """Say, in a job's folder, that its process is to be started again if it dies, for so many seconds after that.
 
     Args:
         attempt: in which the process takes part now.
+        lead: of the server, whose process leads the attempt.
     """
     if run.is_dir():  # FLARE makes it
-        write_durably(run / NOTE, json.dumps({"waits_s": waits_s, "attempt": attempt}).encode() + b"\n", 0o600)
+        note = {"waits_s": waits_s, "attempt": attempt, **({} if lead is None else asdict(lead))}
+        _write(run, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """What the server's process of a job notes of the attempt that it leads.
+
+    Attributes:
+        number: of the attempt.
+        members: the sites that the job is of by then.
+        cells: site -> name of its FLARE process.
+        starts: how often the process has been started again.
+    """
+
+    number: int
+    members: list[str]
+    cells: dict[str, str]
+    starts: int = 0
+
+
+def noted_lead(run: Path) -> Lead | None:
+    """Return what the server's process of a job has noted; None if it has led no attempt that is to go on."""
+    note = _read(run)
+    try:
+        lead = Lead(**{field.name: note[field.name] for field in fields(Lead)})
+    except KeyError:
+        return None
+    is_one = is_whole(lead.number, 1) and is_whole(lead.starts, 0) and isinstance(lead.cells, dict)
+    return lead if is_one and isinstance(lead.members, list) and set(lead.members) <= set(lead.cells) else None
+
+
+def count_start(run: Path, most: int) -> bool:
+    """Note, durably, that the server's process of a job is started again; return whether it may be."""
+    lead = noted_lead(run)
+    if lead is None or lead.starts >= most:
+        return False
+    _write(run, {**_read(run), "starts": lead.starts + 1})
+    return True
 
 
 def noted_attempt(run: Path) -> str | None:
@@ -77,6 +131,10 @@ def _waits_s(run: Path) -> float | None:
     return float(min(waits_s, _LONGEST_WAIT_S))  # whole numbers may be too large for a float
 
 
+def _write(run: Path, note: dict[str, Any]) -> None:
+    write_durably(run / NOTE, json.dumps(note).encode() + b"\n", 0o600)
+
+
 def _read(run: Path) -> dict[str, Any]:
     try:
         note = json.loads((run / NOTE).read_bytes())
@@ -94,6 +152,7 @@ class KeptJob(JobHandleSpec):
     Args:
         launch: starts it.
         run: the job's folder in FLARE's workspace.
+        may_start: asked before each further start.
     """
 
     def __init__(
@@ -102,9 +161,11 @@ class KeptJob(JobHandleSpec):
         run: Path,
         pause_s: float = RESTART_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
         self._launch, self._run, self._pause_s, self._clock = launch, run, pause_s, clock
+        self._may_start = may_start
         self._lock = threading.Lock()
         self._terminated = threading.Event()
         self._handle = launch()
@@ -122,16 +183,17 @@ class KeptJob(JobHandleSpec):
 
     def wait(self) -> None:
         """Return when the process has ended and is not to be started again."""
-        pause_s, gives_up_at, begun = self._pause_s, 0.0, None
+        pause_s, gives_up_at = self._pause_s, 0.0
+        begun: str | None = ""
         while True:
             self._handle.wait()
             waits_s, now = _waits_s(self._run), self._clock()
             if waits_s is None or self._terminated.is_set():
                 return
-            taken = _modified(self._run / NOTE)
+            taken = noted_attempt(self._run)
             if taken != begun:  # since the last time it died it has taken part
                 begun, pause_s, gives_up_at = taken, self._pause_s, now + waits_s
-            if now >= gives_up_at:
+            if now >= gives_up_at or not self._may_start():
                 logger.error("the process of job %s died, and is not started any more", self._run.name)
                 note_over(self._run)
                 return
@@ -152,13 +214,6 @@ class KeptJob(JobHandleSpec):
         return True
 
 
-def _modified(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
 _flares_launch = ClientProcessJobLauncher.launch_job
 
 
@@ -168,9 +223,51 @@ def _launch_kept(launcher: ClientProcessJobLauncher, job_meta: dict[str, Any], f
     return KeptJob(lambda: _flares_launch(launcher, job_meta, fl_ctx), run)
 
 
+_flares_launch_on_server = ServerProcessJobLauncher.launch_job
+_flares_abort_on_server = ServerEngine.abort_app_on_server
+_flares_sync = FederatedServer._sync_client_jobs
+
+
+def _launch_kept_on_server(
+    launcher: ServerProcessJobLauncher, job_meta: dict[str, Any], fl_ctx: FLContext
+) -> JobHandleSpec:
+    own, workspace = FLContext(), fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)  # FLARE's holds the next job's later
+    for key in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.JOB_PROCESS_ARGS):
+        own.set_prop(key, fl_ctx.get_prop(key), private=True, sticky=False)
+    run, root = Path(workspace.get_run_dir(job_meta["job_id"])), Path(workspace.get_root_dir())
+    may_start = lambda: count_start(run, server_policy(root).restarts)  # noqa: E731
+    return KeptJob(lambda: _flares_launch_on_server(launcher, job_meta, own), run, may_start=may_start)
+
+
+def _abort_on_server(engine: ServerEngine, job_id: str, *args: Any, **kwargs: Any) -> str:
+    """Note first that the job is over: whoever dies now does not bring it back."""
+    note_over(Path(engine.args.workspace) / job_id)
+    return str(_flares_abort_on_server(engine, job_id, *args, **kwargs))
+
+
+def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
+    """Let no site end a job that is about to run again here, and know a site again that is back as another client."""
+    ended = _flares_sync(server, request, token)
+    client, clients = server.client_manager.clients.get(token), server.client_manager.clients
+    for job in list(server.engine.run_processes.values()):
+        known = job.get(RunProcessKey.PARTICIPANTS)
+        if client and known is not clients and client.name in {one.name for one in known.values()}:
+            others = {key: one for key, one in known.items() if one.name != client.name}
+            job[RunProcessKey.PARTICIPANTS] = {**others, token: client}
+    root = Path(server.engine.args.workspace)
+    return [job_id for job_id in ended if not (JOB_ID.fullmatch(job_id) and is_noted(root / job_id))]
+
+
 def keep_jobs() -> None:
-    """Have FLARE's process of a site start jobs so that they are kept."""
+    """Have FLARE's process of a site or server start jobs so that they are kept."""
     ClientProcessJobLauncher.launch_job = _launch_kept
+    ServerProcessJobLauncher.launch_job = _launch_kept_on_server
+    ServerEngine.abort_app_on_server = _abort_on_server
+
+
+def keep_sites() -> None:
+    """Have FLARE's process of a server leave sites their jobs from the first heartbeat on."""
+    FederatedServer._sync_client_jobs = _sync_kept
 
 
 # -- a machine that was gone ------------------------------------------------------------------------------------------
@@ -186,7 +283,7 @@ def rejoin_jobs(engine: Any, workspace: Workspace) -> list[str]:
     for note in sorted(Path(workspace.get_root_dir()).glob(f"*/{NOTE}")):
         job_id = note.parent.name
         try:
-            _check_deployed(workspace, job_id)
+            _check_deployed(workspace, job_id, WorkspaceConstants.CLIENT_STARTUP_CONFIG)
             meta = json.loads(Path(workspace.get_job_meta_path(job_id)).read_bytes())
             (note.parent / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)
             engine.start_app(job_id, meta)
@@ -198,15 +295,82 @@ def rejoin_jobs(engine: Any, workspace: Workspace) -> list[str]:
     return joined
 
 
-def _check_deployed(workspace: Workspace, job_id: str) -> None:
+def _check_deployed(workspace: Workspace, job_id: str, configuration: str) -> None:
     """Check a deployed job's signature again, by the rules under which FLARE deployed it. Raises: ValueError."""
     root = os.path.join(workspace.get_startup_kit_dir(), "rootCA.pem")
     app = workspace.get_app_dir(job_id)  # raises unless this is the id of a job
     if os.path.exists(os.path.join(app, NVFLARE_SIG_FILE)):
         if not os.path.exists(root) or not verify_folder_signature(app, root):
             raise ValueError("its folder does not pass signature verification")
-    elif require_signed_jobs(workspace, WorkspaceConstants.CLIENT_STARTUP_CONFIG):
+    elif require_signed_jobs(workspace, configuration):
         raise ValueError("its folder is not signed")
+
+
+def restore_jobs_soon(engine: Any, workspace: Workspace) -> None:
+    """Restore jobs in a thread of its own, once FLARE can sign what a job's process shows it: after its start."""
+
+    def restore() -> None:
+        while _context_of(engine).get_prop(FLContextKey.SECURE_MODE) is None:
+            time.sleep(EXPIRE_POLL_S)
+        restore_jobs(engine, workspace)
+
+    threading.Thread(target=restore, name="veilboost_restore", daemon=True).start()
+
+
+def _context_of(engine: Any) -> FLContext:
+    with engine.new_context() as fl_ctx:
+        return fl_ctx
+
+
+def restore_jobs(engine: Any, workspace: Workspace) -> list[str]:
+    """Start the processes of jobs that ran when FLARE's process of the server ended; return the jobs' ids.
+
+    Those that do not wait for lost sites are called abandoned.
+
+    Args:
+        engine: FLARE's server engine.
+    """
+    restored, runner = [], engine.job_runner
+    manager, runner.scheduler = (engine.get_component(name) for name in _OF_JOBS)
+    with engine.new_context() as fl_ctx:
+        for job in manager.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            run = Path(workspace.get_run_dir(job.job_id))
+            try:
+                runner.restore_running_job(job.job_id, _clients(run, workspace), None, fl_ctx)
+                if job.job_id not in runner.running_jobs:
+                    raise ValueError("FLARE did not start its process")
+            except Exception as error:  # one job must not keep FLARE's process from starting
+                logger.error("job %s ran when this server's process ended, and ends: %s", job.job_id, _kind_of(error))
+                note_over(run)
+                manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+                continue
+            logger.info("job %s ran when this server's process ended: it goes on", job.job_id)
+            restored.append(job.job_id)
+    return restored
+
+
+_OF_JOBS = (SystemComponents.JOB_MANAGER, SystemComponents.JOB_SCHEDULER)
+
+
+def _clients(run: Path, workspace: Workspace) -> dict[str, Client]:
+    """Return the sites of a job that goes on, as FLARE knows clients; tokens come with their heartbeats.
+
+    Raises:
+        ValueError: it does not go on.
+    """
+    lead = noted_lead(run)
+    if lead is None:
+        raise ValueError("it does not wait for lost sites (on_lost_site), or had not begun. Submit it again")
+    _check_deployed(workspace, run.name, WorkspaceConstants.SERVER_STARTUP_CONFIG)
+    if not count_start(run, server_policy(Path(workspace.get_root_dir())).restarts):
+        raise ValueError("its process has been started again as often as this server's policy allows (restarts)")
+    (run / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)
+    clients = {}
+    for name, cell in lead.cells.items():
+        client = Client(name, OS_RANDOMNESS.bytes(16).hex())
+        client.set_fqcn(cell)
+        clients[client.token] = client
+    return clients
 
 
 def _kind_of(error: Exception) -> str:

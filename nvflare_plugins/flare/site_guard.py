@@ -6,7 +6,7 @@ send code with a job, or have folders deleted that are no job's. The guard takes
 job brings is held to a list (job_gate.py), and FLARE's search for settings to the site's own folders
 (components.py). What a server can do to jobs in other ways, to end, delay or withhold them, it does not prevent.
 
-At a site it also sees to it that jobs which wait for lost sites are kept (kept_jobs.py).
+It also sees to it that jobs which wait for lost sites are kept (kept_jobs.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.flare.components import close_search
 from nvflare_plugins.flare.job_gate import JobGate
-from nvflare_plugins.flare.kept_jobs import keep_jobs, rejoin_jobs
+from nvflare_plugins.flare.kept_jobs import keep_jobs, keep_sites, rejoin_jobs, restore_jobs_soon
 from nvflare_plugins.site.flare_boundary import DENIED_RIGHTS, GUARD_STARTED, JOB_ID, Role, role_of
 
 
@@ -38,11 +38,12 @@ class SiteGuard(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         close_search()  # FLARE looks for settings as soon as its components are made, before any event
+        keep_sites()  # and a server answers heartbeats before any
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Close the process at its start; a process that cannot be closed does not start."""
         if event_type == EventType.SYSTEM_START:
-            self._rejoin(fl_ctx)
+            self._go_on(fl_ctx)
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         try:
@@ -55,11 +56,14 @@ class SiteGuard(FLComponent):
             raise UnsafeComponentError(f"VeilBoost's guard could not start: {type(error).__name__}") from error
         self.log_info(fl_ctx, "VeilBoost's guard is on: no shell commands, no custom code, for any role")
 
-    def _rejoin(self, fl_ctx: FLContext) -> None:
-        """At a site that has registered with the server, join again the jobs that waited when its process ended."""
+    def _go_on(self, fl_ctx: FLContext) -> None:
+        """Start the jobs again that waited when this process ended: a site has registered with the server by now."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        if role_of(Path(workspace.get_root_dir())) is Role.SITE:
+        role = role_of(Path(workspace.get_root_dir()))
+        if role is Role.SITE:
             rejoin_jobs(fl_ctx.get_engine(), workspace)
+        elif role is Role.SERVER:
+            restore_jobs_soon(fl_ctx.get_engine(), workspace)
 
 
 def close_process(workspace: Path) -> None:

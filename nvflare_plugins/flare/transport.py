@@ -387,6 +387,7 @@ class FrameServer:
         self._on_violation = on_violation
         self._site_of_cell = {cell_name: site for site, cell_name in site_cells.items()}
         self._states = {site: _SiteState(cell_name) for site, cell_name in site_cells.items()}
+        self._ended: dict[str, str] = {}  # attempts that another process has led, and why they have ended
         cell.register_request_cb(CHANNEL, TOPIC_BEAT, self._on_beat)
         cell.register_request_cb(CHANNEL, TOPIC_FRAME, self._on_frame)
         cell.register_request_cb(CHANNEL, TOPIC_QUERY, self._on_query)
@@ -396,6 +397,12 @@ class FrameServer:
         payload = f"{self._attempt}\n{reason}".encode()[:MAX_REASON_BYTES]
         for site, state in self._states.items():
             self._work(site, self._send, state, TOPIC_ABORT, Message({}, payload))
+
+    def end_other(self, attempt: str, reason: str) -> None:
+        """Wake every site that is still in an attempt that another process has led."""
+        self._ended[attempt] = reason
+        for site in self._states:
+            self._work(site, self._tell_of_end, site, attempt)
 
     def remind(self, reason: str, sites: Iterable[str]) -> None:
         """Wake some sites again, which may not have heard it."""
@@ -456,7 +463,8 @@ class FrameServer:
 
     def _tell_of_end(self, site: str, attempt: str) -> None:
         """Wake a site that began an attempt when that had ended already: it heard no word of the end."""
-        payload = f"{attempt}\n{ENDED_BEFORE}".encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        reason = self._ended.get(attempt, ENDED_BEFORE)
+        payload = f"{attempt}\n{reason}".encode("utf-8", "replace")[:MAX_REASON_BYTES]
         self._send(self._states[site], TOPIC_ABORT, Message({}, payload))
 
     def _reported(self, site: str, function: Callable[..., None], *arguments: object) -> None:

@@ -35,6 +35,10 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.pooled.mediated.communicator import blocked
 
+NO_REASON = (
+    "FLARE stopped this site's part, and the server's process of the job did not say why: it has ended there, or was "
+    "aborted just then. FLARE's log on the server says which"
+)
 # Each serves one site and nothing else. A process of any other kind is never left: it may serve several sites.
 _PROCESSES_OF_ONE_SITE = (
     "nvflare.private.fed.app.client.worker_process",
@@ -199,7 +203,7 @@ class Watch:
             self._beats.send_now()
         if self._clock() - self._stopped_by_flare_at < STOP_REASON_S:
             return None
-        return "aborted by an operator, or by FLARE, whose log on the server says why"
+        return NO_REASON
 
 
 class Guard:

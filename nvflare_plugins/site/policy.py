@@ -697,6 +697,8 @@ class ServerPolicy(Document):
     (`noise: plugin.NAME`), and schemes under which parties may encrypt (`profile: scheme.NAME`). Each has the `sha256`
     of its files (`python -m nvflare_plugins.conformance.pin DISTRIBUTION`).
     """
+    restarts: Annotated[int, STRICT, Ge(0), Le(50), Words("a whole number, from 0 to 50")] = 10
+    """How often a job that waits for lost sites is started again after its process here has died; 0: never."""
 
     def __post_init__(self) -> None:
         for name, pin in self.plugins.items():
@@ -737,7 +739,7 @@ def load_pinned_by_server(workspace: Path, name: str, group: str) -> tuple[objec
     Raises:
         PolicyRefusal, ConfigurationError: as ``load_plugin``; or the server's policy cannot be read.
     """
-    pin = _pin_of_server(workspace, name)
+    pin = server_policy(workspace).plugins.get(name)
     return None if pin is None else (_load_pinned(pin, "server", name, group), pin)
 
 
@@ -747,17 +749,18 @@ def require_pin_of_server(workspace: Path, name: str) -> None:
     Raises:
         PolicyRefusal, ConfigurationError: it does not; or the server's policy cannot be read.
     """
-    if _pin_of_server(workspace, name) is None:
+    if server_policy(workspace).plugins.get(name) is None:
         raise PolicyRefusal(
             f"this server pins no plugin {name}, under whose scheme the job's parties would encrypt. Remedy: have the "
             f"server's operator pin it ({SERVER_POLICY_FILE}, key plugins), or choose another profile."
         )
 
 
-def _pin_of_server(workspace: Path, name: str) -> PluginPin | None:
+def server_policy(workspace: Path) -> ServerPolicy:
+    """Return what a server's operator allows. Raises: ConfigurationError, if it cannot be read."""
     path = workspace / SERVER_POLICY_FILE
     if not path.is_file():
-        return None
+        return ServerPolicy()
     try:
         document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=no_duplicates)
     except (OSError, ValueError, RecursionError) as error:
@@ -765,8 +768,8 @@ def _pin_of_server(workspace: Path, name: str) -> PluginPin | None:
         raise ConfigurationError(f"server: {SERVER_POLICY_FILE} cannot be read as JSON ({problem}).") from None
     if not isinstance(document, dict):
         raise ConfigurationError(f"server: {SERVER_POLICY_FILE} holds no JSON object")
-    refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins",))
-    return ServerPolicy(**document).plugins.get(name)
+    refuse_unknown(f"server: {SERVER_POLICY_FILE}", document, ("plugins", "restarts"))
+    return ServerPolicy(**document)
 
 
 def hash_of(distribution: str) -> str:

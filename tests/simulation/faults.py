@@ -160,6 +160,7 @@ def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str) -> Plan:
         back = "for good" if is_gone else f"for {back_after_s:.1f} s"
         how = "loses power" if plan.machines.losses[-1].loses_power else "dies"
         plan.words.append(f"{site} {how} with message {sent[site]}, {back}")
+    _server_dies(plan, random.Random(f"server {seed}"))
     plan.losses = tuple(plan.machines.losses)
     if dice.random() < 0.2:
         _long_silence(plan, dice, sites)
@@ -175,6 +176,17 @@ def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str) -> Plan:
         plan.hidden = dice.choice(sites)
         plan.words.append(f"the server hides the evidence of {plan.hidden}")
     return plan
+
+
+def _server_dies(plan: Plan, dice: random.Random) -> None:
+    """The server dies too, up to three times, and comes back: apart, so that what the others draw stays what it was."""
+    n_sent = 0
+    for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
+        n_sent += dice.randrange(3, 200)
+        back_after_s = dice.choice([dice.uniform(0.5, 5.0), dice.uniform(10.0, 120.0)])
+        plan.machines.losses.append(Loss(SERVER, n_sent, back_after_s, dice.random() < 0.5))
+        how = "loses power" if plan.machines.losses[-1].loses_power else "dies"
+        plan.words.append(f"the server {how} with message {n_sent}, for {back_after_s:.1f} s")
 
 
 def _bad_network(plan: Plan, dice: random.Random) -> None:

@@ -39,7 +39,7 @@ from tests.simulation.cases import DEADLINE_S, JOBS, N_ASKED, STOP
 from tests.simulation.faults import Plan
 from tests.simulation.in_clear import nothing_in_clear
 from tests.simulation.watch import Watch
-from tests.simulation.world import SERVER, Outcome
+from tests.simulation.world import ABANDONED, SERVER, Outcome
 from tests.support.flare_job import JOB_ID
 from tests.support.opened_sums import Opened
 
@@ -94,6 +94,7 @@ def broken(kind: str, plan: Plan, outcome: Outcome, reference: Trees) -> list[st
         *_ends(kind, plan, outcome),
         *_survival(kind, plan, outcome),
         *_agreement(plan, outcome),
+        *_one_leader(outcome),
         *_reasons(plan, outcome),
         *_evidence(plan, outcome),
         *_forgeries(plan, outcome),
@@ -145,6 +146,9 @@ NOT_SURVIVED = (
     "not back within lost_site_deadline_s",
     "other sites had finished by then",
     "the last that a job has",
+    "has the result of job",  # the server died when all sites had ended well
+    "it draws none again",  # noise that a trusted server drew
+    ABANDONED,
 )
 """What a job that waits may end with where nobody cheats and no disk forgets what it must not."""
 
@@ -163,6 +167,26 @@ def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     longest_s = 20 * (DEADLINE_S + SILENCE_LIMIT_S + START_SILENCE_S)
     if outcome.seconds > longest_s:
         yield f"the job waited {outcome.seconds:.0f} s in all"
+
+
+def _one_leader(outcome: Outcome) -> Iterator[str]:
+    """A site that has answered an attempt answers none before it, and an attempt of one number has one leader."""
+    left = {site: outcome.left.get(site, outcome.parties.workspace(site)) for site in outcome.parties.sites}
+    numbers, led = {}, {}
+    for root in left.values():
+        for path in (root / "veilboost_runs" / outcome.job_id).rglob(f"*{EXPORT_SUFFIX}*"):
+            with suppress(ProtocolError, IndexError, ValueError):
+                log = _log_of(path)
+                numbers[log.attempt] = log.number or 1
+                if log.session is not None and led.setdefault(numbers[log.attempt], log.attempt) != log.attempt:
+                    yield f"attempt {log.number} has two leaders"
+    answered: dict[str, str] = {}
+    for sent in outcome.messages:
+        if sent.topic == TOPIC_FRAME:
+            attempt, before = str(sent.label[0]), answered.get(sent.origin)
+            if before not in (None, attempt) and numbers.get(attempt, 0) <= numbers.get(before, 0):
+                yield f"{sent.origin} answered attempt {numbers.get(attempt)} after {numbers.get(before)}"
+            answered[sent.origin] = attempt
 
 
 def _errors(outcome: Outcome) -> dict[str, str]:

@@ -21,7 +21,7 @@ from nvflare.fuel.utils.class_utils import instantiate_class
 
 from nvflare_plugins.flare import work
 from nvflare_plugins.flare.controller import TRAIN_TASK
-from nvflare_plugins.flare.kept_jobs import is_noted
+from nvflare_plugins.flare.kept_jobs import count_start, is_noted, noted_lead
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
@@ -35,8 +35,12 @@ from tests.support.flare_job import Finished, _Context
 from tests.support.flare_network import FakeCell, Network
 
 SERVER = "server"
+ABANDONED = "abandoned: its server had died before any site heard of it, or too often"
 LONGEST_S = 7200.0
 """Virtual time within which every job must be over, whatever befalls it."""
+
+RESTART_S, MOST_STARTS = 1.0, 10
+"""After how long a process that ended for no reason of the job's is started again, and how often the server's is."""
 
 POLL_S = 1.0
 """How often controller and sites look whether something ends the job. They do so five times as often; most of a long
@@ -77,10 +81,10 @@ def as_it_is(site: str, document: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Loss:
-    """A site's process, or its machine, that dies.
+    """A site's process, or the server's, or its machine, that dies.
 
     Attributes:
-        n_sent: the site dies with the message that it sends after so many.
+        n_sent: it dies with the message that it sends after so many.
         back_after_s: it is there again after so long; None if never.
         loses_power: the machine does.
     """
@@ -158,6 +162,8 @@ class _Running:
     is_controlled: bool = True  # until the server's part is over
     tasks: dict[str, Any] = field(default_factory=dict)
     process: Callable[[str], None] = lambda site: None
+    control: Callable[[], None] = lambda: None
+    is_led: bool = True  # or will be again: the server's machine is there, or comes back
 
 
 class World:
@@ -225,6 +231,9 @@ class World:
         self.lives[owner] += 1
         for job in self.running:
             job.gone.add(owner)
+            if owner == SERVER:
+                job.tasks.clear()
+                job.is_led = False
         self.scheduler.kill(owner)
 
     def restart(self, owner: str) -> None:
@@ -237,10 +246,19 @@ class World:
         self.disks.begin(owner)
 
     def come_back(self, owner: str) -> None:
-        """Start a machine that died, and on it the jobs that wait for it, as FLARE's process of a site does."""
+        """Start a machine that died, and on it the jobs that wait for it, as FLARE's process there does."""
         if owner not in self.scheduler.dead:
             return
         self.restart(owner)
+        if owner == SERVER:
+            for job in self.running:
+                if job.is_led and count_start(self.root(SERVER) / job.submission.job_id, MOST_STARTS):
+                    job.gone.discard(SERVER)
+                    job.control()
+                elif job.is_controlled:
+                    job.is_led = False
+                    job.said.append(ABANDONED)
+            return
         for job in self.running:
             is_kept = job.waits and job.is_controlled and is_noted(self.root(owner) / job.submission.job_id)
             if is_kept and SERVER not in self.scheduler.dead:
@@ -261,6 +279,9 @@ class World:
         self.kill(loss.site)
         if loss.back_after_s is not None:
             self.scheduler.at(loss.back_after_s, lambda: self.come_back(loss.site))
+        for job in self.running if loss.site == SERVER and loss.back_after_s is not None else ():
+            left = self.left[SERVER] / job.submission.job_id
+            job.is_led = job.is_controlled and noted_lead(left) is not None
         self.scheduler.pause(lambda: False)
 
     def abort(self) -> None:
@@ -356,13 +377,14 @@ class World:
             job.said.append(f"{SERVER} is not there to take the job")
             return
         server, executor = described(job.submission.recipe)
-        controller = instantiate_class(server["path"], server["args"])
         clients = [SimpleNamespace(name=site, token=site, get_fqcn=lambda site=site: site) for site in sites]
         cell = FakeCell(self._wire, f"{SERVER}.{job_id}")
         context = _Context(SERVER, self.root(SERVER), cell, job_id, get_clients=lambda: clients)
 
-        job.waits = controller.job.get("on_lost_site", "stop") != "stop"
+        job.waits = server["args"]["job"].get("on_lost_site", "stop") != "stop"
         job.process = lambda site: self._process(job, site, executor, context)
+        if job.waits:  # FLARE makes it
+            (self.root(SERVER) / job_id).mkdir(exist_ok=True)
 
         def broadcast(task: Any, targets: Sequence[str], **_: Any) -> None:
             is_first, job.is_broadcast = not job.is_broadcast, True
@@ -374,16 +396,18 @@ class World:
                     self.scheduler.spawn(lambda site=site: job.process(site), "executor", site)
 
         def control() -> None:
+            controller = instantiate_class(server["path"], server["args"])
+            controller._engine, controller._task_check_period = context.engine, POLL_S
+            controller.broadcast, controller.cancel_task = broadcast, lambda task: None
+            controller.system_panic = lambda reason, fl_ctx: job.said.append(reason)
             controller.control_flow(job.signal, context)
             job.is_controlled = False
             job.ended.add(SERVER)
             if not job.is_broadcast:  # no site ever heard of it
                 job.ended |= set(sites)
 
-        controller._engine, controller._task_check_period = context.engine, POLL_S
-        controller.broadcast, controller.cancel_task = broadcast, lambda task: None
-        controller.system_panic = lambda reason, fl_ctx: job.said.append(reason)
-        self.scheduler.spawn(control, "controller", SERVER)
+        job.control = lambda: self.scheduler.spawn(control, "controller", SERVER)
+        job.control()
 
     def _process(self, job: _Running, site: str, executor: dict[str, Any], at_server: Any) -> None:
         """Be a site's process of a job: take what task there is, and where the job waits for lost sites the next."""
@@ -393,17 +417,28 @@ class World:
         if job.waits:
             component.handle_event(EventType.START_RUN, own)
         while True:
-            is_new = lambda: job.tasks.get(site) is not done  # noqa: B023, E731
-            self.scheduler.wait(lambda: is_new() or not job.is_controlled or SERVER in self.scheduler.dead)  # noqa: B023
+            is_new = lambda: job.tasks.get(site, done) is not done  # noqa: B023, E731
+            self.scheduler.wait(lambda: is_new() or not job.is_controlled or not job.is_led)  # noqa: B023
             if not is_new() or not job.is_controlled:  # with the job the server's tasks are gone
                 break
             done = job.tasks[site]
             self._take(job, site, component, own, done, at_server)
             if not job.waits:
                 break
+            if component._stays_kept:  # its process ends, and another one is started in its place
+                component.handle_event(EventType.END_RUN, own)
+                self._start_again(job, site, self.lives[site])
+                return
         if job.waits:
             component.handle_event(EventType.END_RUN, own)
         job.ended.add(site)
+
+    def _start_again(self, job: _Running, site: str, life: int) -> None:
+        def again() -> None:
+            if life == self.lives[site]:
+                self.scheduler.spawn(lambda: job.process(site), "executor", site)
+
+        self.scheduler.at(RESTART_S, again)
 
     def _take(self, job: _Running, site: str, component: Any, own: Any, task: Any, at_server: Any) -> None:
         scheduler = self.scheduler

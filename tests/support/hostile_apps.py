@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.client.training_cmds import DeployProcessor
+from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
@@ -120,6 +123,10 @@ def undo_guard(monkeypatch: pytest.MonkeyPatch) -> None:
         (JobMetaValidator, "validate"),
         (ClientEngine, "start_app"),
         (ServerEngine, "start_app_on_server"),
+        (ServerEngine, "abort_app_on_server"),
+        (FederatedServer, "_sync_client_jobs"),
+        (ClientProcessJobLauncher, "launch_job"),
+        (ServerProcessJobLauncher, "launch_job"),
         (CommConfigurator, "_configuration"),
         (CommConfigurator, "_config_loaded"),
     ):

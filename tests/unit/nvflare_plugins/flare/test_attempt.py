@@ -371,10 +371,12 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
 
     controller, said = Controller({"data_set": "train", "label": "y"}, kind="horizontal"), []
     monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
-    monkeypatch.setattr(controller, "_engine", MagicMock(), raising=False)
+    engine = MagicMock()
+    engine.get_workspace().get_run_dir.return_value = str(federation.folder)
+    monkeypatch.setattr(controller, "_engine", engine, raising=False)
     monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: [object()])
     monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
-    controller.control_flow(None, None)
+    controller.control_flow(None, MagicMock())
     assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
     assert "the server could not go on: the file system is read-only" in said[0] and "secret" not in said[0]
     assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
@@ -385,12 +387,13 @@ def test_a_job_whose_metrics_would_be_written_elsewhere_is_refused_before_it_beg
 ) -> None:
     controller, said, waited = JobController({"data_set": "train", "label": "y"}, kind="horizontal"), [], []
     engine = MagicMock()
+    engine.get_workspace().get_run_dir.return_value = "no folder"
     engine.run_manager.components = {"tb": SimpleNamespace(tb_folder="/srv/elsewhere")}
     monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
     monkeypatch.setattr(controller, "_engine", engine, raising=False)
     monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: waited.append(1))
     monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
-    controller.control_flow(None, None)
+    controller.control_flow(None, MagicMock())
     assert "may only write below the job's own folder" in said[0] and not waited
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -9,13 +10,29 @@ from types import SimpleNamespace
 
 import pytest
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey
+from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey, RunProcessKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.server_engine import ServerEngine
 
 from nvflare_plugins.flare import kept_jobs
-from nvflare_plugins.flare.kept_jobs import NOTE, KeptJob, is_noted, keep_jobs, note_over, note_waiting, rejoin_jobs
+from nvflare_plugins.flare.kept_jobs import (
+    NOTE,
+    KeptJob,
+    Lead,
+    count_start,
+    is_noted,
+    keep_jobs,
+    keep_sites,
+    note_over,
+    note_waiting,
+    noted_attempt,
+    noted_lead,
+    rejoin_jobs,
+    restore_jobs,
+)
 from nvflare_plugins.flare.site_guard import SiteGuard
 from tests.support.hostile_apps import undo_guard
 
@@ -124,7 +141,7 @@ def test_the_return_code_of_a_dead_process_is_not_that_of_the_next(tmp_path):
 
 
 def test_flares_launcher_keeps_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr(ClientProcessJobLauncher, "launch_job", ClientProcessJobLauncher.launch_job)
+    undo_guard(monkeypatch)
     started = []
     monkeypatch.setattr(
         kept_jobs, "_flares_launch", lambda launcher, meta, fl_ctx: started.append(meta) or Process(None)
@@ -165,18 +182,17 @@ def test_a_job_that_waited_is_joined_again_with_what_flare_has_deployed(workspac
     assert joined(workspace) == ([JOB], [(JOB, {"job_id": JOB})])
 
 
-@pytest.mark.parametrize(("kit", "joins"), [("fed_client.json", [JOB]), ("fed_server.json", [])])
-def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, kit, joins, monkeypatch):
+def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, monkeypatch):
     undo_guard(monkeypatch)
     deployed(workspace)
-    (Path(workspace.get_startup_kit_dir()) / kit).write_text("{}")
+    (Path(workspace.get_startup_kit_dir()) / "fed_client.json").write_text("{}")
     started: list[str] = []
     context = FLContext()
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
     engine = SimpleNamespace(start_app=lambda job_id, meta: started.append(job_id))
     context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
     SiteGuard().handle_event(EventType.SYSTEM_START, context)
-    assert started == joins
+    assert started == [JOB]
 
 
 def test_a_job_that_did_not_wait_is_not_joined(workspace):
@@ -202,3 +218,115 @@ def test_one_job_that_cannot_be_joined_does_not_keep_the_others_out(workspace):
     (deployed(workspace) / "meta.json").unlink()
     deployed(workspace, other)
     assert joined(workspace)[0] == [other]
+
+
+# -- at the server ----------------------------------------------------------------------------------------------------
+
+
+SITE_NAMES = ["site-1", "site-2"]
+
+
+def led(run: Path, starts: int = 0, number: int = 3) -> Path:
+    note_waiting(run, 60.0, "aa", Lead(number, SITE_NAMES, {name: name for name in SITE_NAMES}, starts))
+    return run
+
+
+def test_the_servers_note_says_what_the_next_process_must_know(tmp_path):
+    led(tmp_path)
+    assert noted_lead(tmp_path) == Lead(3, SITE_NAMES, {"site-1": "site-1", "site-2": "site-2"}, 0)
+    assert noted_attempt(tmp_path) == "aa"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("number", 0), ("number", "3"), ("starts", -1), ("starts", True), ("members", ["site-9"]), ("cells", [])],
+)
+def test_a_note_of_a_server_that_is_none_restores_nothing(tmp_path, name, value):
+    note = json.loads((led(tmp_path) / NOTE).read_text())
+    (tmp_path / NOTE).write_text(json.dumps({**note, name: value}))
+    assert noted_lead(tmp_path) is None and not count_start(tmp_path, 10)
+
+
+def test_the_servers_process_is_started_again_as_often_as_its_policy_allows(tmp_path):
+    dies = [lambda: led(tmp_path, number=1), *[lambda: None] * 5]
+    job, processes = kept(tmp_path, *dies)
+    job._may_start = lambda: count_start(tmp_path, 2)
+    job.wait()
+    assert len(processes) == 3 and not is_noted(tmp_path)
+
+
+class Runner:
+    """The part of FLARE's job runner that starts a job again."""
+
+    def __init__(self) -> None:
+        self.running_jobs, self.clients, self.scheduler = {}, {}, None
+
+    def restore_running_job(self, job_id, clients, snapshot, fl_ctx) -> None:
+        assert snapshot is None and self.scheduler is not None
+        self.running_jobs[job_id], self.clients = 1, clients
+
+
+class Server:
+    """FLARE's engine of a server that was started again while jobs ran."""
+
+    def __init__(self, *jobs: str) -> None:
+        self.job_runner, self.status = Runner(), {}
+        self._jobs = [SimpleNamespace(job_id=job_id) for job_id in jobs]
+
+    def get_component(self, name):
+        of = lambda status, fl_ctx: self._jobs  # noqa: E731
+        return SimpleNamespace(
+            get_jobs_by_status=of, set_status=lambda job, status, _: self.status.update({job: status})
+        )
+
+    def new_context(self):
+        return contextlib.nullcontext()
+
+
+def test_a_server_that_is_back_goes_on_with_jobs_that_wait_and_abandons_the_others(workspace):
+    other = "4392feae-8935-4144-8c27-c7aa221c04c0"
+    led(deployed(workspace))
+    note_over(deployed(workspace, other))
+    server = Server(JOB, other)
+    assert restore_jobs(server, workspace) == [JOB]
+    assert server.status == {other: "FINISHED:ABANDONED"}
+    assert sorted(client.name for client in server.job_runner.clients.values()) == SITE_NAMES
+    assert noted_lead(Path(workspace.get_root_dir()) / JOB).starts == 1
+
+
+@pytest.mark.parametrize("change", ["signature", "policy", "FLARE"])
+def test_a_job_that_may_not_go_on_is_abandoned_and_its_note_goes(workspace, change):
+    run, server = led(deployed(workspace)), Server(JOB)
+    if change == "signature":
+        (run / "app_server").mkdir()
+        (Path(workspace.get_startup_kit_dir()) / "rootCA.pem").write_text("a certificate")
+    elif change == "policy":
+        (Path(workspace.get_root_dir()) / "local" / "veilboost_server.json").write_text('{"restarts": 0}')
+    else:
+        server.job_runner.restore_running_job = lambda *_: None
+    assert restore_jobs(server, workspace) == []
+    assert server.status == {JOB: "FINISHED:ABANDONED"} and not is_noted(run)
+
+
+def test_a_heartbeat_ends_no_job_that_is_about_to_run_again_and_makes_a_site_known(workspace, monkeypatch):
+    undo_guard(monkeypatch)
+    monkeypatch.setattr(kept_jobs, "_flares_sync", lambda *_: [JOB, "5392feae-8935-4144-8c27-c7aa221c04c0", "../x"])
+    led(deployed(workspace))
+    client, before = SimpleNamespace(name="site-1"), SimpleNamespace(name="site-1")
+    job = {RunProcessKey.PARTICIPANTS: {"old": before}}
+    engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()), run_processes={JOB: job})
+    server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(clients={"new": client}))
+    keep_sites()
+    ended = FederatedServer._sync_client_jobs(server, None, "new")
+    assert ended == ["5392feae-8935-4144-8c27-c7aa221c04c0", "../x"]
+    assert job[RunProcessKey.PARTICIPANTS] == {"new": client}
+
+
+def test_an_operators_abort_is_noted_before_flare_does_anything(workspace, monkeypatch):
+    undo_guard(monkeypatch)
+    run, seen = led(deployed(workspace)), []
+    monkeypatch.setattr(kept_jobs, "_flares_abort_on_server", lambda *_: seen.append(is_noted(run)) or "")
+    keep_jobs()
+    engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()))
+    ServerEngine.abort_app_on_server(engine, JOB)
+    assert seen == [False]
