@@ -184,9 +184,10 @@ def _server_dies(plan: Plan, dice: random.Random) -> None:
     for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
         n_sent += dice.randrange(3, 200)
         back_after_s = dice.choice([dice.uniform(0.5, 5.0), dice.uniform(10.0, 120.0)])
-        plan.machines.losses.append(Loss(SERVER, n_sent, back_after_s, dice.random() < 0.5))
+        plan.machines.losses.append(Loss(SERVER, n_sent, back_after_s, dice.random() < 0.5, dice.random() < 0.15))
         how = "loses power" if plan.machines.losses[-1].loses_power else "dies"
-        plan.words.append(f"the server {how} with message {n_sent}, for {back_after_s:.1f} s")
+        old = ", and is back as it was an attempt ago" if plan.machines.losses[-1].is_old else ""
+        plan.words.append(f"the server {how} with message {n_sent}, for {back_after_s:.1f} s{old}")
 
 
 def _bad_network(plan: Plan, dice: random.Random) -> None:

@@ -148,6 +148,7 @@ NOT_SURVIVED = (
     "the last that a job has",
     "has the result of job",  # the server died when all sites had ended well
     "it draws none again",  # noise that a trusted server drew
+    "and this site has answered attempt",  # the server came back as it was before
     ABANDONED,
 )
 """What a job that waits may end with where nobody cheats and no disk forgets what it must not."""

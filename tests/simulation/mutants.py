@@ -124,6 +124,20 @@ def _the_dead_are_not_named() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def numbers_are_answered_again() -> Iterator[None]:
+    """Let sites answer whatever attempt a server asks for; evidence is put wherever there is room."""
+    put_aside = site_attempt.put_aside
+
+    def anywhere(evidence: Path, number: int, *signer: Any) -> None:
+        while evidence.with_name(reader.before_attempt(number)).exists():
+            number += 1
+        put_aside(evidence, number, *signer)
+
+    with patch.object(RunFolder, "enter", _nothing), patch.object(site_attempt, "put_aside", anywhere):
+        yield
+
+
 # -- sums and secrets -------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +412,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         _instead(KeptAnswers, "agree", lambda self, attempt, offers, fresh: setattr(self, "key", fresh)),
     ),
     "what a lost attempt reserved is closed": ("private_trees_wait", _what_is_reserved_is_closed),
+    "sites answer a number again": ("horizontal_wait", numbers_are_answered_again),
     "a process that died takes its task again": ("horizontal_wait", _instead(executor, "noted_attempt", _nothing)),
     "folders are not synced": ("bagging", _instead(files, "sync_folder", _nothing)),
     "errors of a disk are swallowed": ("bagging", _errors_of_disks_are_swallowed),

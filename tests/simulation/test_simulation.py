@@ -6,17 +6,21 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.simulation import run
 from tests.simulation.cases import FOUND, JOBS, job_of
-from tests.simulation.mutants import MUTANTS, survived
+from tests.simulation.faults import Plan
+from tests.simulation.invariants import broken
+from tests.simulation.mutants import MUTANTS, numbers_are_answered_again, survived
 from tests.simulation.run import drawn, play, simulate
 from tests.simulation.scheduler import Deadlock, Scheduler, Stopped, WaitsWithMemory
 from tests.simulation.stand_ins import _connect_of
 from tests.simulation.watchdog import StandsStill, guarded
+from tests.simulation.world import SERVER, Loss, Machines
 
 SEEDS = 300
 QUICK = 160  # all jobs, each of the dear ones once; further seeds run with the slow tests
@@ -66,6 +70,20 @@ def test_a_seed_gives_the_same_run_each_time_to_the_last_byte(tmp_path: Path, ki
     first = traced(5, "one")
     assert len(first) > 50 and first == traced(5, "two")
     assert first != traced(6, "other")
+
+
+OLD = (Loss(SERVER, 40, 1.0, loses_power=False), Loss(SERVER, 120, 1.0, loses_power=False, is_old=True))
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_two_servers_never_both_lead(tmp_path: Path, is_planted: bool) -> None:
+    plan = Plan(1, is_harmless=False, losses=OLD, machines=Machines(losses=list(OLD)))
+    with numbers_are_answered_again() if is_planted else nullcontext():
+        outcome = play("horizontal_wait", plan, tmp_path).jobs[0]
+    told = [fault for fault in broken("horizontal_wait", plan, outcome, {}) if "answered attempt" in fault]
+    assert bool(told) is is_planted
+    if not is_planted:
+        assert "this site has answered attempt 2" in (outcome.reason or "")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,9 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
 from nvflare_plugins.flare import work
+from nvflare_plugins.flare.attempt import RESULT_FOLDER
 from nvflare_plugins.flare.controller import TRAIN_TASK
-from nvflare_plugins.flare.kept_jobs import count_start, is_noted, noted_lead
+from nvflare_plugins.flare.kept_jobs import count_start, is_noted, note_waiting, noted_attempt, noted_lead
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.setup import set_up
@@ -87,12 +88,14 @@ class Loss:
         n_sent: it dies with the message that it sends after so many.
         back_after_s: it is there again after so long; None if never.
         loses_power: the machine does.
+        is_old: the server comes back with a note of an earlier attempt, as from a backup.
     """
 
     site: str
     n_sent: int
     back_after_s: float | None
     loses_power: bool
+    is_old: bool = False
 
 
 @dataclass
@@ -245,14 +248,20 @@ class World:
         self.scheduler.revive(owner)
         self.disks.begin(owner)
 
-    def come_back(self, owner: str) -> None:
+    def come_back(self, owner: str, *, is_old: bool = False) -> None:
         """Start a machine that died, and on it the jobs that wait for it, as FLARE's process there does."""
         if owner not in self.scheduler.dead:
             return
         self.restart(owner)
         if owner == SERVER:
             for job in self.running:
-                if job.is_led and count_start(self.root(SERVER) / job.submission.job_id, MOST_STARTS):
+                run = self.root(SERVER) / job.submission.job_id
+                if is_old and (lead := noted_lead(run)) is not None:
+                    older = replace(lead, number=max(1, lead.number - 1))
+                    note_waiting(run, 60.0, noted_attempt(run) or "", older)
+                    shutil.rmtree(run / RESULT_FOLDER, ignore_errors=True)
+                    (run / RESULT_FOLDER).mkdir()
+                if job.is_led and count_start(run, MOST_STARTS):
                     job.gone.discard(SERVER)
                     job.control()
                 elif job.is_controlled:
@@ -278,7 +287,7 @@ class World:
         self.machines.loses_power = loss.loses_power
         self.kill(loss.site)
         if loss.back_after_s is not None:
-            self.scheduler.at(loss.back_after_s, lambda: self.come_back(loss.site))
+            self.scheduler.at(loss.back_after_s, lambda: self.come_back(loss.site, is_old=loss.is_old))
         for job in self.running if loss.site == SERVER and loss.back_after_s is not None else ():
             left = self.left[SERVER] / job.submission.job_id
             job.is_led = job.is_controlled and noted_lead(left) is not None
