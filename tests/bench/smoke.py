@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pandas as pd
 
+from he_processors.histogram.planner import BinLayout
 from nvflare_plugins.base.files import write_atomically
 from tests.bench import record
 from tests.bench.dp_data import SHARED
@@ -87,6 +88,11 @@ def _one_held_out(module: ModuleType) -> dict[str, Any]:
     return {"breast": module.HELD_OUT["breast"]}
 
 
+def _few_bins(module: ModuleType) -> BinLayout:
+    """Return as many features as in full, with fewer bins to open."""
+    return BinLayout((8,) * 18)
+
+
 def _few_trees(module: ModuleType) -> dict[str, Any]:
     """Return two ways to train, of the fewest trees."""
     return {name: module.VARIANTS[name] for name in ("exact_few_trees", "guarded_few_trees")}
@@ -114,7 +120,13 @@ PROGRAMS = (
     _program(
         "bench_he --quick --cases paillier-2048 --backends portable",
         "paillier-2048/portable/encrypt_per_s",
-        **{"ROUND_ROWS": 3000, "he_ours._ROWS": {"portable": 60}, "he_peers._N_ADD_ROWS": 60},
+        **{
+            "ROUND_ROWS": 3000,
+            "he_ours._ROWS": {"portable": 60},
+            "he_peers._N_ADD_ROWS": 60,
+            "he_round.LAYOUT": _few_bins,
+            "he_round.N_BINS": 8,
+        },
     ),
     _program("bench_horizontal --quick --only sites --rounds 2 --lanes own_plain own_masks", "sites/lanes/own_masks"),
     _program("bench_labels --sets diabetes --splits 1", "diabetes/1", EPSILONS=(1.0,)),
