@@ -44,6 +44,7 @@ from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare.kept_jobs import NOTE
 from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.recipes.recipe import write_folder
 from nvflare_plugins.site.memory.store import Memory, read_arrays
 from nvflare_plugins.site.policy import SitePolicy
@@ -78,7 +79,7 @@ LONGER: dict[str, dict[str, Any]] = {
 """Fields beside those of the suite of all kinds: more exchanges, at prices of which a budget pays a hundred jobs."""
 BUDGET = {"epsilon": 64.0, "delta": 1e-5}
 SURVIVED_S = 60.0  # a shorter silence ends no job, which flare/timeouts.py promises
-JOB_S, LEFTOVERS_S, BACK_S = 600.0, 180.0, 120.0
+START_S, JOB_S, LEFTOVERS_S, BACK_S = 900.0, 1200.0, 300.0, 600.0  # what hangs, on the busiest of machines
 DISK_BYTES = 96 << 20
 COMPLETED, BY_NAME = "FINISHED:COMPLETED", "by name, then completed"
 
@@ -355,7 +356,13 @@ class SoakPoc(Poc):
             plant_secret(self.policy(site))
 
     def __enter__(self) -> SoakPoc:
-        Poc.__enter__(self)
+        try:
+            self._prepare()
+            self._nvflare("poc", "start", "--no-wait")
+            wait_for_sites((self.kits / site for site in SITES), START_S)
+        except BaseException:
+            self.stop()
+            raise
         self.starts = {site: started_by(self, site) for site in SITES}
         return self
 
