@@ -361,6 +361,7 @@ def make_private(folder: Path) -> None:
 
 
 _VERSION = 1
+_OR_NEWER = ", or that a newer VeilBoost has written: then install that version again."
 MOST_UNPAID = 8
 """Interrupted jobs that have released nothing: they hold nothing, and so many are kept to be resumed."""
 
@@ -591,14 +592,15 @@ class LedgerState:
         """
         reader = _READERS.get(str(record.get("record")))
         if reader is None:
-            raise LedgerDamaged("the ledger holds a record of an unknown kind.")
+            raise LedgerDamaged(f"the ledger holds a record of an unknown kind{_OR_NEWER}")
         fields = {key: value for key, value in record.items() if key not in ("record", "at")}
         if not isinstance(record.get("at"), str) or (self.identity is None) != (record["record"] == "ledger"):
             raise LedgerDamaged("the ledger holds a record out of place.")
         try:
             reader(self, str(record["at"]), **fields)
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, UnknownEvent, binascii.Error):
-            raise LedgerDamaged(f"the ledger holds a record {record['record']!r} that is not well formed.") from None
+            what = f"the ledger holds a record {record['record']!r} that is not well formed"
+            raise LedgerDamaged(f"{what}{_OR_NEWER}") from None
 
     def _ledger(self, at: str, version: int, site: str, data_set: str, relation: str, rows_per_person: int) -> None:
         if version != _VERSION:

@@ -101,6 +101,7 @@ class Participant:
         public_key: X25519, 32 bytes, fresh for this attempt.
         certificate_fingerprint: SHA-256 of the certificate, empty in an unsigned session.
         policy_hash: SHA-256 of what the site's own policy allows.
+        protocols: lowest and highest protocol that it speaks in this job.
     """
 
     site: str
@@ -109,27 +110,31 @@ class Participant:
     public_key: bytes
     certificate_fingerprint: bytes
     policy_hash: bytes
+    protocols: tuple[int, int]
 
 
-def hash_transcript(job_id: str, attempt: str, binding: bytes, participants: Sequence[Participant]) -> bytes:
+def hash_transcript(
+    job_id: str, attempt: str, binding: bytes, protocol: int, participants: Sequence[Participant]
+) -> bytes:
     """Hash everything the sites must agree on before they trust each other's keys.
 
-    Security: a server that swaps a public key, a nonce, a certificate, a name, a policy's hash, the order of the sites,
-        the job, the attempt or the parameters at any site gives that site another transcript: its signatures and
-        confirmations then fail at the others, and theirs at it.
+    Security: a server that swaps a public key, a nonce, a certificate, a name, a policy's hash, the protocols that a
+        site speaks, the order of the sites, the job, the attempt or the parameters at any site gives that site another
+        transcript: its signatures and confirmations then fail at the others, and theirs at it.
 
     Args:
         job_id: the job, as the federation names it.
         attempt: the attempt at this job; a restart has another one.
         binding: hash of parameters and profile, equal at all sites.
+        protocol: the one that the sites follow.
         participants: in rank order.
 
     Returns:
         32 bytes; also the session id.
     """
-    fields: list[Field] = [f"{DOMAIN}/transcript", job_id, attempt, binding, len(participants)]
+    fields: list[Field] = [f"{DOMAIN}/transcript", job_id, attempt, binding, protocol, len(participants)]
     for rank, p in enumerate(participants):
-        fields += [rank, p.site, p.role, p.nonce, p.public_key, p.certificate_fingerprint, p.policy_hash]
+        fields += [rank, p.site, p.role, p.nonce, p.public_key, p.certificate_fingerprint, p.policy_hash, *p.protocols]
     return hashlib.sha256(encode_fields(*fields)).digest()
 
 

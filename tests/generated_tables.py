@@ -6,6 +6,7 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 
 * ``threats``: who learns what under a family of profiles, from their rows;
 * ``wire/kinds``, ``wire/vertical``: kinds of messages, and the messages of vertical jobs;
+* ``protocols``: what the release speaks in jobs of each kind;
 * ``metrics/site``, ``metrics/server``, ``metrics/kit``: numbers for monitoring;
 * ``headlines``: the figures of the first page (``tests/bench/results.py``), each alone ``<!-- figure: NAME -->``;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nvflare_plugins.site.profiles import THREAT_MODELS, Family, Statement, profiles_of
+from nvflare_plugins.site.protocols import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -125,6 +127,9 @@ def generated(name: str) -> str:
         return modules(which)
     if source == "metrics":
         return metrics(which)
+    if source == "protocols":
+        rows = [(f"`{kind}`", str(span)) for kind, span in sorted(PROTOCOLS.items())]
+        return table(("kind of job", "protocols that this release speaks"), rows)
     if name == "wire/kinds":
         kinds = sorted(Kind, key=lambda kind: kind.code)
         rows = [(str(kind.code), f"`{kind.name}`", "yes" if kind.private else "no", kind.meaning) for kind in kinds]

@@ -17,6 +17,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.registry import ResumePoint
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import is_private
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.workers.workers import Work
 
 # What every kind of job gives a site to work with, and what the site says at the end.
@@ -47,6 +48,8 @@ LOST_SITE_FIELDS = ("on_lost_site", "lost_site_deadline_s")
 class Job(Protocol):
     """What the shell around a job knows of it. Each kind of job has a class of its own."""
 
+    KIND: ClassVar[str]
+
     @property
     def profile(self) -> str:
         """Return the name of the protection that every private message has."""
@@ -61,6 +64,9 @@ class Job(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
+
+    def stated(self) -> dict[str, Any]:
+        """Return it without the fields at their defaults."""
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
@@ -88,6 +94,7 @@ class JobDocument(Document):
     """How every kind's job, a class below this one under ``@document``, is written and read.
 
     Attributes:
+        KIND: name of the kind.
         REFUSED: fields that people look for and this kind forbids; name -> why.
         REFUSED_IN: what the refusal calls this kind.
         CANNOT_CONTINUE: why a job of this kind that can wait for a lost site cannot go on without it.
@@ -95,6 +102,7 @@ class JobDocument(Document):
 
     __slots__ = ()
     WHAT = "the job"
+    KIND: ClassVar[str]
     REFUSED: ClassVar[Mapping[str, str]] = {}
     REFUSED_IN: ClassVar[str] = ""
     CANNOT_CONTINUE: ClassVar[str] = ""
@@ -102,6 +110,15 @@ class JobDocument(Document):
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
         return dataclasses.asdict(self)
+
+    def stated(self, also: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the job without the fields at their defaults: a release that has further fields states the same.
+
+        Args:
+            also: fields that are kept in any case.
+        """
+        defaults = {each.name: _default(each) for each in dataclasses.fields(self)}
+        return {name: value for name, value in self.to_dict().items() if name in also or value != defaults[name]}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
@@ -129,6 +146,10 @@ class JobDocument(Document):
         return cls(**document)
 
 
+def _default(field: dataclasses.Field[Any]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 @dataclass(frozen=True, slots=True)
 class SiteContext:
     """Where and with whom a site takes part.
@@ -138,6 +159,7 @@ class SiteContext:
         attempt: 16 random bytes that the server drew for this attempt.
         number: of the attempt in its job, from 1; a job that waits for lost sites may have several.
         name: of the job, for people; "" where it has none that FLARE would take.
+        server_speaks: protocols of this kind of job that the server knows; None where there is no server of FLARE.
     """
 
     site: str
@@ -149,6 +171,7 @@ class SiteContext:
     identity: Identity
     number: int = 1
     name: str = ""
+    server_speaks: Span | None = None
 
 
 class RoundFacts(Protocol):

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import platform
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -50,6 +51,7 @@ from nvflare_plugins.site.certificates import (
 )
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Floors
+from nvflare_plugins.site.protocols import Span, spoken
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 
@@ -60,7 +62,10 @@ from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 # is derived from rows.
 
 
-_FORMAT = b"veilboost-hello-2"
+_FORMAT = b"veilboost-hello-3"  # frozen: a site reads it before it knows which release the other runs
+_PROTOCOLS = struct.Struct("<HH")
+_PARTS = 10
+_START = 4 + 8 * _PARTS  # of the first part
 _MAX_HELLO = 1 << 17
 _MAX_CHAIN = 8
 _HASH_BYTES = 32
@@ -79,7 +84,8 @@ class Hello:
         public_key: X25519, fresh for this attempt.
         policy_hash: SHA-256 of what the site's own policy allows; the transcript makes the site stand by it.
         binding: hash of parameters and profile, which must be equal at all sites.
-        release: version of VeilBoost.
+        release: version of VeilBoost, for people.
+        protocols: what the site speaks in jobs of this kind.
         chain: certificates in DER form, leaf first; empty for a site that cannot sign.
     """
 
@@ -89,37 +95,46 @@ class Hello:
     policy_hash: bytes
     binding: bytes
     release: str
+    protocols: Span
     chain: tuple[bytes, ...]
 
     @classmethod
-    def new(cls, identity: Identity, public_key: bytes, policy: SitePolicy, binding: bytes) -> Hello:
-        """Make this site's hello for a new attempt."""
+    def new(cls, identity: Identity, public_key: bytes, policy: SitePolicy, kind: str, binding: bytes) -> Hello:
+        """Make this site's hello for a new attempt. Raises: as ``spoken``."""
         chain = tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain)
         nonce = OS_RANDOMNESS.bytes(NONCE_SIZE_BYTES)
         policy_hash = bytes.fromhex(policy.fingerprint())
-        return cls(identity.site, nonce, public_key, policy_hash, binding, version("veilboost"), chain)
+        protocols = spoken(kind, policy.least_protocol)
+        return cls(identity.site, nonce, public_key, policy_hash, binding, _version("veilboost"), protocols, chain)
 
     def pack(self) -> bytes:
         """Return the bytes that travel."""
         fixed = [_FORMAT, self.site.encode(), self.nonce, self.public_key, self.policy_hash, self.binding]
-        return pack_list([*fixed, self.release.encode(), bytes([len(self.chain)]), pack_list(list(self.chain))])
+        said = [self.release.encode(), _PROTOCOLS.pack(*self.protocols)]
+        return pack_list([*fixed, *said, bytes([len(self.chain)]), pack_list(list(self.chain))])
 
     @classmethod
     def unpack(cls, data: bytes) -> Hello:
         """Parse a peer's hello. Raises: ProtocolError."""
         if len(data) > _MAX_HELLO:
             raise ProtocolError("a hello is too long")
-        format_, site, nonce, public_key, policy_hash, binding, release, count, chain = unpack_list(data, 9)
-        if format_ != _FORMAT:
-            raise ProtocolError("a hello is of another version: all sites must run the same VeilBoost")
-        sizes = (len(nonce), len(public_key), len(policy_hash), len(count))
-        if sizes != (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, _HASH_BYTES, 1) or count[0] > _MAX_CHAIN:
+        if not data.startswith(_FORMAT, _START):
+            raise ProtocolError("a hello is of no form that is known here: run VeilBoost 0.14 or newer at every site")
+        format_, *parts = unpack_list(data, _PARTS)
+        site, nonce, public_key, policy_hash, binding, release, protocols, count, chain = parts
+        sizes = (len(nonce), len(public_key), len(policy_hash), len(protocols), len(count))
+        due = (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, _HASH_BYTES, _PROTOCOLS.size, 1)
+        if format_ != _FORMAT or sizes != due or count[0] > _MAX_CHAIN:
+            raise ProtocolError("a hello is malformed")
+        span = Span(*_PROTOCOLS.unpack(protocols))
+        if not 1 <= span.least <= span.most:
             raise ProtocolError("a hello is malformed")
         try:
             names = site.decode(), release.decode()
         except UnicodeDecodeError:
             raise ProtocolError("a hello is malformed") from None
-        return cls(names[0], nonce, public_key, policy_hash, binding, names[1], tuple(unpack_list(chain, count[0])))
+        certificates = tuple(unpack_list(chain, count[0]))
+        return cls(names[0], nonce, public_key, policy_hash, binding, names[1], span, certificates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,9 @@ class Peer:
         role, certificate = UNSIGNED_ROLE, b""
         if self.certificate is not None:
             role, certificate = SIGNED_ROLE, fingerprint(self.certificate)
-        return Participant(hello.site, role, hello.nonce, hello.public_key, certificate, hello.policy_hash)
+        return Participant(
+            hello.site, role, hello.nonce, hello.public_key, certificate, hello.policy_hash, hello.protocols
+        )
 
 
 def check_hellos(
@@ -146,20 +163,15 @@ def check_hellos(
 
     Raises:
         ProtocolError: malformed, in another order, changed or doubled.
-        ConfigurationError: a site runs another release or another job configuration.
+        ConfigurationError: a site runs another job configuration.
         AuthenticationError: a certificate is missing or not acceptable to this site's policy.
     """
-    hellos = [Hello.unpack(data) for data in received]
+    hellos = [_hello_of(site, data) for site, data in zip(sites, received, strict=True)]
     if hellos[rank] != mine:
         raise ProtocolError("the server returned another hello for this site than it sent")
     for hello, site in zip(hellos, sites, strict=True):
         if hello.site != site:
             raise ProtocolError(f"a hello of another site stands in the place of {site}")
-        if hello.release != mine.release:
-            raise ConfigurationError(
-                f"{site} runs VeilBoost {printable(hello.release, 40)} where this site runs {mine.release}: install "
-                "the same version at every site"
-            )
         if hello.binding != mine.binding:
             raise ConfigurationError(f"{site} was started with another job configuration than this site")
     _refuse_doubles([hello.nonce for hello in hellos], "nonce")
@@ -168,6 +180,34 @@ def check_hellos(
     peers = [Peer(hello, _check_certificate(hello, identity, policy, now)) for hello in hellos]
     _refuse_doubles([public_key_bytes(p.certificate) for p in peers if p.certificate is not None], "certificate key")
     return peers
+
+
+def _hello_of(site: str, data: bytes) -> Hello:
+    try:
+        return Hello.unpack(data)
+    except ProtocolError as error:
+        raise ProtocolError(f"{site}: {error}") from None
+
+
+def agreed_protocol(hellos: Sequence[Hello], kind: str) -> int:
+    """Return the highest protocol that all sites speak.
+
+    Security: each site works it out from what all have said, and the transcript covers both. A server that changes what
+        a site says is noticed like one that changes a key.
+
+    Raises:
+        ConfigurationError: there is none; the message names two sites and what to do.
+    """
+    lacks = min(hellos, key=lambda hello: hello.protocols.most)
+    asks = max(hellos, key=lambda hello: hello.protocols.least)
+    if asks.protocols.least <= lacks.protocols.most:
+        return lacks.protocols.most
+    a, b = (f"{one.site} (VeilBoost {printable(one.release, 40)})" for one in (lacks, asks))
+    raise ConfigurationError(
+        f"{a} speaks protocol {lacks.protocols} of {kind} jobs, and {b} protocol {asks.protocols}: update VeilBoost at "
+        f"{lacks.site}. Where the release at {asks.site} still speaks the lower one, its policy may name it. Policy "
+        f"key: least_protocol.{kind}"
+    )
 
 
 def _check_certificate(hello: Hello, identity: Identity, policy: SitePolicy, now: datetime) -> x509.Certificate | None:
@@ -246,7 +286,7 @@ _PAIR = "pair"
 _GROUP = "group"
 
 
-def open_session(channel: Channel, identity: Identity, policy: SitePolicy, binding: bytes) -> Session:
+def open_session(channel: Channel, identity: Identity, policy: SitePolicy, kind: str, binding: bytes) -> Session:
     """Authenticate all sites to each other and derive the keys of this attempt.
 
     Privacy: what leaves the site is public or sealed; nothing of it is derived from rows.
@@ -254,11 +294,13 @@ def open_session(channel: Channel, identity: Identity, policy: SitePolicy, bindi
         provided that all certificates are honest; in an unsigned session a server that changes messages can read them.
 
     Args:
+        kind: of the job, whose protocol the sites agree on.
         binding: hash of parameters and profile, which must be equal at all sites.
 
     Raises:
         AuthenticationError: a peer, or this site, does not prove who it is to the satisfaction of this site's policy.
-        ConfigurationError: a peer runs another release or job configuration.
+        ConfigurationError: a peer runs another job configuration, or there is no protocol that all sites speak.
+        PolicyRefusal: this site's policy asks for a higher protocol than its release speaks.
         ProtocolError: malformed, changed, doubled or misplaced messages.
     """
     if identity.site != channel.site:
@@ -266,10 +308,12 @@ def open_session(channel: Channel, identity: Identity, policy: SitePolicy, bindi
     if not identity.is_signed and not policy.unsigned_sessions:
         raise AuthenticationError("this site has no certificate, and its policy (unsigned_sessions) demands one")
     key = EphemeralKey()
-    mine = Hello.new(identity, key.public, policy, binding)
+    mine = Hello.new(identity, key.public, policy, kind, binding)
     received = channel.gather(Kind.HANDSHAKE, mine.pack(), Codec.PUBLIC)
     peers = check_hellos(received, mine, channel.rank, channel.sites, identity, policy)
-    session_id = hash_transcript(channel.job_id, channel.attempt, binding, [peer.participant for peer in peers])
+    protocol = agreed_protocol([peer.hello for peer in peers], kind)
+    participants = [peer.participant for peer in peers]
+    session_id = hash_transcript(channel.job_id, channel.attempt, binding, protocol, participants)
     pair_secrets = {
         rank: derive_pair_secret(key.agree(peer.hello.public_key), session_id, channel.rank, rank)
         for rank, peer in enumerate(peers)
@@ -359,6 +403,8 @@ class Session:
         session_id: hash of the transcript, 32 bytes, public.
         site, sites, rank, world: as the channel's.
         signed: every site, this one included, has signed the transcript.
+        protocol: the highest that all sites speak; what follows is of it.
+        protocols: what each site speaks.
         pair_secrets: by peer's rank.
         group_secret: known to all sites, not to the server.
         masks: this session's masks.
@@ -381,6 +427,8 @@ class Session:
         self.session_id = session_id
         self.site, self.sites, self.rank, self.world = channel.site, channel.sites, channel.rank, channel.world
         self.signed = all(peer.certificate is not None for peer in peers)
+        self.protocols = {peer.hello.site: peer.hello.protocols for peer in peers}
+        self.protocol = min(span.most for span in self.protocols.values())
         self.pair_secrets, self.group_secret = pair_secrets, group_secret
         self.masks = PairwiseMasks(session_id, channel.rank, pair_secrets, group_secret)
         self.tags = SumTags(session_id, channel.rank, pair_secrets, group_secret)
@@ -533,7 +581,7 @@ _MAX_DOCUMENT = 1 << 24
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that every site reports; those of XGBoost and VeilBoost must be equal."""
+    """Return the versions that every site reports. Releases of VeilBoost may differ: sites agree on a protocol."""
     names = ("xgboost", "veilboost", "nvflare", "numpy", "tenseal")
     return {**{name: _version(name) for name in names}, "python": platform.python_version()}
 
@@ -634,17 +682,17 @@ def lower_arithmetic(one: str, other: str) -> str:
 
 
 def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, Any], site: str) -> None:
-    """Refuse a peer that runs another XGBoost, VeilBoost or plugin. Raises: ConfigurationError.
+    """Refuse a peer that runs another XGBoost or plugin. Raises: ConfigurationError.
 
     Where the sites grow the trees themselves their XGBoosts may differ, and each names the arithmetic of its own.
     """
     is_grown = ARITHMETIC in mine
     if is_grown and theirs.get(ARITHMETIC) not in tuple(ARITHMETICS):
         raise ConfigurationError(
-            f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install the "
-            "same version of VeilBoost"
+            f"{site} would grow trees in no arithmetic that is known here ({', '.join(ARITHMETICS)}): install an "
+            "XGBoost there that this site knows"
         )
-    for name in (*(() if is_grown else ("xgboost",)), "veilboost", *({PLUGIN} & set(mine))):
+    for name in (*(() if is_grown else ("xgboost",)), *({PLUGIN} & set(mine))):
         if theirs.get(name) != mine[name]:
             raise ConfigurationError(
                 f"{site} runs {name} {_shown(theirs.get(name))} where this site runs {mine[name]}: install the same "

@@ -19,6 +19,7 @@ from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.session import Session, open_session, versions
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import reason_of
+from nvflare_plugins.evidence.audit import protocol_facts
 from nvflare_plugins.evidence.format import SERVER, Content, Protection, export_name
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import earlier_log, put_aside
@@ -28,6 +29,7 @@ from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow,
 from nvflare_plugins.site.data_refusals import reading_rows
 from nvflare_plugins.site.memory.registry import Registry, Reservation, ResumePoint, Wanted
 from nvflare_plugins.site.policy_values import noting_consents
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.wire.channel import Channel, HeadExchange, Transport
 from nvflare_plugins.wire.envelope import Codec, Kind, Phase, TrainingStep
 from nvflare_plugins.workers.workers import OnCluster, not_used
@@ -298,8 +300,22 @@ def _binding(job: Job, context: SiteContext) -> bytes:
 
     What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
     """
-    document = {"job": job.to_dict(), "sites": context.sites, "number": context.number}
+    document = {"kind": job.KIND, "job": job.stated(), "sites": context.sites, "number": context.number}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def check_server(speaks: Span | None, protocol: int, kind: str) -> None:
+    """Refuse a server that does not know the protocol on which the sites have agreed, in which it has no part.
+
+    Raises:
+        ConfigurationError: it does not; the message says who is to be updated.
+    """
+    if speaks is not None and not speaks.least <= protocol <= speaks.most:
+        who = "the server" if protocol > speaks.most else "the sites"
+        raise ConfigurationError(
+            f"the server speaks protocol {speaks} of {kind} jobs, and the sites have agreed on {protocol}: update "
+            f"VeilBoost at {who}"
+        )
 
 
 @contextmanager
@@ -333,9 +349,10 @@ def open_attempt(
         ) from None
     channel.recorder = evidence
     try:
-        session = open_session(channel, context.identity, context.policy, _binding(job, context))
+        session = open_session(channel, context.identity, context.policy, job.KIND, _binding(job, context))
         channel.macs = session.macs
         try:
+            check_server(context.server_speaks, session.protocol, job.KIND)
             channel.heads = _record_session(evidence, session, channel, context, protection)
             folder.write_policy(context.policy.allowed())
             yield SiteAttempt(
@@ -378,8 +395,9 @@ def _check_goes_on(folder: RunFolder, context: SiteContext) -> None:
 def _record_session(
     evidence: EvidenceLog, session: Session, channel: Channel, context: SiteContext, protection: Facts
 ) -> HeadExchange:
+    facts = {**protection, **protocol_facts(session.protocol, session.protocols)}
     evidence.session(
-        **session.evidence_facts(), versions=versions(), policy_hash=context.policy.fingerprint(), protection=protection
+        **session.evidence_facts(), versions=versions(), policy_hash=context.policy.fingerprint(), protection=facts
     )
 
     def take_heads(heads: list[bytes]) -> None:

@@ -121,7 +121,7 @@ def federate(profile: SumProfile, n_sites: int, part: Callable[[Site], Any]) -> 
         try:
             policy = SitePolicy.from_dict({"unsigned_sessions": True}, workspace=Path(), site=site)
             channel = Channel(site, sites, "contract", _ATTEMPT, wires[site], TIMEOUT_S)
-            session = open_session(channel, Identity.unsigned(site), policy, bytes(32))
+            session = open_session(channel, Identity.unsigned(site), policy, "horizontal", bytes(32))
             try:
                 results[site] = part(Site(profile, channel, session, wires[site]))
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -131,7 +132,9 @@ class Certified:
 
 
 _AGREED = ("sites", "signed", "public_keys", "certificates", "parameters_hash")
-_AGREED_VERSIONS = ("veilboost", "xgboost")
+_PROTOCOL = "protocol"
+_SPOKEN = "protocols that the sites speak"  # since 0.14; before, all sites had to run one release
+_SPAN = re.compile(r"(.+) ([1-9][0-9]{0,4})-([1-9][0-9]{0,4})")
 _GROWN_BY = "trees grown by"
 _SITES = "the sites"
 _WORD_BITS = "word bits"
@@ -146,6 +149,11 @@ def grown_fact(*, by_sites: bool) -> dict[str, str]:
 def word_fact(bits: int) -> dict[str, int]:
     """Return what evidence says of the words of histograms; evidence that says nothing is of 64 bits."""
     return {_WORD_BITS: bits}
+
+
+def protocol_facts(protocol: int, protocols: Mapping[str, tuple[int, int]]) -> dict[str, str | int]:
+    """Return what evidence says of the protocol that the sites follow, and of what each of them speaks."""
+    return {_PROTOCOL: protocol, _SPOKEN: ", ".join(f"{site} {a}-{b}" for site, (a, b) in sorted(protocols.items()))}
 
 
 def forgets_fact(job_id: str | None) -> dict[str, str]:
@@ -300,10 +308,28 @@ def _agreement(sites: Sequence[Log]) -> Iterator[str]:
             if session[name] != first[name]:
                 yield f"{site} and {first_site} recorded different {name.replace('_', ' ')}"
         by_sites = session["protection"].get(_GROWN_BY) == _SITES
-        for name in _AGREED_VERSIONS[:1] if by_sites else _AGREED_VERSIONS:
+        has_protocols = any(_SPOKEN in one["protection"] for one in (session, first))
+        for name in (*(() if has_protocols else ("veilboost",)), *(() if by_sites else ("xgboost",))):
             if session["versions"].get(name) != first["versions"].get(name):
                 yield f"{site} and {first_site} ran different versions of {name}"
     yield from _same_protection(with_session)
+    yield from _protocols(with_session)
+
+
+def _protocols(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """The sites followed the highest protocol that all of them speak, as each of them recorded it."""
+    if not any({_PROTOCOL, _SPOKEN} & set(session["protection"]) for _, session in sessions):
+        return
+    for site, session in sessions:
+        stated = [_SPAN.fullmatch(one) for one in str(session["protection"].get(_SPOKEN)).split(", ")]
+        spans = {one[1]: (int(one[2]), int(one[3])) for one in stated if one is not None}
+        if None in stated or sorted(spans) != sorted(session["sites"]):
+            yield f"{site} does not record which protocols each site speaks"
+            continue
+        least, most = max(span[0] for span in spans.values()), min(span[1] for span in spans.values())
+        followed = session["protection"].get(_PROTOCOL)
+        if least > most or followed != most:
+            yield f"{site} followed protocol {followed}, on which the sites cannot have agreed"
 
 
 def _same_protection(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:

@@ -44,6 +44,7 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 from nvflare_plugins.site.policy import load_adder, require_pin_of_server
+from nvflare_plugins.site.protocols import PROTOCOLS
 from nvflare_plugins.wire.aggregation import OpenSum
 from nvflare_plugins.wire.profiles import SCHEME, plugin_of
 
@@ -330,8 +331,8 @@ class JobController(Controller):
 
     def _task(self, job: Job, attempt: ServerAttempt, server: str) -> Task:
         data = Shareable()
-        data.update({"job": job.to_dict(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server})
-        data.update({"number": attempt.number})
+        data.update({"job": job.stated(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server})
+        data.update({"number": attempt.number, "protocols": list(PROTOCOLS[job.KIND])})
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             attempt.add_report(client_task.client.name, _report_of(client_task.result))

@@ -26,6 +26,7 @@ from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostErr
 from nvflare_plugins.attempt.job_context import CannotGoOn, Job, JobResult, RoundFacts, SiteContext, waiting_s
 from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
+from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import WorkerLost, machine_failure, reason_of
 from nvflare_plugins.base.formatting import printable
@@ -46,6 +47,7 @@ from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.store import hold_id_form, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_trail import note_policy
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES
 from nvflare_plugins.workers.workers import Work as WorkOfWorker
@@ -68,6 +70,7 @@ class JobTask:
     sites: tuple[str, ...]
     attempt: str
     server: str
+    protocols: Span
     number: int = 1
 
     @classmethod
@@ -93,7 +96,10 @@ class JobTask:
         most = 1 if waiting_s(read) is None else MAX_ATTEMPTS
         if type(number) is not int or not 1 <= number <= most:
             raise ProtocolError("the server sent a task for an attempt that this job cannot have")
-        return cls(read, tuple(sites), attempt, server, number)
+        known = data.get("protocols")
+        if not isinstance(known, list) or len(known) != 2 or not all(is_whole(one, 1) for one in known):
+            raise ConfigurationError("the server does not say which protocols it speaks: update VeilBoost there first")
+        return cls(read, tuple(sites), attempt, server, Span(*known), number)
 
 
 class JobExecutor(Executor):
@@ -253,6 +259,7 @@ class JobExecutor(Executor):
             load_identity(policy.workspace, site),
             task.number,
             job_name(_run_folder(fl_ctx)),
+            task.protocols,
         )
         waits_s = waiting_s(task.job)
         self._waits = waits_s is not None

@@ -167,7 +167,7 @@ class PooledAttempt:
         releases = {**versions(), PLUGIN: self._rows.chosen.release}
         if self._is_grown:
             releases[ARITHMETIC] = arithmetic_here(self._training)
-        job, schema = self._attempt.job.to_dict(), Schema.of(self._rows.table)
+        job, schema = self._attempt.job.stated(), Schema.of(self._rows.table)
         return Terms(releases, job, self._documents(), schema, *self._starts(), self._floors)
 
     def _reserve(self, n_done: int) -> Reservations:

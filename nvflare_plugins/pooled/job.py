@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
@@ -72,6 +72,8 @@ ProfileName = Annotated[
 @document
 class HorizontalJob(JobDocument):
     """One horizontal training: same columns at every site, other rows."""
+
+    KIND: ClassVar[str] = "horizontal"
 
     data_set: Name
     """Name of the training set in every site's policy."""

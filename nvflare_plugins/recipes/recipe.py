@@ -105,7 +105,7 @@ class JobRecipe(Recipe):
             name=name, min_clients=self.min_clients, mandatory_clients=self.sites, fail_fast=ends
         )
         flare_job.set_app_packages(OUR_PACKAGES)  # sites have the package installed; no code travels with the job
-        fields = stated_fields(self.job, kind.stated)
+        fields = self.job.stated(kind.stated)
         check_references(fields, "the job")
         controller = JobController(fields, self.sites, self.min_clients, kind=kind.name)
         flare_job.to_server(controller, id="veilboost_controller")
@@ -173,20 +173,6 @@ def _check_name(name: object) -> None:
             f"name={shown(name)} is no name that FLARE takes for a job. Remedy: a name of at most {LONGEST_NAME} "
             "letters, digits and . _ - of ASCII, with a letter or digit at first."
         )
-
-
-def stated_fields(job: Any, stated: Sequence[str]) -> dict[str, Any]:
-    """Return the job without the fields at their defaults, so that a person can read the job folder.
-
-    Args:
-        stated: fields that are kept in any case.
-    """
-    defaults = {each.name: _default(each) for each in dataclasses.fields(job)}
-    return {name: value for name, value in job.to_dict().items() if name in stated or value != defaults[name]}
-
-
-def _default(field: dataclasses.Field[Any]) -> object:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 class _NamedRecipe(JobRecipe):

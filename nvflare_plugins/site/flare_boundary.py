@@ -44,10 +44,18 @@ AUTHORIZATION = LOCAL / "authorization.json"
 GUARD_FILE = LOCAL / "veilboost__p_resources.json"  # FLARE merges files of this name at the start of a parent process
 JOB_GUARD_FILE = LOCAL / "veilboost__j_resources.json"  # and of this one at the start of a job's process
 GUARD_STARTED = LOCAL / "veilboost_guard_started.json"  # written by the guard, removed by what needs a new start
-GUARD = {"components": [{"id": "veilboost_guard", "path": "nvflare_plugins.flare.site_guard.SiteGuard", "args": {}}]}
-JOB_GUARD = {
-    "components": [{"id": "veilboost_job_guard", "path": "nvflare_plugins.flare.components.JobGuard", "args": {}}]
+SITE_GUARD_CLASS, JOB_GUARD_CLASS = f"{_FLARE}.site_guard.SiteGuard", f"{_FLARE}.components.JobGuard"
+GUARD = {"components": [{"id": "veilboost_guard", "path": SITE_GUARD_CLASS, "args": {}}]}
+JOB_GUARD = {"components": [{"id": "veilboost_job_guard", "path": JOB_GUARD_CLASS, "args": {}}]}
+CLASS_PATHS: Mapping[str, tuple[str, ...]] = {
+    EXECUTOR: ("kind",),
+    CONTROLLER: ("job", "kind", "min_clients", "sites", "task_check_period"),
+    TRACKING_RECEIVER: ("tb_folder",),
+    SITE_GUARD_CLASS: (),
+    JOB_GUARD_CLASS: (),
 }
+"""All classes that job folders, allow-lists and set-up files name, with the arguments that these may give. The list is
+public and frozen from 0.14 on: a path or argument may come, and none may go, so that releases run each other's jobs."""
 COMM_CONFIG = "comm_config.json"  # the copy at a workspace's top is what FLARE finds first, guard or no guard
 
 ALLOW_LIST, ALLOW_ALL = "class_allow_list", "*"

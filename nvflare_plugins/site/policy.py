@@ -50,6 +50,8 @@ from nvflare_plugins.site.policy_values import (
     is_private,
 )
 from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES, REMOVED_PROFILES
+from nvflare_plugins.site.protocols import MOST as MOST_PROTOCOL
+from nvflare_plugins.site.protocols import PROTOCOLS
 from nvflare_plugins.wire.profiles import plugin_of
 
 # Reads ``veilboost.json``: what it leaves to be worked out, before its values are checked.
@@ -244,6 +246,7 @@ def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Profiles = Annotated[tuple[Annotated[str, OneOf(*PROFILES)], ...], AfterValidator(_each_once)]
+Protocol = Annotated[int, STRICT, Ge(1), Le(MOST_PROTOCOL)]
 PluginName = Annotated[str, STRICT, Field(pattern="^[A-Za-z0-9_]{1,64}$")]
 Fingerprint = Annotated[
     str,
@@ -362,6 +365,11 @@ class SitePolicy(Document):
     models` puts it in use at this site. `null` asks for no decision. It binds this site's copy: the other sites of a
     job hold the same model. See jobs/DOSSIER.md.
     """
+    least_protocol: dict[Name, Protocol] = field(default_factory=dict)
+    """Lowest protocol that this site takes part by, for each kind of job, such as `{"horizontal": 1}`; a kind that is
+    left out takes the highest of the installed release alone. Name the lower one while sites of a job are updated one
+    after the other. See jobs/RUNNING.md#update.
+    """
     retention: Retention | None = None
     """When `veilboost runs --prune` lets runs go; `null` keeps all."""
     data_protection: DataProtection = DataProtection()
@@ -369,6 +377,7 @@ class SitePolicy(Document):
     """
 
     def __post_init__(self) -> None:
+        refuse_unknown("least_protocol", self.least_protocol, list(PROTOCOLS))
         refuse_shared_files(self.data_sets.values())
 
     @classmethod

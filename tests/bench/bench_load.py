@@ -54,7 +54,7 @@ from nvflare_plugins.wire.envelope import (
 from tests.support.sessions import Policy
 from tests.support.threads import in_threads
 
-ATTEMPT, BINDING = bytes(16), b"b" * 32
+ATTEMPT, KIND, BINDING = bytes(16), "horizontal", b"b" * 32
 FEATURES, BINS, DEPTH = 28, 256, 6
 WIDEST = 2 * FEATURES * BINS * (1 << (DEPTH - 2))  # values of the largest message of a tree: half of a level is built
 ROUND = 2 * FEATURES * BINS * (1 << (DEPTH - 1))  # of all histograms of a tree, about
@@ -94,7 +94,7 @@ def handshake(n_sites: int) -> tuple[dict[str, float], list[Session]]:
     def take_part(rank: int) -> None:
         channel = Channel(sites[rank], sites, "job", ATTEMPT, transports[rank], 3600.0)
         try:
-            sessions[rank] = open_session(channel, Identity.unsigned(sites[rank]), Policy(True), BINDING)
+            sessions[rank] = open_session(channel, Identity.unsigned(sites[rank]), Policy(True), KIND, BINDING)
         except Exception as error:
             aggregator.abort(str(error))
             raise
@@ -121,7 +121,7 @@ class Peers:
         self._sites, self._rank, self._n_seen = sites, rank, 0
         self._keys = {one: EphemeralKey() for one in range(len(sites)) if one != rank}
         self._hellos = {
-            one: Hello.new(Identity.unsigned(sites[one]), key.public, Policy(True), BINDING)
+            one: Hello.new(Identity.unsigned(sites[one]), key.public, Policy(True), KIND, BINDING)
             for one, key in self._keys.items()
         }
         self.n_out = self.n_in = 0
@@ -145,7 +145,7 @@ class Peers:
     def _hello(self, theirs: bytes) -> list[bytes]:
         hellos = self._hellos | {self._rank: Hello.unpack(theirs)}
         everybody = [Peer(hellos[one], None).participant for one in range(len(self._sites))]
-        self._id = hash_transcript("job", ATTEMPT.hex(), BINDING, everybody)
+        self._id = hash_transcript("job", ATTEMPT.hex(), BINDING, 1, everybody)
         self._public = hellos[self._rank].public_key
         return [hellos[one].pack() for one in range(len(self._sites))]
 
@@ -182,7 +182,7 @@ def handshake_of_one(n_sites: int) -> dict[str, float]:
     peers = Peers(sites, rank)
     channel = Channel(sites[rank], sites, "job", ATTEMPT, peers, 3600.0)
     began = time.process_time()
-    session = open_session(channel, Identity.unsigned(sites[rank]), Policy(True), BINDING)
+    session = open_session(channel, Identity.unsigned(sites[rank]), Policy(True), KIND, BINDING)
     cpu_s = time.process_time() - began - peers.cpu_s
     session.close()
     server = _server_of_a_handshake(sites, peers)

@@ -25,6 +25,7 @@ from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.site.flare_boundary import CONTROLLER, EXECUTOR
 from nvflare_plugins.site.policy_values import JobTerms
 from nvflare_plugins.site.profiles import THREAT_MODELS
+from nvflare_plugins.site.protocols import PROTOCOLS, Span
 from tests.conformance.kind_cases import recipe_of_kind
 from tests.golden.jobs import breast, rows_over_sites
 from tests.support.flare_job import Finished, run_flare_job
@@ -39,6 +40,7 @@ UNWRITTEN = JobKind.__dataclass_fields__["planner"].default
 class CountJob(JobDocument):
     """Count the rows of a data set over all sites."""
 
+    KIND: ClassVar[str] = "count"
     tracking: ClassVar[bool] = False
 
     data_set: Name
@@ -76,6 +78,7 @@ ROW = JobKind("count", CountJob, SitePart(prepare, train), planner=Planner(plan)
 @pytest.fixture
 def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished:
     monkeypatch.setitem(KINDS, ROW.name, ROW)
+    monkeypatch.setitem(PROTOCOLS, ROW.name, Span(1, 1))
     recipe = JobRecipe("job", CountJob("rows", "y"))
     return run_flare_job(recipe, rows_over_sites(tmp_path, breast(2)))
 

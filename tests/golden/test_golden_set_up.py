@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -19,12 +21,17 @@ from he_processors.errors import ConfigurationError
 from jobs import examples
 from nvflare_plugins.flare.kinds import kind_of, read_job
 from nvflare_plugins.site.flare_boundary import (
+    CLASS_PATHS,
     CONTROLLER,
     EXECUTOR,
+    GUARD,
     GUARD_STARTED,
+    JOB_GUARD,
+    Role,
     check_folder,
     check_set_up,
     is_removed,
+    own_components,
 )
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.profiles import REMOVED_PROFILES
@@ -121,6 +128,30 @@ def test_the_list_is_what_lets_them_in(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(json.dumps({**json.loads(path.read_text()), "class_allow_list": []}))
     with pytest.raises(Exception, match="not in allow_list"):
         build({"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}, "client", workspace)
+
+
+def test_no_class_path_or_argument_that_was_ever_public_is_gone() -> None:
+    public = json.loads((HERE / "class_paths.json").read_text())
+    assert public.keys() <= CLASS_PATHS.keys()
+    assert {path: sorted(set(CLASS_PATHS[path]) & set(names)) for path, names in public.items()} == public
+    for path, names in CLASS_PATHS.items():
+        module, _, name = path.rpartition(".")
+        taken = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        assert set(names) <= set(taken), path
+        needed = {one.name for one in taken.values() if one.default is one.empty and one.kind not in (2, 4)}
+        assert needed <= set(names), path
+
+
+def test_job_folders_and_set_up_files_name_public_class_paths_alone() -> None:
+    listed = {path for role in Role for path in own_components(role)}
+    components = [one for guard in (GUARD, JOB_GUARD) for one in guard["components"]]
+    for path in examples.FOLDER.glob("*/app/config/*.json"):
+        config = json.loads(path.read_text())
+        components += [*config.get("workflows", []), *config["components"]]
+        components += [one["executor"] for one in config.get("executors", [])]
+    assert listed | {one["path"] for one in components} == set(CLASS_PATHS)
+    for one in components:
+        assert set(one.get("args", {})) <= set(CLASS_PATHS[one["path"]]), one["path"]
 
 
 def allow_list(workspace: Path) -> list[str]:

@@ -266,7 +266,7 @@ def test_any_text_of_a_policy_file_is_read_or_refused(tmp_path, text):
 
 
 @relaxed
-@given(changes=st.dictionaries(st.sampled_from(["job", "sites", "attempt", "server"]), values, max_size=4))
+@given(changes=st.dictionaries(st.sampled_from(["job", "sites", "attempt", "server", "protocols"]), values, max_size=4))
 @example({"attempt": "zz" * 16})
 @example({"server": "server." + "x" * 100_000})
 @example({"server": "server.\x1b[2J"})
@@ -277,7 +277,7 @@ def test_any_text_of_a_policy_file_is_read_or_refused(tmp_path, text):
 def test_any_task_of_the_server_is_read_or_refused(changes):
     data = Shareable()
     good = {"job": BASES[HorizontalJob], "sites": ["site-1", "site-2"], "attempt": "00" * 16, "server": "server.job"}
-    data.update({**good, **changes})
+    data.update({**good, "protocols": [1, 1], **changes})
     refused = refused_in_words(JobTask.from_shareable, data, "site-1", HorizontalJob)
     assert (
         refused

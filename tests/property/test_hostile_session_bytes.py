@@ -10,7 +10,7 @@ from he_processors.key_agreement import SealedBox
 from nvflare_plugins.attempt.session import Hello, Proof
 from tests.support.sessions import Policy, signed_sites
 
-HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32)
+HELLO = Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), "horizontal", b"b" * 32)
 PACKED = HELLO.pack()
 SEALED = SealedBox(b"k" * 32, b"s" * 32, 0, 1).seal(b"content")
 

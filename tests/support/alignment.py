@@ -48,7 +48,9 @@ def run_parties(
         policy = policy_of(folder, name, **dict((policies or {}).get(name, {})))
         channel = Channel(name, names, job_id, attempt, transport, TIMEOUT_S)
         channel.recorder = (recorders or {}).get(name)
-        return take_part(channel, open_session(channel, Identity.unsigned(name), policy, b"b" * 32), policy)
+        return take_part(
+            channel, open_session(channel, Identity.unsigned(name), policy, "alignment", b"b" * 32), policy
+        )
 
     def reason(error: Exception) -> str:
         return str(error) if isinstance(error, VeilBoostError) else type(error).__name__

@@ -13,7 +13,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.channel import Channel
 from tests.support.federation import DirectTransport, run_in_threads
-from tests.support.sessions import BINDING, Policy
+from tests.support.sessions import BINDING, KIND, Policy
 
 TIMEOUT_S = 60.0
 
@@ -39,7 +39,7 @@ def converse(
 
     def take_part(name: str, transport: DirectTransport) -> object:
         channel = Channel(name, sites, "job", attempt, transport, TIMEOUT_S)
-        session = open_session(channel, Identity.unsigned(name), Policy(unsigned_sessions=True), BINDING)
+        session = open_session(channel, Identity.unsigned(name), Policy(unsigned_sessions=True), KIND, BINDING)
         return tasks[sites.index(name)](Site(channel, session, transport))
 
     outcomes = run_in_threads(Aggregator(sites, attempt, 0.0), sites, take_part, frames=seen, **hooks)

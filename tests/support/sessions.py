@@ -21,7 +21,7 @@ from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 from tests.support.threads import in_threads
 
-BINDING = b"b" * 32
+KIND, BINDING = "horizontal", b"b" * 32
 
 Tamper = Callable[[int, int, list[bytes]], list[bytes]]
 """(exchange number, rank of the reader, contributions of all sites) -> what that site is given."""
@@ -81,6 +81,7 @@ class Policy:
     unsigned_sessions: bool = False
     unsigned_peers: bool = False
     pinned_fingerprints: Mapping[str, str] = field(default_factory=dict)
+    least_protocol: Mapping[str, int] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         return sha256(repr(self).encode()).hexdigest()
@@ -189,8 +190,9 @@ def open_all(
     sites: Sequence[str] | None = None,
     bindings: Sequence[bytes] | None = None,
     attempts: Sequence[str] | None = None,
+    kinds: Sequence[str] | None = None,
 ) -> Outcome:
-    """Open a session at all sites at once."""
+    """Open a session at all sites at once. Args: kinds: of which each site speaks the protocols."""
     world = len(identities)
     sites = sites or names(world)
     policies = policies or [Policy() for _ in range(world)]
@@ -200,8 +202,10 @@ def open_all(
         for rank, site in enumerate(sites)
     ]
     tasks = [
-        lambda r=rank: open_session(channels[r], identities[r], policies[r], (bindings or [BINDING] * world)[r])
-        for rank in range(world)
+        lambda r=rank, kind=kind, binding=binding: open_session(channels[r], identities[r], policies[r], kind, binding)
+        for rank, kind, binding in zip(
+            range(world), kinds or [KIND] * world, bindings or [BINDING] * world, strict=True
+        )
     ]
     return Outcome(run_at_all(relay, tasks), channels, relay)
 

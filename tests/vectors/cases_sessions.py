@@ -13,6 +13,7 @@ from nvflare_plugins.attempt.session import Hello, Proof, Terms
 from nvflare_plugins.data.schema import Column, Schema
 from nvflare_plugins.kinds.vertical.messages import VerticalTerms
 from nvflare_plugins.site.policy_values import Floors
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.wire.envelope import pack_list, unpack_list
 from tests.vectors.drawn import Case, at, cut_and_longer, damages, drawn, flipped
 
@@ -34,7 +35,7 @@ class _Stream:
 def hello(site: str = "site-1", chain: tuple[bytes, ...] = ()) -> Hello:
     """Return a hello whose site fixes it."""
     parts = (drawn(f"{what} of {site}") for what in ("nonce", "key", "policy", "binding"))
-    return Hello(site, *parts, "0.4.0", chain)
+    return Hello(site, *parts, "0.14.0", Span(1, 2), chain)
 
 
 def _keys() -> Iterator[Case]:
@@ -101,10 +102,11 @@ def _transcripts() -> Iterator[Case]:
                 "role": role,
                 **{what: drawn(f"{what} {i}").hex() for what in ("nonce", "public_key", "policy_hash")},
                 "certificate_fingerprint": drawn(f"certificate {i}").hex() if role == "site" else "",
+                "protocols": [1, 2 + i],
             }
             for i in range(n)
         ]
-        given = {"job": "job-1", "attempt": "00" * 16, "binding": drawn("binding").hex(), "sites": sites}
+        given = {"job": "job-1", "attempt": "00" * 16, "binding": drawn("binding").hex(), "protocol": 2, "sites": sites}
         yield f"transcript, {name}", "transcript", given
         if role == "site":
             yield "transcript, other order", "transcript", {**given, "sites": sites[::-1]}
@@ -189,18 +191,21 @@ def _hellos() -> Iterator[Case]:
     yield "hello, unsigned", "hello", {"data": hello().pack().hex()}
     signed = hello("hospital a", (drawn("leaf", 60), drawn("root", 50)))
     yield "hello, with certificates", "hello", {"data": signed.pack().hex()}
-    good = unpack_list(hello().pack(), 9)
+    good = unpack_list(hello().pack(), 10)
     exchanges = {
-        "other version": (0, b"veilboost-hello-3"),
+        "other version": (0, b"veilboost-hello-2"),
         "name that is no text": (1, b"\xff"),
         "short nonce": (2, bytes(31)),
         "long key": (3, bytes(33)),
         "short policy hash": (4, bytes(16)),
         "release that is no text": (6, b"\xc3"),
-        "one certificate announced": (7, b"\1"),
-        "count of two bytes": (7, b"\0\0"),
-        "nine certificates": (7, b"\x09"),
-        "chain that is no list": (8, b"\0"),
+        "protocols of three bytes": (7, bytes([1, 0, 1])),
+        "protocol 0": (7, bytes([0, 0, 1, 0])),
+        "protocols from 2 to 1": (7, bytes([2, 0, 1, 0])),
+        "one certificate announced": (8, b"\1"),
+        "count of two bytes": (8, b"\0\0"),
+        "nine certificates": (8, b"\x09"),
+        "chain that is no list": (9, b"\0"),
     }
     changes = {what: pack_list([*good[:i], new, *good[i + 1 :]]) for what, (i, new) in exchanges.items()}
     yield from damages("hello", "hello", {}, {**cut_and_longer(hello().pack()), **changes})

@@ -138,8 +138,11 @@ def _group_secret(given: Given) -> Gives:
 
 def _transcript(given: Given) -> Gives:
     names = ("nonce", "public_key", "certificate_fingerprint", "policy_hash")
-    sites = [Participant(s["site"], s["role"], *(blob(s[name]) for name in names)) for s in given["sites"]]
-    session = hash_transcript(given["job"], given["attempt"], blob(given["binding"]), sites)
+    sites = [
+        Participant(s["site"], s["role"], *(blob(s[name]) for name in names), tuple(s["protocols"]))
+        for s in given["sites"]
+    ]
+    session = hash_transcript(given["job"], given["attempt"], blob(given["binding"]), given["protocol"], sites)
     return {"session": session.hex(), "statements": [handshake_statement(session, r).hex() for r in range(len(sites))]}
 
 

@@ -199,10 +199,11 @@ def group_secret(given: Given) -> Any:
 
 def transcript(given: Given) -> Any:
     sites = given["sites"]
-    values: list[Any] = ["veilboost/1/transcript", given["job"], given["attempt"], blob(given["binding"]), len(sites)]
+    values: list[Any] = ["veilboost/1/transcript", given["job"], given["attempt"], blob(given["binding"])]
+    values += [given["protocol"], len(sites)]
     for rank, s in enumerate(sites):
         names = ("nonce", "public_key", "certificate_fingerprint", "policy_hash")
-        values += [rank, s["site"], s["role"], *(blob(s[name]) for name in names)]
+        values += [rank, s["site"], s["role"], *(blob(s[name]) for name in names), *s["protocols"]]
     session = hashlib.sha256(fields(*values)).digest()
     statements = [fields("veilboost/1/handshake", session, rank).hex() for rank in range(len(sites))]
     return {"session": session.hex(), "statements": statements}
@@ -220,15 +221,18 @@ def confirmation(given: Given) -> Any:
 def hello(given: Given) -> Any:
     data = blob(given["data"])
     require(len(data) <= 2**17)
-    parts = parts_of(data, 9)
-    require(parts[0] == b"veilboost-hello-2" and all(len(parts[i]) == 32 for i in (2, 3, 4)))
-    require(len(parts[7]) == 1 and parts[7][0] <= 8)
+    parts = parts_of(data, 10)
+    require(parts[0] == b"veilboost-hello-3" and all(len(parts[i]) == 32 for i in (2, 3, 4)))
+    require(len(parts[7]) == 4 and len(parts[8]) == 1 and parts[8][0] <= 8)
+    protocols = struct.unpack("<HH", parts[7])
+    require(1 <= protocols[0] <= protocols[1])
     names = ("nonce", "public_key", "policy_hash", "binding")
     return {
         "site": text(parts[1]),
         "release": text(parts[6]),
         **{name: part.hex() for name, part in zip(names, parts[2:6], strict=True)},
-        "chain": [part.hex() for part in parts_of(parts[8], parts[7][0])],
+        "protocols": list(protocols),
+        "chain": [part.hex() for part in parts_of(parts[9], parts[8][0])],
     }
 
 

@@ -17,6 +17,7 @@ PROFILE = "psi"  # the one way in which this job protects ids; the evidence name
 class AlignmentJob(JobDocument):
     """One alignment of one or more data sets between all sites of the job."""
 
+    KIND: ClassVar[str] = "alignment"
     profile: ClassVar[str] = PROFILE
     tracking: ClassVar[bool] = False
 

@@ -35,6 +35,7 @@ _WITHOUT_USE = {
 class BaggingJob(JobDocument):
     """One training by tree-based bagging: same columns at every site, other rows."""
 
+    KIND: ClassVar[str] = "bagging"
     profile: ClassVar[str] = PROFILE
     tracking: ClassVar[bool] = False
 

@@ -178,7 +178,7 @@ class _BaggingTraining:
         """Agree, reserve, train, compare models, write results."""
         attempt, job, prepared = self._attempt, self._job, self._prepared
         document = prepared.parameters.document()
-        terms = Terms(versions(), job.to_dict(), document, Schema.of(prepared.table), {}, {})
+        terms = Terms(versions(), job.stated(), document, Schema.of(prepared.table), {}, {})
         agree(attempt.channel, attempt.session, terms)
         reservations = self._reserve()
         with reservations.cancelled_by(BaseException):  # until the first tree is sent, nothing of rows has left

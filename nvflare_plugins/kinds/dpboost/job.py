@@ -63,6 +63,7 @@ class DpBoostJob(JobDocument):
         union of the sites; towards everyone but the server, which sees the exact sums over all sites.
     """
 
+    KIND: ClassVar[str] = "dpboost"
     CANNOT_CONTINUE: ClassVar[str] = (
         "the server, which sees exact sums over all sites, would see the lost site's part as their difference"
     )

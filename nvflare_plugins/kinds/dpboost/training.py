@@ -241,7 +241,7 @@ class _Training:
         payment.begin([one[:HISTORY_BYTES] for one in said])
         fresh = attempt.session.hmac("assignment of rows to trees", b"")
         self._kept.agree(attempt, [one[HISTORY_BYTES:] for one in said], fresh)
-        self._state = hashlib.sha256(self._kept.key + json.dumps(job.to_dict(), sort_keys=True).encode())
+        self._state = hashlib.sha256(self._kept.key + json.dumps(job.stated(), sort_keys=True).encode())
 
     def _facts(self) -> DataFacts:
         job, columns = self._job, self._data.columns

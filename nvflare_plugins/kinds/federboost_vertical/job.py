@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -67,6 +67,8 @@ class Unit(Enum):
 @document
 class BucketJob(JobDocument):
     """One training."""
+
+    KIND: ClassVar[str] = "federboost_vertical"
 
     data_set: Name
     """Name of the training set in every party's policy; its files share their rows by the id column."""

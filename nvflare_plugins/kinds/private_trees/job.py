@@ -70,6 +70,7 @@ class PrivateTreesJob(JobDocument):
         to ``rows_per_person`` of them in the union of the sites. Sites as a whole are not protected.
     """
 
+    KIND: ClassVar[str] = "private_trees"
     REFUSED: ClassVar[dict[str, str]] = {
         "eval_data_set": f"a metric is a sum over rows, and {_NOT_PAID_FOR}",
         "evaluate_training": f"a metric is a sum over rows, and {_NOT_PAID_FOR}",

@@ -316,7 +316,7 @@ class _Training:
         bounds = [[b.low, b.high] for b in training.bounds]
         parameters = {"method": method, "bounds": bounds, "noise": training.releases.multipliers()}
         parameters |= {"noise_of_others": _of_others(self._plan)} if self._job.noise else {}
-        return Terms(versions(), self._job.to_dict(), parameters, self._prepared.schema, {}, {})
+        return Terms(versions(), self._job.stated(), parameters, self._prepared.schema, {}, {})
 
     def _train(self, payment: Payment) -> bytes:
         attempt, prepared, training = self._attempt, self._prepared, self._plan.training

@@ -21,6 +21,7 @@ MOST_CLASSES = 64
 class ProfileJob(JobDocument):
     """What single features tell of the label, over the rows of all sites: same columns, other rows."""
 
+    KIND: ClassVar[str] = "profile"
     tracking: ClassVar[bool] = False
 
     data_set: Name

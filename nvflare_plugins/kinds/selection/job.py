@@ -53,6 +53,7 @@ class Rule(StrEnum):
 class SelectionJob(InFolds):
     """Selection of columns over the rows of all sites: same columns, other rows."""
 
+    KIND: ClassVar[str] = "selection"
     REFUSED: ClassVar[Mapping[str, str]] = {
         **{name: why for name, why in TuningJob.REFUSED.items() if name not in ("active", "preset", "resume_from")},
         **dict.fromkeys(

@@ -358,6 +358,7 @@ class Tuned(Trained):
 class TuningJob(Tuned, InFolds):
     """Horizontal cross validation of declared parameter sets: same columns at every site, other rows."""
 
+    KIND: ClassVar[str] = "tuning"
     REFUSED: ClassVar[Mapping[str, str]] = {
         "active": "vertical jobs have a kind of their own, vertical_tuning",
         "preset": "vertical jobs have a kind of their own, vertical_tuning",

@@ -119,6 +119,7 @@ AlignmentId = Annotated[
 class VerticalJob(JobDocument):
     """One vertical training: the same rows at every party, other columns, the label at one."""
 
+    KIND: ClassVar[str] = "vertical"
     REFUSED: ClassVar[dict[str, str]] = {
         "cuts": "each party finds its own cut points, as centralized training does",
         "base_margin": "a margin per row is not supported; use base_score, or continue from a model",

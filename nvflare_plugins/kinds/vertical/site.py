@@ -183,7 +183,7 @@ class VerticalRun:
         proof = RowsProof(session, [rows_content(one.ids) for one in data.sets])
         terms = VerticalTerms(
             versions={**versions(), ARITHMETIC: arithmetic_here(), PLUGIN: prepared.scheme.release},
-            job=self._job.to_dict(),
+            job=self._job.stated(),
             parameters=grown_document(prepared.parameters),
             n_rows=[one.table.n_rows for one in data.sets],
             rows=proof.of(channel.rank),

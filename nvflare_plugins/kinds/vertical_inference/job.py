@@ -39,6 +39,7 @@ class FileFormat(Enum):
 class InferenceJob(JobDocument):
     """One use of a vertical model by all of its parties. Results are at the active party alone."""
 
+    KIND: ClassVar[str] = "vertical_inference"
     CANNOT_CONTINUE: ClassVar[str] = "no other party has the columns of one that is lost"
     profile: ClassVar[str] = PROFILE
     tracking: ClassVar[bool] = False

@@ -152,7 +152,7 @@ def _agree(run: inference.Run, sets: Sequence[inference.Rows | inference.UnreadR
     rank = run.attempt.channel.rank
     proof = RowsProof(run.attempt.session, [rows_content(rows.ids) for rows in sets])
     terms = VerticalTerms(
-        versions(), run.job.to_dict(), {}, [rows.n_rows for rows in sets], proof.of(rank), run.identity.model_id, {}
+        versions(), run.job.stated(), {}, [rows.n_rows for rows in sets], proof.of(rank), run.identity.model_id, {}
     )
     received = run.attempt.gather_sealed(f"terms of {len(sets)} data sets", terms.to_bytes())
     agree(terms, received, run.context.sites, rank, proof)

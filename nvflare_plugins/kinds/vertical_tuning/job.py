@@ -67,6 +67,7 @@ _OF_TRAININGS = (
 class VerticalTuningJob(Tuned):
     """Cross validation of declared parameter sets: the same rows at every party, other columns, the label at one."""
 
+    KIND: ClassVar[str] = "vertical_tuning"
     REFUSED: ClassVar[Mapping[str, str]] = {
         "epsilon": _PRIVATE,
         "delta": _PRIVATE,

@@ -153,6 +153,22 @@ def test_records_that_do_not_follow_are_refused_although_their_checks_are_right(
             Ledger(other._journal.path).describe()
 
 
+@pytest.mark.parametrize("change", [{"record": "of the future"}, {"record": "budget", "new_field": 1}])
+def test_what_a_newer_version_wrote_is_refused_by_name_and_nothing_is_lost(
+    ledger: Ledger, folder: Path, change: dict
+) -> None:
+    ledger.open_job("a", EVENT)
+    ledger.release("a", "tree 0", make(1))
+    with ledger._locked():
+        ledger._journal.append({"at": "2027-01-01T00:00:00+00:00", **change})
+    (path,) = ledger_files(folder)
+    newer = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(LedgerDamaged, match="a newer VeilBoost has written: then install that version again"):
+            Ledger.open(folder, IDENTITY, BUDGET)
+        assert path.read_bytes() == newer
+
+
 def test_an_empty_or_missing_ledger_is_not_read_as_unspent(folder: Path) -> None:
     folder.mkdir()
     with pytest.raises(LedgerDamaged, match="empty"):

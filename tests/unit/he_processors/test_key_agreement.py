@@ -102,7 +102,9 @@ def test_derived_keys_depend_on_everything():
     assert len(derive_key(b"k" * 32, b"", "a", length=48)) == 48
 
 
-SITES = [Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32, 48))) for i in range(3)]
+SITES = [
+    Participant(f"site-{i}", "site", *(bytes([first + i]) * 32 for first in (0, 16, 32, 48)), (1, 2)) for i in range(3)
+]
 
 
 def test_extracted_keys_give_what_is_derived_at_once():
@@ -116,18 +118,21 @@ def test_transcript_depends_on_everything():
         return [SITES[0], dataclasses.replace(SITES[1], **change), SITES[2]]
 
     hashes = [
-        hash_transcript("job", "00", b"b", SITES),
-        hash_transcript("jo", "b00", b"b", SITES),
-        hash_transcript("job", "01", b"b", SITES),
-        hash_transcript("job", "00", b"c", SITES),
-        hash_transcript("job", "00", b"b", SITES[:2]),
-        hash_transcript("job", "00", b"b", [SITES[1], SITES[0], SITES[2]]),
-        hash_transcript("job", "00", b"b", changed(site="other")),
-        hash_transcript("job", "00", b"b", changed(role="unsigned site")),
-        hash_transcript("job", "00", b"b", changed(nonce=bytes(32))),
-        hash_transcript("job", "00", b"b", changed(public_key=bytes(32))),
-        hash_transcript("job", "00", b"b", changed(certificate_fingerprint=b"")),
-        hash_transcript("job", "00", b"b", changed(policy_hash=bytes(32))),
+        hash_transcript("job", "00", b"b", 1, SITES),
+        hash_transcript("jo", "b00", b"b", 1, SITES),
+        hash_transcript("job", "01", b"b", 1, SITES),
+        hash_transcript("job", "00", b"c", 1, SITES),
+        hash_transcript("job", "00", b"b", 2, SITES),
+        hash_transcript("job", "00", b"b", 1, SITES[:2]),
+        hash_transcript("job", "00", b"b", 1, [SITES[1], SITES[0], SITES[2]]),
+        hash_transcript("job", "00", b"b", 1, changed(site="other")),
+        hash_transcript("job", "00", b"b", 1, changed(role="unsigned site")),
+        hash_transcript("job", "00", b"b", 1, changed(nonce=bytes(32))),
+        hash_transcript("job", "00", b"b", 1, changed(public_key=bytes(32))),
+        hash_transcript("job", "00", b"b", 1, changed(certificate_fingerprint=b"")),
+        hash_transcript("job", "00", b"b", 1, changed(policy_hash=bytes(32))),
+        hash_transcript("job", "00", b"b", 1, changed(protocols=(1, 3))),
+        hash_transcript("job", "00", b"b", 1, changed(protocols=(2, 2))),
     ]
     assert len(set(hashes)) == len(hashes)
 

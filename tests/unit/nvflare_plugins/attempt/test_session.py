@@ -13,6 +13,7 @@ from he_processors.masks import MessageLabel
 from nvflare_plugins.attempt.session import Hello, Proof
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity, fingerprint, verify_signature
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.wire.envelope import Codec, Kind, pack_list, unpack_list
 from tests.support.sessions import (
     Authority,
@@ -259,15 +260,17 @@ def test_an_identity_of_another_site():
 @pytest.mark.parametrize(
     ("part", "content", "words"),
     [
-        (0, b"older", "the same VeilBoost"),
+        (0, b"older", "run VeilBoost 0.14 or newer"),
         (1, b"\xff", "malformed"),
         (2, b"short", "malformed"),
-        (7, b"\xff", "malformed"),
+        (8, b"\xff", "malformed"),
+        (7, bytes(4), "malformed"),
+        (7, b"\2\0\1\0", "malformed"),
     ],
-    ids=["format", "site", "nonce", "certificates"],
+    ids=["format", "site", "nonce", "certificates", "no protocol", "empty range"],
 )
 def test_a_hello_of_another_form_is_refused(part, content, words):
-    parts = list(unpack_list(Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), b"b" * 32).pack(), 9))
+    parts = list(unpack_list(Hello.new(signed_sites(1)[0], b"k" * 32, Policy(), "horizontal", b"b" * 32).pack(), 10))
     parts[part] = content
     with pytest.raises(ProtocolError, match=words):
         Hello.unpack(pack_list(parts))
@@ -293,11 +296,10 @@ def test_a_swapped_public_key(policy):
     fails(open_all(sites, [policy] * 3, tamper=tamper), AuthenticationError)
 
 
-def test_a_swapped_nonce_policy_binding_or_release():
+def test_a_swapped_nonce_policy_or_binding():
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, nonce=b"n" * 32)), AuthenticationError)
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, policy_hash=b"p" * 32)), AuthenticationError)
     fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, binding=b"c" * 32)), ConfigurationError, "site-2")
-    fails(open_all(signed_sites(), tamper=replace_hello(1, {0}, release="9.9")), ConfigurationError, "9.9")
 
 
 def test_own_hello_changed_on_the_way_back():
@@ -449,7 +451,7 @@ def test_signatures_of_the_handshake_are_bound_to_it():
 
 def test_a_peers_release_steers_no_terminal():
     hostile = "9\x1b[2J\n\u202e" + "x" * 5000
-    outcome = open_all(signed_sites(), tamper=replace_hello(1, {0}, release=hostile))
+    outcome = open_all(signed_sites(), tamper=replace_hello(1, {0}, release=hostile, protocols=Span(2, 2)))
     texts = [str(error) for error in outcome.errors]
-    assert any("runs VeilBoost 9?[2J??" in text for text in texts)
-    assert all(text.isprintable() and len(text) < 1000 for text in texts if "runs VeilBoost" in text)
+    assert any("(VeilBoost 9?[2J??" in text for text in texts)
+    assert all(text.isprintable() and len(text) < 1000 for text in texts if "VeilBoost" in text)

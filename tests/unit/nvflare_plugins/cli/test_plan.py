@@ -247,7 +247,7 @@ def test_what_a_session_brings_a_site_grows_with_the_sites(world):
     def take_part(rank):
         site = names(world)[rank]
         channel = Channel(site, names(world), "job", bytes(16), Counting(aggregator, site), 60.0)
-        open_session(channel, Identity.unsigned(site), Policy(True), bytes(32))
+        open_session(channel, Identity.unsigned(site), Policy(True), "horizontal", bytes(32))
 
     in_threads(take_part, range(world))
     assert len(received) == world

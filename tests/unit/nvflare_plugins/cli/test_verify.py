@@ -13,7 +13,7 @@ from nvflare_plugins.cli.main import COMMANDS
 from nvflare_plugins.cli.options import EXITS
 from nvflare_plugins.cli.verify import render
 from nvflare_plugins.evidence import log as evidence
-from nvflare_plugins.evidence.audit import Audit, grown_fact
+from nvflare_plugins.evidence.audit import Audit, grown_fact, protocol_facts
 from nvflare_plugins.evidence.format import SERVER, export_name
 from nvflare_plugins.evidence.verification import Verdict, traffic
 from tests.support.evidence_attempts import SITES, Attempt, check, cli, complete_attempt, only_failures, rewrite
@@ -263,6 +263,44 @@ def test_xgboosts_may_differ_where_the_sites_grew_the_trees_and_nowhere_else(tmp
         assert not check(attempt.finish()).failures
     else:
         assert "versions of xgboost" in only_failures(attempt.finish())
+
+
+SPOKEN = protocol_facts(1, {"site-1": (1, 2), "site-2": (1, 1), "site-3": (1, 3)})
+
+
+@pytest.mark.parametrize("odd", [None, *SPOKEN])
+def test_releases_may_differ_where_all_sites_recorded_what_they_speak(tmp_path, odd):
+    attempt = Attempt(tmp_path)
+    newer = {"protection": SPOKEN, "versions": {"xgboost": "3.2.0", "veilboost": "0.15.0"}}
+    lacks = {"protection": {name: value for name, value in SPOKEN.items() if name != odd}}
+    attempt.open_session(**{"site-1": lacks, "site-2": newer, "site-3": newer})
+    attempt.round(0)
+    if odd is None:
+        assert check(attempt.finish()).sound
+    else:
+        assert "site-1" in only_failures(attempt.finish())
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, "different versions of veilboost"),
+        ({**SPOKEN, "protocol": 2}, "followed protocol 2, on which the sites cannot have agreed"),
+        ({**SPOKEN, "protocol": "1"}, "cannot have agreed"),
+        (protocol_facts(2, {"site-1": (1, 2), "site-2": (2, 2), "site-3": (2, 3)}) | {"protocol": 1}, "cannot have"),
+        (protocol_facts(1, {"site-1": (1, 1), "site-2": (2, 2), "site-3": (1, 2)}), "cannot have agreed"),
+        (protocol_facts(1, {"site-1": (1, 1), "site-2": (1, 1)}), "does not record which protocols each site speaks"),
+        (protocol_facts(1, dict.fromkeys(("site-1", "site-2", "x"), (1, 1))), "does not record which protocols"),
+        ({"protocol": 1}, "does not record which protocols"),
+        ({**SPOKEN, "protocols that the sites speak": "site-1 0-1"}, "does not record which protocols"),
+    ],
+)
+def test_a_protocol_that_does_not_follow_from_what_the_sites_speak_is_noticed(tmp_path, facts, expected):
+    attempt = Attempt(tmp_path)
+    newer = {"versions": {"xgboost": "3.2.0", "veilboost": "0.15.0"}}
+    attempt.open_session(**{site: {"protection": facts} | (newer if site == "site-2" else {}) for site in SITES})
+    attempt.round(0)
+    assert expected in only_failures(attempt.finish())
 
 
 @pytest.mark.parametrize("odd", [{"key_bits": 2048}, {"epsilon": "9"}, {"preset": "exact"}])

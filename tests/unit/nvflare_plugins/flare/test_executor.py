@@ -29,6 +29,7 @@ from nvflare_plugins.flare.kept_jobs import is_noted
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.memory.store import NAME
+from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 from nvflare_plugins.xgb.rounds import RoundRecord
@@ -41,13 +42,19 @@ JOB = HorizontalJob("train", "y")
 def task(**changes: object) -> Shareable:
     data = Shareable()
     good = {"job": JOB.to_dict(), "sites": ["site-1", "site-2"], "attempt": "00" * 16, "server": "server.job"}
-    data.update({**good, **changes})
+    data.update({**good, "protocols": [1, 1], **changes})
     return data
 
 
 def test_good_task() -> None:
     read = JobTask.from_shareable(task(), "site-2", HorizontalJob)
-    assert read == JobTask(JOB, ("site-1", "site-2"), "00" * 16, "server.job")
+    assert read == JobTask(JOB, ("site-1", "site-2"), "00" * 16, "server.job", Span(1, 1))
+
+
+@pytest.mark.parametrize("protocols", [None, [], [1], [1, "2"], [True, 1], [0, 1], "11"])
+def test_a_server_that_does_not_say_what_it_speaks_is_told_what_to_do(protocols: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"the server does not say which protocols .*update VeilBoost there"):
+        JobTask.from_shareable(task(protocols=protocols), "site-2", HorizontalJob)
 
 
 @pytest.mark.parametrize(

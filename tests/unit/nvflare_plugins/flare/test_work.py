@@ -230,7 +230,15 @@ def flare_context(workspace: Path) -> FLContext:
 def task() -> Shareable:
     data = Shareable()
     sites = ["site-1", "site-2"]
-    data.update({"job": HorizontalJob("d", "y").to_dict(), "sites": sites, "attempt": ATTEMPT, "server": SERVER})
+    data.update(
+        {
+            "job": HorizontalJob("d", "y").to_dict(),
+            "sites": sites,
+            "attempt": ATTEMPT,
+            "server": SERVER,
+            "protocols": [1, 1],
+        }
+    )
     return data
 
 

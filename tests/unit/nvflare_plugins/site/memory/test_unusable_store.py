@@ -77,12 +77,23 @@ def test_a_database_with_other_tables_is_refused(tmp_path: Path, statement: str)
 
 
 def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(Memory(tmp_path, "site-1").path)) as db:
+    """As after a step back to an older release; the newer one then finds all as it left it."""
+    memory = Memory(tmp_path, "site-1")
+    note(memory, "before")
+    with closing(sqlite3.connect(memory.path)) as db:
         db.execute(f"PRAGMA user_version = {FORMAT + 1}")
         db.execute("CREATE TABLE of_the_future (a)")
         db.commit()
-    text = refusal(tmp_path)
-    assert f"format {FORMAT + 1}" in text and "newer VeilBoost" in text and "install that version" in text
+    content = memory.path.read_bytes()
+    for _ in range(2):
+        text = refusal(tmp_path)
+        assert f"format {FORMAT + 1}" in text and "newer VeilBoost" in text and "install that version" in text
+    assert memory.path.read_bytes() == content and sorted(path.name for path in tmp_path.iterdir()) == [MADE, NAME]
+    with closing(sqlite3.connect(memory.path)) as db:
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+        db.execute("DROP TABLE of_the_future")
+        db.commit()
+    assert names(Memory(tmp_path, "site-1")) == ["before"]
 
 
 def test_a_log_of_writes_to_come_is_turned_off(tmp_path: Path) -> None:
