@@ -50,7 +50,7 @@ JOB_GUARD = {"components": [{"id": "veilboost_job_guard", "path": JOB_GUARD_CLAS
 CLASS_PATHS: Mapping[str, tuple[str, ...]] = {
     EXECUTOR: ("kind",),
     CONTROLLER: ("job", "kind", "min_clients", "sites", "task_check_period"),
-    TRACKING_RECEIVER: ("tb_folder",),
+    TRACKING_RECEIVER: ("events", "tb_folder"),
     SITE_GUARD_CLASS: (),
     JOB_GUARD_CLASS: (),
 }
