@@ -6,7 +6,7 @@ A region begins with ``<!-- table: SOURCE/NAME -->`` and ends with ``<!-- end of
 
 * ``threats``: who learns what under a family of profiles, from their rows;
 * ``wire/kinds``, ``wire/vertical``: kinds of messages, and the messages of vertical jobs;
-* ``protocols``: what the release speaks in jobs of each kind;
+* ``wire/protocols``: what the release speaks in jobs of each kind;
 * ``metrics/site``, ``metrics/server``, ``metrics/kit``: numbers for monitoring;
 * ``headlines``: the figures of the first page (``tests/bench/results.py``), each alone ``<!-- figure: NAME -->``;
 * ``modules/PACKAGE``: the modules and folders of a package, by the first sentence of their docstrings;
@@ -127,7 +127,7 @@ def generated(name: str) -> str:
         return modules(which)
     if source == "metrics":
         return metrics(which)
-    if source == "protocols":
+    if name == "wire/protocols":
         rows = [(f"`{kind}`", str(span)) for kind, span in sorted(PROTOCOLS.items())]
         return table(("kind of job", "protocols that this release speaks"), rows)
     if name == "wire/kinds":

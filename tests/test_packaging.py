@@ -158,6 +158,40 @@ def contents(wheel: Path) -> set[str]:
         return {re.sub(r"\.dist-info/.*", "", name) for name in archive.namelist()}
 
 
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH")
+@pytest.mark.parametrize("change", ["", "a file", "the sums", "both", "another key", "another purpose"])
+def test_release_files_are_signed_and_a_change_of_any_is_noticed(tmp_path: Path, change: str) -> None:
+    """By the commands of jobs/RUNNING.md, as a site runs them."""
+    block = re.search(r"```console\n(ssh-keygen -Y verify.*?)```", (ROOT / "jobs" / "RUNNING.md").read_text(), re.S)
+    assert block is not None
+    for name in ("key", "other"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name), cwd=tmp_path)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for name in ("veilboost-1.tar.gz", "veilboost-1-cp311-cp311-linux_x86_64.whl"):
+        (dist / name).write_text(name)
+    run(
+        str(ROOT / ".ci" / "sign"), str(dist), str(tmp_path / ("other" if change == "another key" else "key")), cwd=ROOT
+    )
+    (dist / "release_keys").write_text(f"release {(tmp_path / 'key.pub').read_text()}")
+    file, sums = dist / "veilboost-1.tar.gz", dist / "SHA256SUMS"
+    if change in ("a file", "both"):
+        file.write_text("other")
+    if change in ("the sums", "both"):
+        sums.write_text(sums.read_text().replace("0", "1"))
+    commands = block[1].replace("veilboost-release", "mail") if change == "another purpose" else block[1]
+    done = [
+        subprocess.run(["/bin/bash", "-c", line], cwd=dist, capture_output=True, check=False).returncode == 0
+        for line in commands.strip().splitlines()
+    ]
+    assert len(done) == 2 and all(done) == (change == "")
+
+
+def test_a_folder_without_release_files_is_not_signed(tmp_path: Path) -> None:
+    done = subprocess.run([ROOT / ".ci" / "sign", tmp_path, "key"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no release files" in done.stderr and not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_wheels_from_checkout_and_sdist_are_alike_and_whole(tmp_path: Path) -> None:
     sources = copy_of_the_sources(tmp_path)
