@@ -68,7 +68,9 @@ class TwoReleases(Poc):
         Poc._prepare(self)
         for start in (self.kits / "site-2" / "startup").glob("*.sh"):
             first, rest = start.read_text().split("\n", 1)
-            start.write_text(f"{first}\nunset PYTHONPATH\nexport PATH={self.commands}:$PATH\n{rest}")
+            # `python -m` looks for modules where it is started.
+            own = f"cd /\nunset PYTHONPATH\nexport PATH={self.commands}:$PATH"
+            start.write_text(f"{first}\n{own}\n{rest}")
         for site in SITES:
             self.change_policy(site, consents={"share_own_trees": True, "recompute_with_changes": True})
 
