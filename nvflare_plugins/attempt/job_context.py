@@ -65,8 +65,8 @@ class Job(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
 
-    def stated(self) -> dict[str, Any]:
-        """Return it without the fields at their defaults."""
+    def stated(self, also: Sequence[str] = ()) -> dict[str, Any]:
+        """Return it without the fields at their defaults, but with those that are named."""
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:

@@ -12,8 +12,12 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from nvflare_plugins.attempt.site_attempt import _binding
 from nvflare_plugins.flare.kinds import KINDS
+from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.protocols import PROTOCOLS
 from tests.golden.write import MANIFEST
 from tests.vectors.form import FOLDER
@@ -66,6 +70,8 @@ def parts() -> Parts:
             kinds = _OF_FORMATS.get(vector["format"], ALL)
             if kinds:
                 note(kinds, f"{path.stem}: {vector['name']}", vector)
+    place: Any = SimpleNamespace(sites=("a", "b"), number=2)
+    note(ALL, "sessions: binding", _binding(HorizontalJob("rows", "y", num_rounds=3), place).hex())
     for name, files in json.loads(MANIFEST.read_text())["files"].items():
         for file, digest in files.items():
             note(kinds_of_model(name), f"model: {name}/{file}", digest)
