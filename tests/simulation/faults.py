@@ -143,7 +143,7 @@ def plan_of(seed: int, sites: Sequence[str]) -> Plan:
     return plan
 
 
-def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str) -> Plan:
+def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str, *, server_dies: bool = False) -> Plan:
     """Draw what befalls a job that survives lost sites: up to three die, most come back; others seem to be lost."""
     dice, plan = random.Random(f"losses {seed}"), Plan(seed, is_harmless=False)
     if dice.random() < 0.3:
@@ -160,7 +160,8 @@ def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str) -> Plan:
         back = "for good" if is_gone else f"for {back_after_s:.1f} s"
         how = "loses power" if plan.machines.losses[-1].loses_power else "dies"
         plan.words.append(f"{site} {how} with message {sent[site]}, {back}")
-    _server_dies(plan, random.Random(f"server {seed}"))
+    if server_dies:
+        _server_dies(plan, random.Random(f"server {seed}"))
     plan.losses = tuple(plan.machines.losses)
     if dice.random() < 0.2:
         _long_silence(plan, dice, sites)

@@ -129,7 +129,9 @@ def _run_undisturbed(kind: str) -> Trees:
 def drawn(kind: str, seed: int) -> Plan:
     """Draw what befalls a job: of one that survives losses, losses above all."""
     on_loss = JOBS[kind].on_loss
-    return plan_of(seed, SITES) if on_loss == STOP else plan_of_losses(seed, SITES, on_loss)
+    if on_loss == STOP:
+        return plan_of(seed, SITES)
+    return plan_of_losses(seed, SITES, on_loss, server_dies=kind == "horizontal_wait")
 
 
 def simulate(kind: str, seed: int) -> tuple[Plan, Story, list[str]]:
