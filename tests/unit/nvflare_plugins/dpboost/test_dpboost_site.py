@@ -23,7 +23,8 @@ from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.dpboost.server import DpBoostServer, steps
 from nvflare_plugins.kinds.dpboost.training import run_dpboost_site, xgboost_model
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
+from nvflare_plugins.wire.envelope import Codec, Frame, Kind, Phase, TrainingStep
+from tests.support import frames
 from tests.support.federation import Parties, succeed
 from tests.support.seeded_randomness import SeededRandomness
 
@@ -205,19 +206,8 @@ def test_a_server_that_answers_with_what_cannot_be_is_found_out(sites: Parties) 
 def frame(wanted: DpBoostJob, **changes: object) -> Frame:
     first = next(steps(wanted))
     n_bins = sum(n + 1 for n in wanted.candidates().counts)
-    facts = {
-        "type": FrameType.CONTRIBUTION,
-        "operation": Operation.SUM,
-        "kind": first.kind,
-        "moment": first.moment,
-        "codec": Codec.MASKED,
-        "rank": 0,
-        "counter": 9,
-        "attempt": bytes(16),
-        "payload": b"",
-        "n_values": math.prod(first.shape(n_bins)),
-    }
-    return Frame(**{**facts, **changes})
+    facts = {"kind": first.kind, "moment": first.moment, "counter": 9, "n_values": math.prod(first.shape(n_bins))}
+    return frames.frame(**{**facts, **changes})
 
 
 def test_the_server_answers_only_what_the_plan_pays_for() -> None:

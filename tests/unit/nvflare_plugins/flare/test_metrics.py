@@ -30,7 +30,6 @@ from nvflare_plugins.wire.envelope import (
     Codec,
     Commitment,
     Frame,
-    FrameType,
     Kind,
     Operation,
     Phase,
@@ -38,6 +37,7 @@ from nvflare_plugins.wire.envelope import (
     Transfer,
 )
 from nvflare_plugins.workers.workers import TRIAL, Work, begin
+from tests.support import frames
 from tests.support.workers_here import workers_here
 
 LABELS = (("site", "site-1"), ("job_id", "j"), ("kind", "horizontal"), ("profile", "masks"))
@@ -45,8 +45,8 @@ LINE = re.compile(r'[a-z_]+\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)+\} [-+.e0-9a-z]+
 
 
 def frame(payload: bytes, kind: Kind = Kind.HISTOGRAM, round_: int = 3) -> Frame:
-    step = TrainingStep(Phase.SETUP, round_)
-    return Frame(FrameType.CONTRIBUTION, Operation.GATHER, kind, step, Codec.PUBLIC, 0, 0, bytes(16), 0, payload)
+    moment = TrainingStep(Phase.SETUP, round_)
+    return frames.frame(payload, operation=Operation.GATHER, kind=kind, moment=moment, codec=Codec.PUBLIC)
 
 
 class Echo:

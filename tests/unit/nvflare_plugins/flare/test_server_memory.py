@@ -21,7 +21,6 @@ from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import (
     CHUNK_BYTES,
     Codec,
-    Frame,
     FrameType,
     Kind,
     Operation,
@@ -31,10 +30,8 @@ from nvflare_plugins.wire.envelope import (
     commitment,
     unpack,
 )
+from tests.support.frames import ATTEMPT, SALT, frame
 from tests.support.threads import in_threads
-
-ATTEMPT = bytes(range(16))
-SALT = bytes(range(1, 17))
 
 
 class Cell:
@@ -102,20 +99,7 @@ class Server:
 def words_frame(
     rank: int, payload: bytes, counter: int = 0, attachment: bytes = b"", codec: Codec = Codec.MASKED
 ) -> bytes:
-    return Frame(
-        FrameType.CONTRIBUTION,
-        Operation.SUM,
-        Kind.HISTOGRAM,
-        TrainingStep(Phase.UPDATE, 3),
-        codec,
-        rank,
-        counter,
-        ATTEMPT,
-        len(payload) // 8,
-        payload,
-        attachment,
-        SALT,
-    ).pack()
+    return frame(payload, rank, counter, attachment=attachment, codec=codec).pack()
 
 
 def cut(frame: bytes, number: int = 1) -> list[Message]:
@@ -160,20 +144,8 @@ def test_memory_for_encrypted_sums_does_not_grow_with_the_sites() -> None:
     server = Server(n_sites, keeps=False)
     for rank in range(n_sites):
         content = public if rank == 0 else b""
-        key = Frame(
-            FrameType.CONTRIBUTION,
-            Operation.GATHER,
-            Kind.HE_PUBLIC,
-            TrainingStep(Phase.SETUP),
-            Codec.BFV,
-            rank,
-            0,
-            ATTEMPT,
-            0,
-            content,
-            b"",
-            SALT,
-        )
+        about = {"operation": Operation.GATHER, "kind": Kind.HE_PUBLIC, "moment": TrainingStep(Phase.SETUP)}
+        key = frame(content, rank, codec=Codec.BFV, n_values=0, **about)
         server.aggregator.submit(server.sites[rank], key.pack(), lambda answer: None)
     sums: list[bytes] = []
     tracemalloc.start()
@@ -292,22 +264,9 @@ def test_a_long_frame_out_of_place_ends_the_attempt_at_its_first_piece(
     monkeypatch.setattr(pieces_module, "CHUNK_BYTES", 1000)
     server = Server(3)
     server.aggregator.submit(server.sites[1], words_frame(1, bytes(4000)), lambda answer: None)
-    fields = {
-        "type": FrameType.CONTRIBUTION,
-        "operation": Operation.SUM,
-        "kind": Kind.HISTOGRAM,
-        "moment": TrainingStep(Phase.UPDATE, 3),
-        "codec": Codec.MASKED,
-        "rank": 0,
-        "counter": 0,
-        "attempt": ATTEMPT,
-        "n_values": 500,
-        "payload": bytes(4000),
-        "salt": SALT,
-    }
     tracemalloc.start()
     try:
-        server.deliver(0, cut(Frame(**{**fields, **change}).pack())[0])
+        server.deliver(0, cut(frame(**{"payload": bytes(4000), **change}).pack())[0])
         assert tracemalloc.get_traced_memory()[1] < 1 << 24, "memory for what a header only claims"
     finally:
         tracemalloc.stop()

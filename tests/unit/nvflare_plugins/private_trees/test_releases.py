@@ -34,7 +34,8 @@ from nvflare_plugins.kinds.private_trees.methods import (
 )
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.kinds.private_trees.plan import ReleasePlan, ReleaseSchedule, Trust
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep
+from nvflare_plugins.wire.envelope import Codec, Frame, Kind, Phase, TrainingStep
+from tests.support import frames
 from tests.support.private_trees import mu_of, plan_with, trusted_server
 
 DELTA = 1 / 21_000
@@ -234,8 +235,7 @@ def test_nothing_leaves_when_the_ledger_refuses() -> None:
 
 
 def frame(kind: Kind, n_values: int, codec: Codec = Codec.MASKED) -> Frame:
-    moment = TrainingStep(Phase.UPDATE)
-    return Frame(FrameType.CONTRIBUTION, Operation.SUM, kind, moment, codec, 0, 0, b"a" * 16, n_values, b"")
+    return frames.frame(kind=kind, moment=TrainingStep(Phase.UPDATE), codec=codec, n_values=n_values)
 
 
 def test_the_server_noises_pairs_and_refuses_the_rest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,27 +13,12 @@ from hypothesis import strategies as st
 from he_processors.errors import ProtocolError
 from he_processors.field61 import MODULUS
 from nvflare_plugins.wire.aggregation import WordSum, open_sum
-from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, Operation, Phase, TrainingStep, unpack
+from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
+from tests.support import frames
 
-ATTEMPT = bytes(16)
 
-
-def frame(payload: bytes, n_values: int, tail: int, **changes: object) -> Frame:
-    fields = {
-        "type": FrameType.CONTRIBUTION,
-        "operation": Operation.SUM,
-        "kind": Kind.HISTOGRAM,
-        "moment": TrainingStep(Phase.UPDATE, 0),
-        "codec": Codec.MASKED,
-        "rank": 0,
-        "counter": 3,
-        "attempt": ATTEMPT,
-        "n_values": n_values,
-        "payload": payload,
-        "salt": b"s" * 16,
-        "tail": tail,
-    }
-    return Frame(**{**fields, **changes})
+def frame(payload: bytes, n_values: int, tail: int, **changes: Any) -> Frame:
+    return frames.frame(payload, counter=3, n_values=n_values, tail=tail, **changes)
 
 
 def packed(numbers: list[int], width: int = 8) -> bytes:

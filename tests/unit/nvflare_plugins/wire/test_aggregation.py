@@ -29,28 +29,16 @@ from nvflare_plugins.wire.envelope import (
     unpack,
     unpack_list,
 )
+from tests.support import frames
 from tests.support.federation import DirectTransport, run_in_threads
+from tests.support.frames import ATTEMPT
 
 SITES = ("a", "b", "c")
-ATTEMPT = bytes(range(16))
 
 
 def frame(rank: int, counter: int = 0, **changes) -> Frame:
-    fields = {
-        "type": FrameType.CONTRIBUTION,
-        "operation": Operation.SUM,
-        "kind": Kind.HISTOGRAM,
-        "moment": TrainingStep(Phase.UPDATE, 3),
-        "codec": Codec.MASKED,
-        "rank": rank,
-        "counter": counter,
-        "attempt": ATTEMPT,
-        "n_values": 2,
-        "payload": np.array([rank, 10], dtype="<u8").tobytes(),
-    }
-    fields |= changes
-    fields.setdefault("salt", b"s" * 16 if fields["codec"].is_salted else b"")
-    return Frame(**fields)
+    usual = {"n_values": 2, "payload": np.array([rank, 10], dtype="<u8").tobytes()}
+    return frames.frame(rank=rank, counter=counter, **usual | changes)
 
 
 class Server:
