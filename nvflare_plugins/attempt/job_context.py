@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, ClassVar, Protocol, Self
+
+from annotated_types import Ge, Le
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.run_folder import RunFolder
-from nvflare_plugins.base.declared import Document
+from nvflare_plugins.base.declared import Document, Whole
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.registry import ResumePoint
@@ -42,7 +44,8 @@ class CannotGoOn(JobAborted):
     """An attempt without the lost sites cannot be: the job has to wait for them. Its text says why, and no value."""
 
 
-LOST_SITE_FIELDS = ("on_lost_site", "lost_site_deadline_s")
+LOST_SITE_FIELDS = ("on_lost_site", "lost_site_deadline_s", "most_attempts")
+MostAttempts = Annotated[Whole, Ge(1), Le(20)]
 
 
 class Job(Protocol):
@@ -78,6 +81,11 @@ def waiting_s(job: object) -> float | None:
     if getattr(job, "on_lost_site", OnLostSite.STOP.value) == OnLostSite.STOP.value:
         return None
     return float(getattr(job, "lost_site_deadline_s"))  # noqa: B009  (only kinds that can wait have it)
+
+
+def attempts_of(job: object) -> int:
+    """Return how many attempts a job has."""
+    return int(getattr(job, "most_attempts", 1))
 
 
 def goes_on_without(job: object) -> bool:

@@ -18,7 +18,7 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity, Quote, ledger_f
 from he_processors.errors import ProtocolError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.base.failures import DataRefusal, machine_failure
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.pages.run_record import Spending
 from nvflare_plugins.site.policy import SitePolicy
@@ -219,8 +219,8 @@ class JobLedger:
         except PrivacyError as error:
             raise PolicyRefusal(str(error)) from None
         except OSError as error:
-            problem = type(error).__name__
-            raise JobAborted(f"the privacy ledger cannot be written ({problem}): nothing was sent") from None
+            problem = machine_failure(error) or type(error).__name__
+            raise JobAborted(f"the privacy ledger cannot be written: nothing was sent; {problem}") from error
         if self._evidence is not None:
             text = event_text(drawn) if drawn else REPLAYED
             self._evidence.spend(query.partition(";")[0], text, spent, self._delta)

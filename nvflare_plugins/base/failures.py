@@ -43,6 +43,7 @@ REGISTRY_TEXT = (
     "Remedy: use the same sites, rows, lists, parameters and bins as before, or ask the site to consent."
 )
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PASSES = frozenset({*DISK_IS_FULL, errno.ENFILE, errno.ESTALE})
 
 
 class DataRefusal(ConfigurationError):
@@ -70,6 +71,10 @@ class WorkerLost(WorkerFailure):
     """A worker or the scheduler is gone or silent, and may be there again: a job that waits for lost sites waits."""
 
 
+class HeldElsewhere(ConfigurationError):
+    """Another process of this site holds what the job needs: a job that waits for lost sites tries again."""
+
+
 class Decider(Enum):
     """Whose doing it was, as this site sees it, that too few rows of all sites together carry weight.
 
@@ -93,6 +98,22 @@ class TooFewRows(PolicyRefusal):
     def __init__(self, text: str, decided_by: Decider) -> None:
         super().__init__(text)
         self.decided_by = decided_by
+
+
+def time_mends(error: BaseException) -> bool:
+    """Return whether what ended an attempt at this site may be over soon, so that a job that waits tries again.
+
+    What is not listed is final. A refusal that could not be noted stays one: to ask again is to be answered twice.
+    """
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, (DataRefusal, CapacityExceeded, PolicyRefusal)):
+            return False
+        before = before.__cause__ or before.__context__
+    return any(
+        isinstance(one, (WorkerLost, HeldElsewhere)) or (isinstance(one, OSError) and one.errno in _PASSES)
+        for one in (error, error.__cause__)
+    )
 
 
 def machine_failure(error: BaseException) -> str | None:

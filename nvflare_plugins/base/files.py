@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_ROOM_BYTES = 1 << 20
+
+
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> Path:
     """Write a file whole or not at all, also if it is interrupted. Returns its path."""
     with written_atomically(path, mode) as file:
@@ -77,6 +80,22 @@ def copy_folder(source: Path, copy: Path) -> Path:
     for place in (copy, *(path for path in copy.rglob("*") if path.is_dir() and not path.is_symlink())):
         place.chmod(0o700)
     return copy
+
+
+def takes_files(folder: Path) -> bool:
+    """Return whether a folder's disk takes a file of some size; true of a folder that is not there."""
+    path = folder / f".veilboost_room.{os.getpid()}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            is_whole = os.write(descriptor, b"\1" * _ROOM_BYTES) == _ROOM_BYTES
+            os.fsync(descriptor)
+            return is_whole
+        finally:
+            os.close(descriptor)
+            path.unlink()
+    except OSError:
+        return not folder.is_dir()
 
 
 def sync_folder(folder: Path) -> None:

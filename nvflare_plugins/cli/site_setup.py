@@ -9,6 +9,7 @@ from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.options import OWN, Options
+from nvflare_plugins.flare.start_check import start_faults
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy import SitePolicy, no_duplicates
 from nvflare_plugins.site.policy_values import POLICY_FILE
@@ -85,6 +86,7 @@ def _check(args: Options) -> int:
     _alone(args, "check")
     found = missing(args.folder)
     for path, role in workspaces(args.folder):
+        found[path] += start_faults(path, at_server=role is Role.SERVER)
         if role is not Role.SERVER:
             with contextlib.suppress(ConfigurationError):  # of the policy: said already
                 found[path] += cluster_gaps(policy_of(path, role))

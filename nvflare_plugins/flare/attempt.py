@@ -18,6 +18,7 @@ from typing import Any
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.checks import check_plain
+from nvflare_plugins.base.failures import time_mends
 from nvflare_plugins.base.files import make_folder, write_atomically
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import SERVER, export_name
@@ -205,7 +206,9 @@ class ServerAttempt:
             transfer_s=job.transfer_s,
         )
         self._aggregator.add_by(job.open_plugin)
-        self._frames = FrameServer(cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock)
+        self._frames = FrameServer(
+            cell, self._aggregator, site_cells, self.attempt, self._on_violation, clock, self._on_server_failure
+        )
         self._beats = Beats(self._frames.beat)
         if job.before is not None:
             self._frames.end_other(*job.before)
@@ -348,10 +351,13 @@ class ServerAttempt:
             logger.warning("%s, without which the job goes on, sent no evidence that can be kept", printable(site))
 
     def finish(self) -> str | None:
-        """Write evidence and summary.
+        """Write evidence and summary; after an OSError it may be called again.
 
         Returns:
             Why the attempt failed, or None if all sites completed with the same model.
+
+        Raises:
+            OSError: the disk refuses them.
         """
         if self.missing:
             self.fail(f"no result from {', '.join(self.missing)}")
@@ -413,6 +419,9 @@ class ServerAttempt:
 
     def _on_violation(self, site: str, text: str) -> None:
         self.fail(f"{site} sent {text}")
+
+    def _on_server_failure(self, text: str, error: Exception) -> None:
+        self.lose([SERVER] if time_mends(error) else [], f"the server could not go on: {text}")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,6 +10,8 @@ from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 
+from nvflare_plugins.flare.loading import load_or_stand_in
+
 # Where FLARE's processes look for settings: in the site's own folders, and never in a job's.
 #
 # FLARE walks the whole workspace for a name and takes the first that it finds, in the formats of JSON, HOCON and YAML;
@@ -18,11 +20,12 @@ from nvflare.fuel.utils.config_factory import ConfigFactory
 
 
 class JobGuard(FLComponent):
-    """Made in a job's process, as the site's resources say, before FLARE looks for settings there."""
+    """Made in a job's process, as the site's resources say, before FLARE looks for settings and components there."""
 
     def __init__(self) -> None:
         super().__init__()
         close_search()
+        load_or_stand_in()
 
 
 def close_search() -> None:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from he_processors.errors import ConfigurationError, VeilBoostError
-from nvflare_plugins.attempt.job_context import Job, goes_on_without, waiting_s
+from nvflare_plugins.attempt.job_context import Job, attempts_of, goes_on_without, waiting_s
 from nvflare_plugins.base.checks import checked_sites, shown
-from nvflare_plugins.base.failures import machine_failure, reason_of
+from nvflare_plugins.base.failures import machine_failure, reason_of, time_mends
 from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt
 from nvflare_plugins.flare.kept_jobs import Lead, note_over, note_waiting, noted_attempt, noted_lead
 from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.flare.loading import MOST_CHARS, TOPIC_FAULT
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
@@ -35,12 +41,14 @@ from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
     GIVE_UP_AFTER_S,
     GO_ON_AFTER_S,
+    PAUSE_LINE_S,
     REMIND_INTERVAL_S,
     SILENCE_LIMIT_S,
     START_TIMEOUT_S,
     exchange_deadline_s,
     transfer_s,
 )
+from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
 from nvflare_plugins.site.policy import load_adder, require_pin_of_server
@@ -61,7 +69,6 @@ NOISE_IS_GONE = (
     "again for what it has answered. Remedy: submit the job anew"
 )
 _FOR_EVER_S = 30 * 86400.0
-MOST_ATTEMPTS = 20  # of a job that waits for lost sites: one that dies again and again for a reason of its own
 
 
 class JobController(Controller):
@@ -187,6 +194,7 @@ class JobController(Controller):
         job_id, waits_s = fl_ctx.get_job_id(), waiting_s(job)
         _check_names(clients)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
+        self._hear_faults(clients)
         presence = None if waits_s is None else self._presence(clients, site_cells)
         workspace = Path(self._engine.get_workspace().get_root_dir())
         standing = _Standing(self._run_folder(fl_ctx), waits_s, clients)
@@ -209,7 +217,7 @@ class JobController(Controller):
             without = set(site_cells) - set(taking_part)
             left_out = _LeftOut(self, without, presence, fl_ctx)
             self._supervise(attempt, task, presence, abort_signal, left_out, standing)
-            reason = attempt.finish()
+            reason = self._finish(attempt, presence, waits_s, abort_signal)
             # Without sites that it still waits for; or it went on, and goes on from the next state beside.
             is_tried = attempt.cannot_go_on and (taking_part != standing.members or attempt.has_summed)
             if presence is None or waits_s is None or reason is None or not (attempt.lost or is_tried):
@@ -220,13 +228,37 @@ class JobController(Controller):
                 return attempt.was_the_last(NOT_SIMULATED)
             standing.look(attempt)
             may_go_on = goes_on_without(job) and not is_tried
-            ends = self._wait_for_return(attempt, presence, waits_s, abort_signal, standing, may_go_on=may_go_on)
+            most = attempts_of(job)
+            ends = self._wait_for_return(
+                attempt, presence, waits_s, abort_signal, standing, may_go_on=may_go_on, most=most
+            )
             if isinstance(ends, str):
                 return attempt.was_the_last(ends)
             taking_part = ends
             if taking_part != standing.members:
                 missing = sorted(set(standing.members) - set(taking_part))
                 self.log_warning(fl_ctx, f"the job tries to go on without {', '.join(missing)}")
+
+    def _hear_faults(self, clients: list[Client]) -> None:
+        self._site_of_parent = {client.get_fqcn(): client.name for client in clients}
+        self._engine.get_cell().core_cell.register_request_cb(CHANNEL, TOPIC_FAULT, self._on_fault)
+
+    def _finish(
+        self, attempt: ServerAttempt, presence: Presence | None, waits_s: float | None, abort_signal: Signal
+    ) -> str | None:
+        """Finish an attempt; where the job waits, once this server's disk takes what it leaves. Raises: OSError."""
+        pause = None
+        while True:
+            try:
+                return attempt.finish()
+            except OSError as error:
+                if presence is None or waits_s is None or not time_mends(error) or abort_signal.triggered:
+                    raise
+                pause = pause or _Pause(self, presence, waits_s)
+                if pause.is_over:
+                    raise
+                pause.tell(["the server"], reason_of(error))
+            time.sleep(EXPIRE_POLL_S)
 
     def _presence(self, clients: list[Client], site_cells: Mapping[str, str]) -> Presence:
         tokens = {client.name: client.token for client in clients}
@@ -270,19 +302,21 @@ class JobController(Controller):
         standing: _Standing,
         *,
         may_go_on: bool,
+        most: int,
     ) -> str | list[str]:
         """Wait until a process of every site is there for the next attempt.
 
         Args:
             standing: of the job.
             may_go_on: without those that are lost, if enough are left.
+            most: attempts that the job has.
 
         Returns:
             The sites of the next attempt, or why the job ends instead.
         """
-        if (reason := _why_the_last(attempt)) is not None:
+        if (reason := _why_the_last(attempt, most)) is not None:
             return reason
-        members = standing.members
+        members, pause = standing.members, _Pause(self, presence, waits_s)
         began, reminded = time.monotonic(), float("-inf")
         while True:
             now = time.monotonic()
@@ -296,12 +330,27 @@ class JobController(Controller):
             if abort_signal.triggered:
                 self._end_with_parent(standing)
                 return "aborted while it waited for them"
-            if now - began > waits_s:
+            pause.tell(absent, attempt.reason or "")
+            if pause.is_over:
                 return f"not back within lost_site_deadline_s ({waits_s:g} s): {', '.join(absent)}"
             if now - reminded > REMIND_INTERVAL_S:
                 attempt.remind()
                 reminded = now
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
+
+    def _on_fault(self, message: Message) -> Message:
+        """Take from a site's FLARE process why the job's process there could not begin: its part has failed."""
+        site = self._site_of_parent.get(message.get_header(MessageHeaderKey.ORIGIN))
+        is_site = site is not None and message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME) == site
+        payload, attempt = message.payload, self._attempt
+        if site is None or not is_site or not isinstance(payload, (bytes, bytearray, memoryview)):
+            return make_reply(CellReturnCode.INVALID_REQUEST)
+        if attempt is None:
+            return make_reply(CellReturnCode.SERVICE_UNAVAILABLE)
+        if site in attempt.missing:
+            text = bytes(payload[: 2 * MOST_CHARS]).decode("utf-8", "replace")
+            attempt.add_report(site, {"status": FAILED, "error": text})
+        return make_reply(CellReturnCode.OK)
 
     def tell_left_out(self, site: str, attempt: ServerAttempt, fl_ctx: FLContext) -> None:
         """Tell a site that is back that the job goes on without it; it hands in its evidence and is done."""
@@ -388,11 +437,35 @@ def _check_names(clients: list[Client]) -> None:
         )
 
 
-def _why_the_last(attempt: ServerAttempt) -> str | None:
+class _Pause:
+    """A time in which a job waits: a line a minute, here and at all sites, says for whom and until when."""
+
+    def __init__(self, controller: JobController, presence: Presence, waits_s: float) -> None:
+        self._controller, self._presence = controller, presence
+        self._ends, self._until = time.monotonic() + waits_s, datetime.now(UTC) + timedelta(seconds=min(waits_s, 1e8))
+        self._said = float("-inf")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has lasted as long as it may."""
+        return time.monotonic() > self._ends
+
+    def tell(self, absent: Iterable[str], why: str) -> None:
+        """Say so, if the last line is a minute old."""
+        now = time.monotonic()
+        if now - self._said < PAUSE_LINE_S:
+            return
+        self._said = now
+        text = f"the job waits for {', '.join(absent)}, until {self._until:%Y-%m-%d %H:%M:%S} UTC by the server's clock"
+        self._controller.logger.warning("%s: %s", text, why)
+        self._presence.tell(f"{text}: {why}")
+
+
+def _why_the_last(attempt: ServerAttempt, most: int) -> str | None:
     if attempt.has_completed:
         return "other sites had finished by then: their results are whole, and there is nothing to go on with"
-    if attempt.number >= MOST_ATTEMPTS:
-        return f"this was attempt {attempt.number}, the last that a job has"
+    if attempt.number >= most:
+        return f"this was attempt {attempt.number}, the last that a job has (most_attempts)"
     return None
 
 

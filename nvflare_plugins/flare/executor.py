@@ -28,7 +28,8 @@ from nvflare_plugins.attempt.payment import spending_of
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import WorkerLost, machine_failure, reason_of
+from nvflare_plugins.base.failures import machine_failure, reason_of, time_mends
+from nvflare_plugins.base.files import takes_files
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
@@ -37,9 +38,16 @@ from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTER
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of
+from nvflare_plugins.flare.loading import note_step
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Ready
-from nvflare_plugins.flare.timeouts import HEARTBEAT_S, LONGEST_SILENCE_S, site_timeout_s
+from nvflare_plugins.flare.timeouts import (
+    FIRST_PAUSE_S,
+    HEARTBEAT_S,
+    LONGEST_PAUSE_S,
+    LONGEST_SILENCE_S,
+    site_timeout_s,
+)
 from nvflare_plugins.flare.transport import SiteTransport
 from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.site.certificates import Identity, load_identity
@@ -115,6 +123,8 @@ class JobExecutor(Executor):
     _ready: Ready | None = None
     _watch: Watch | None = None
     _waits: bool = False  # the job waits for lost sites
+    _pause_s: float = 0.0  # how long this process has paused last
+    _pauses: Callable[[], bool] | None = None  # it takes no part until this says so
     _stays_kept: bool = False  # this process ends for no reason of the job's, and is to be started again
 
     def __init__(self, kind: str = "") -> None:
@@ -126,14 +136,16 @@ class JobExecutor(Executor):
         if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN) and self._beats is not None:
             self._beats.stop()
         if event_type == EventType.START_RUN:
+            note_step(None, _run_folder(fl_ctx))
             cell = fl_ctx.get_engine().get_cell().core_cell
             self._ready = Ready(cell, FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]))
         if self._ready is None:
             return
         run = _run_folder(fl_ctx)
         if event_type in (EventType.START_RUN, EventType.AFTER_SEND_TASK_RESULT):
-            if is_noted(run) and not self._stays_kept:  # this process was started again, or the job may go on
-                self._ready.waits()
+            # This process was started again, or the job may go on.
+            if (self._pauses is not None or is_noted(run)) and not self._stays_kept:
+                self._ready.waits(self._pauses)
             else:
                 self._ready.end()
         elif event_type == EventType.END_RUN:
@@ -162,7 +174,9 @@ class JobExecutor(Executor):
         site, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         evidence: Path | None = None
-        self._watch = None
+        task: JobTask | None = None
+        policy: SitePolicy | None = None
+        self._watch, self._pauses = None, None
         try:
             check_set_up(workspace, site)
             policy = SitePolicy.load(workspace, site)
@@ -170,8 +184,10 @@ class JobExecutor(Executor):
             evidence = RunFolder(policy.runs, job_id).evidence / export_name(site)
             if shareable.get(LEFT_OUT) is True:
                 return self._left_out(shareable, fl_ctx, evidence, load_identity(policy.workspace, site))
+            task = JobTask.from_shareable(shareable, site, kind_of(self.kind).job)
+            self._waits = waiting_s(task.job) is not None
             self._note_policy(policy, fl_ctx)
-            outcome = self._run(shareable, fl_ctx, abort_signal, policy)
+            outcome = self._run(task, fl_ctx, abort_signal, policy)
             self._note_after_first(policy, fl_ctx)
             report = SiteReport(
                 COMPLETED,
@@ -197,8 +213,9 @@ class JobExecutor(Executor):
             is_cut_off = isinstance(error, _DiedBefore) or (watch is not None and watch.is_cut_off)
             # Whether the job goes on after an attempt that others have ended, the server alone knows.
             is_own = not isinstance(error, JobAborted) or (watch is not None and watch.has_decided and not is_cut_off)
-            if self._waits and isinstance(error, WorkerLost):  # which may be there again by the next attempt
+            if task is not None and policy is not None and self._waits and time_mends(error):
                 is_cut_off, is_own = True, False
+                self._pause(task.attempt, policy)
             ends = isinstance(error, Stuck) or (watch is not None and watch.is_cut_off)
             self._stays_kept = self._waits and not is_own and ends
             if is_own:
@@ -208,6 +225,14 @@ class JobExecutor(Executor):
         reply = make_reply(ReturnCode.OK if report.status == COMPLETED else ReturnCode.EXECUTION_EXCEPTION)
         reply.update(report.to_dict())
         return reply
+
+    def _pause(self, attempt: str, policy: SitePolicy) -> None:
+        """Take no part until some time has passed, longer each time, and this site's folders take files again."""
+        self._pause_s = min(2 * self._pause_s or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        due, places = time.monotonic() + self._pause_s, (policy.runs, policy.registry, policy.ledgers, policy.workspace)
+        self._pauses = lambda: time.monotonic() >= due and all(map(takes_files, places))
+        if self._ready is not None:
+            self._ready.takes_part(attempt)  # and does not wait for another, whatever it said before
 
     def _left_out(self, shareable: Shareable, fl_ctx: FLContext, evidence: Path, identity: Identity) -> Shareable:
         """End this site's part in a job that goes on without it; hand in the evidence of the attempts before.
@@ -246,9 +271,8 @@ class JobExecutor(Executor):
         except (VeilBoostError, OSError, ValueError) as error:
             self.log_warning(fl_ctx, f"the trail of the policy was not written: {error_text(error)}")
 
-    def _run(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> JobResult:
+    def _run(self, task: JobTask, fl_ctx: FLContext, abort_signal: Signal, policy: SitePolicy) -> JobResult:
         site, kind = fl_ctx.get_identity_name(), kind_of(self.kind)
-        task = JobTask.from_shareable(shareable, site, kind.job)
         context = SiteContext(
             site,
             task.sites,
@@ -262,7 +286,6 @@ class JobExecutor(Executor):
             task.protocols,
         )
         waits_s = waiting_s(task.job)
-        self._waits = waits_s is not None
         if waits_s is not None:
             run = _run_folder(fl_ctx)
             if noted_attempt(run) == task.attempt:  # FLARE gives the task of a process that died to the next one

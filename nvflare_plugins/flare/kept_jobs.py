@@ -36,6 +36,10 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -45,7 +49,15 @@ from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
-from nvflare_plugins.flare.timeouts import EXPIRE_POLL_S, LONGEST_RESTART_PAUSE_S, RESTART_PAUSE_S
+from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
+from nvflare_plugins.flare.timeouts import (
+    EXPIRE_POLL_S,
+    FAULT_ANSWER_S,
+    FAULT_TRIES,
+    LONGEST_RESTART_PAUSE_S,
+    RESTART_PAUSE_S,
+)
+from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.site.flare_boundary import JOB_ID
 from nvflare_plugins.site.policy import server_policy
 
@@ -153,6 +165,7 @@ class KeptJob(JobHandleSpec):
         launch: starts it.
         run: the job's folder in FLARE's workspace.
         may_start: asked before each further start.
+        tell: called with why the process ended before its part began, where it did.
     """
 
     def __init__(
@@ -162,8 +175,10 @@ class KeptJob(JobHandleSpec):
         pause_s: float = RESTART_PAUSE_S,
         clock: Callable[[], float] = time.monotonic,
         may_start: Callable[[], bool] = lambda: True,
+        tell: Callable[[str], None] = lambda fault: None,
     ) -> None:
         super().__init__()
+        self._tell = tell
         self._launch, self._run, self._pause_s, self._clock = launch, run, pause_s, clock
         self._may_start = may_start
         self._lock = threading.Lock()
@@ -183,6 +198,14 @@ class KeptJob(JobHandleSpec):
 
     def wait(self) -> None:
         """Return when the process has ended and is not to be started again."""
+        self._wait()
+        fault = died_early(self._run)
+        if fault is not None and not self._terminated.is_set():
+            logger.error("job %s: %s", self._run.name, fault)
+            self._tell(fault)
+        note_step(None, self._run)
+
+    def _wait(self) -> None:
         pause_s, gives_up_at = self._pause_s, 0.0
         begun: str | None = ""
         while True:
@@ -220,7 +243,24 @@ _flares_launch = ClientProcessJobLauncher.launch_job
 def _launch_kept(launcher: ClientProcessJobLauncher, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
     workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     run = Path(workspace.get_run_dir(job_meta["job_id"]))
-    return KeptJob(lambda: _flares_launch(launcher, job_meta, fl_ctx), run)
+
+    def launch() -> JobHandleSpec:
+        note_step("before it could load anything", run)
+        return _flares_launch(launcher, job_meta, fl_ctx)
+
+    return KeptJob(
+        launch, run, tell=lambda fault: _tell_server(fl_ctx.get_engine().client.cell.core_cell, run.name, fault)
+    )
+
+
+def _tell_server(cell: Any, job_id: str, fault: str) -> None:
+    """Say to the server's process of a job why this site's has ended, until it has heard it."""
+    for _ in range(FAULT_TRIES):
+        message = Message({}, fault.encode())
+        reply = cell.send_request(CHANNEL, TOPIC_FAULT, FQCN.join([FQCN.ROOT_SERVER, job_id]), message, FAULT_ANSWER_S)
+        if reply.get_header(MessageHeaderKey.RETURN_CODE) == CellReturnCode.OK:
+            return
+        time.sleep(FAULT_ANSWER_S)
 
 
 _flares_launch_on_server = ServerProcessJobLauncher.launch_job

@@ -23,6 +23,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -30,12 +31,15 @@ from nvflare.fuel.f3.message import Message
 
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.flare.timeouts import READY_FRESH_S, READY_INTERVAL_S
 from nvflare_plugins.flare.transport import CHANNEL, Cell
 from nvflare_plugins.flare.work import Beats
 
+TOPIC_PAUSE = "pause"  # server to site: for whom the job waits, and until when
 TOPIC_READY = "ready"  # site to server: which process this is, and the attempt in which it takes part, if in any
 _NAME_BYTES = 16
+_MAX_LINE_BYTES = 2000
 _READY = re.compile(rb"([0-9a-f]{32})(?: ([0-9a-f]{32}))?")
 
 logger = logging.getLogger(__name__)
@@ -58,11 +62,19 @@ class Ready:
         self._cell, self._server, self._interval_s = cell, server, interval_s
         self._name = randomness.bytes(_NAME_BYTES).hex().encode()
         self._attempt = b""
+        self._is_over: Callable[[], bool] | None = None
         self._beats: Beats | None = None
+        cell.register_request_cb(CHANNEL, TOPIC_PAUSE, self._on_pause)
 
-    def waits(self) -> None:
-        """Say from now on that this process waits for a task. Raises: JobAborted, if the system refuses a thread."""
-        self._begin(b"")
+    def waits(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Say from now on, or once something is over, that this process waits for a task; until then what it said last.
+
+        Raises:
+            JobAborted: the system refuses a thread.
+        """
+        if is_over is None:
+            self._begin(b"")
+        self._is_over = is_over
 
     def takes_part(self, attempt: str) -> None:
         """Say from now on that this process takes part in an attempt. Raises: JobAborted, as ``waits``."""
@@ -75,13 +87,25 @@ class Ready:
         self._beats = None
 
     def _begin(self, attempt: bytes) -> None:
-        self._attempt = attempt
+        self._attempt, self._is_over = attempt, None
         if self._beats is None:
             self._beats = Beats(self._say, self._interval_s)
         else:
             self._beats.send_now()
 
+    def _on_pause(self, message: Message) -> None:
+        if message.get_header(MessageHeaderKey.ORIGIN) != self._server or not isinstance(
+            message.payload, (bytes, bytearray, memoryview)
+        ):
+            logger.warning("ignored a message that is not of this job's server")
+            return
+        text = bytes(message.payload[:_MAX_LINE_BYTES]).decode("utf-8", "replace")
+        logger.warning("%s", printable(text, _MAX_LINE_BYTES))
+
     def _say(self) -> None:
+        is_over = self._is_over
+        if is_over is not None and is_over():
+            self.waits()
         try:
             message = Message({}, self._name + self._attempt)
             self._cell.fire_and_forget(CHANNEL, TOPIC_READY, self._server, message, optional=True)
@@ -111,7 +135,7 @@ class Presence:
     ) -> None:
         self._site_of_cell = {name: site for site, name in site_cells.items()}
         self._on_token, self._clock = on_token, clock
-        self._lock = threading.Lock()
+        self._cell, self._lock = cell, threading.Lock()
         self._tokens = dict(tokens)
         self._heard_at = dict.fromkeys(site_cells, clock())  # when a site was last heard of under its token
         self._attempt = b""
@@ -130,6 +154,13 @@ class Presence:
     def is_ready(self, site: str) -> bool:
         """Return whether a process of a site waits for a task now."""
         return site not in self.absent()
+
+    def tell(self, text: str) -> None:
+        """Have every site of the job say a line in its log; one that is gone does not hear it."""
+        for name in self._site_of_cell:
+            with suppress(RuntimeError):  # the cell is closed
+                message = Message({}, text.encode()[:_MAX_LINE_BYTES])
+                self._cell.fire_and_forget(CHANNEL, TOPIC_PAUSE, name, message, optional=True)
 
     def begin(self, attempt: str) -> None:
         """An attempt begins: the processes that are ready are those that take part. What was heard is used up."""
@@ -161,7 +192,9 @@ class Presence:
             self._name[site] = name
             if attempt is None:
                 self._ready_at[site] = self._clock()
-            elif attempt == self._attempt:
+                return
+            self._ready_at.pop(site, None)
+            if attempt == self._attempt:
                 self._taking_part.setdefault(site, name)
 
     def _is_present(self, site: str, token: str) -> bool:

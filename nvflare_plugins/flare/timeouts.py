@@ -43,9 +43,14 @@ READY_INTERVAL_S = 2.0  # a site's process without a task says that it waits for
 READY_FRESH_S = 10.0  # and is believed to for so long
 GO_ON_AFTER_S = 15.0  # without a lost site, where the job does; a process that died is back sooner
 GIVE_UP_AFTER_S = 45.0  # of a site whose end was not why the attempt ended, and that is away all the same
+PAUSE_LINE_S = 60.0  # between two lines that say for whom a job waits
+FIRST_PAUSE_S = 5.0  # before a site tries again what time mends; doubled each time
+LONGEST_PAUSE_S = 300.0
 REMIND_INTERVAL_S = 5.0  # the server says again that an attempt has ended, to sites that go on with it
 RESTART_PAUSE_S = 1.0  # before a job's process that died is started again; doubled each time it dies at once
 LONGEST_RESTART_PAUSE_S = 30.0
+FAULT_ANSWER_S = 2.0  # for the server to hear why a process could not begin, and before it is said again
+FAULT_TRIES = 15
 
 STOP_GRACE_S = 15.0  # shorter than ABORT_GRACE_S, so that the report still reaches the server
 # FLARE kills a process 10 s after it asked it to stop, which must be enough for these one after the other.

@@ -367,6 +367,7 @@ class FrameServer:
         attempt: id of this run of the job.
         on_violation: called with (site, text) when a site breaks the protocol of this module.
         clock: seconds, for the sites' signs of life.
+        on_failure: called with what the server's machine lacks, and the error.
     """
 
     def __init__(
@@ -377,6 +378,7 @@ class FrameServer:
         attempt: str,
         on_violation: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[str, Exception], None] = lambda text, error: None,
     ) -> None:
         self.life_signs = LifeSigns(site_cells, clock)
         self.stopping: frozenset[str] = frozenset()  # sites that say that FLARE stops them
@@ -384,7 +386,7 @@ class FrameServer:
         self._cell = cell
         self._sink = sink
         self._attempt = attempt
-        self._on_violation = on_violation
+        self._on_violation, self._on_failure = on_violation, on_failure
         self._site_of_cell = {cell_name: site for site, cell_name in site_cells.items()}
         self._states = {site: _SiteState(cell_name) for site, cell_name in site_cells.items()}
         self._ended: dict[str, str] = {}  # attempts that another process has led, and why they have ended
@@ -476,7 +478,7 @@ class FrameServer:
             known = machine_failure(error)
             if known is not None:
                 logger.error("a frame could not be taken: %s", known)
-                self._on_violation(site, f"a frame when the server could take none: {known}")
+                self._on_failure(known, error)
                 return
             logger.exception("a defect in the server's part of VeilBoost, please report it")
             self._on_violation(site, "something that the server failed on; see the server's log")

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostSite
+from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostSite
 from nvflare_plugins.base.checks import expect, one_of
 from nvflare_plugins.base.declared import (
     STRICT,
@@ -176,6 +176,8 @@ class HorizontalJob(JobDocument):
     """
     lost_site_deadline_s: Seconds = 600.0
     """How long a job waits for a lost site, each time."""
+    most_attempts: MostAttempts = 20
+    """Attempts of a job that waits; each try after a loss, or after what time mends, is one."""
 
     def __post_init__(self) -> None:
         if self.on_lost_site == OnLostSite.CONTINUE.value:

@@ -121,6 +121,7 @@ class DpBoostRecipe(JobRecipe):
             is not asked again, and the exchange in which the site was lost is repeated for the same answer, at no
             charge.
         lost_site_deadline_s: How long ``on_lost_site="wait"`` waits for a lost site, each time.
+        most_attempts: Attempts of a job that waits; each try after a loss, or after what time mends, is one.
     """
     def __init__(
         self,
@@ -148,6 +149,7 @@ class DpBoostRecipe(JobRecipe):
         deadline_s: float = ...,
         on_lost_site: str = ...,
         lost_site_deadline_s: float = ...,
+        most_attempts: int = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None: ...
@@ -291,6 +293,7 @@ class HorizontalXGBRecipe(JobRecipe):
             consents (`continue_without_site`) and ``min_clients`` sites are left; where it cannot, it waits. Rounds
             after that are not evaluated.
         lost_site_deadline_s: How long a job waits for a lost site, each time.
+        most_attempts: Attempts of a job that waits; each try after a loss, or after what time mends, is one.
     """
     def __init__(
         self,
@@ -329,6 +332,7 @@ class HorizontalXGBRecipe(JobRecipe):
         deadline_s: float = ...,
         on_lost_site: str = ...,
         lost_site_deadline_s: float = ...,
+        most_attempts: int = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None: ...
@@ -394,6 +398,7 @@ class PrivateTreesRecipe(JobRecipe):
             when the site is back, goes on under fresh keys and without a new submission: what was released is replayed
             from the sites' ledgers at no charge, noise included. Not with a trusted aggregator, whose noise is gone.
         lost_site_deadline_s: How long ``on_lost_site="wait"`` waits for a lost site, each time.
+        most_attempts: Attempts of a job that waits; each try after a loss, or after what time mends, is one.
     """
     def __init__(
         self,
@@ -426,6 +431,7 @@ class PrivateTreesRecipe(JobRecipe):
         deadline_s: float = ...,
         on_lost_site: str = ...,
         lost_site_deadline_s: float = ...,
+        most_attempts: int = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None: ...
@@ -662,6 +668,7 @@ class VerticalInferenceRecipe(JobRecipe):
             ``lost_site_deadline_s`` and, when the site is back, goes on in the same job with a new handshake, with the
             alignment that was in use.
         lost_site_deadline_s: How long ``on_lost_site="wait"`` waits for a lost site, each time.
+        most_attempts: Attempts of a job that waits; each try after a loss, or after what time mends, is one.
         deadline_s: Longest time that an exchange may wait for the slowest site; 0 derives it.
     """
     def __init__(
@@ -682,6 +689,7 @@ class VerticalInferenceRecipe(JobRecipe):
         evidence_mib: int = ...,
         on_lost_site: str = ...,
         lost_site_deadline_s: float = ...,
+        most_attempts: int = ...,
         deadline_s: float = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
@@ -839,6 +847,7 @@ class VerticalXGBRecipe(JobRecipe):
             when the site is back, goes on from the last round that all parties have finished, under fresh keys and
             without a new submission. Each round is then a checkpoint, whatever ``checkpoint_every`` says.
         lost_site_deadline_s: How long ``on_lost_site="wait"`` waits for a lost site, each time.
+        most_attempts: Attempts of a job that waits; each try after a loss, or after what time mends, is one.
     """
     def __init__(
         self,
@@ -877,6 +886,7 @@ class VerticalXGBRecipe(JobRecipe):
         deadline_s: float = ...,
         on_lost_site: str = ...,
         lost_site_deadline_s: float = ...,
+        most_attempts: int = ...,
         sites: Sequence[str] | None = None,
         min_clients: int | None = None,
     ) -> None: ...

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError, ProtocolError
+from nvflare_plugins.base.failures import HeldElsewhere
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.data.declaration import EXTERNAL, DataSet
 from nvflare_plugins.data.table import BLOCK_VALUES, Table
@@ -181,7 +182,7 @@ def page_files(run: Path) -> Iterator[Path]:
             "Data set key: memory. Remedy: remove it (not what it points to), or leave memory at its default"
         )
     if not _removed(folder):
-        raise ConfigurationError(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
+        raise HeldElsewhere(f"the bins of run {run.name} are in use by another process: wait for it, or end it")
     with _private_files:
         make_folder(folder, is_new=True)
         with (folder / _LOCK).open("w") as held:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +20,20 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.class_utils import instantiate_class
 
+from dp_components.ledger import Ledger
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import LOST_SITE_FIELDS
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.flare import controller as controllers
+from nvflare_plugins.flare import executor as executors
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import NOTE
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.flare.transport import TOPIC_FRAME
 from nvflare_plugins.recipes.recipe import JobRecipe
+from nvflare_plugins.site.data_refusals import Question, RefusalCount
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import set_up
 from tests.conformance.kind_cases import CASES
 from tests.support.federation import Parties
@@ -62,10 +70,12 @@ class Federation:
         self.tasks: dict[str, Any] = {}
         self.reports: list[tuple[str, int, dict[str, Any]]] = []
 
+    def root(self, owner: str) -> Path:
+        return self._server if owner == "server" else self._parties.workspace(owner)
+
     def run(self) -> Finished:
         parties, said = self._parties, []
-        roots = {"server": self._server, **{site: parties.workspace(site) for site in parties.sites}}
-        for root in roots.values():
+        for root in map(self.root, ("server", *parties.sites)):
             set_up(root)
             (root / JOB_ID).mkdir(exist_ok=True)  # FLARE makes it
         self._network.rule = self._rule
@@ -181,10 +191,83 @@ def test_in_flares_simulator_nobody_is_waited_for_and_the_job_says_so_at_once(
     assert finished.summary["status"] == FAILED and not list(tmp_path.rglob("model.json"))
 
 
-def test_a_process_that_always_dies_ends_the_job(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(controllers, "MOST_ATTEMPTS", 3)
-    finished = Federation(waiting("horizontal"), CASES["horizontal"].give(tmp_path), [3] * 9).run()
+def test_a_process_that_always_dies_ends_the_job(tmp_path: Path) -> None:
+    finished = Federation(waiting("horizontal", most_attempts=3), CASES["horizontal"].give(tmp_path), [3] * 9).run()
     assert "the last that a job has" in finished.reason and finished.summary["attempts"] == 3
+
+
+# -- what time mends ---------------------------------------------------------------------------------------------------
+
+
+def full_for_a_while(monkeypatch: pytest.MonkeyPatch, federation: Federation, owner: str, first: int, n: int) -> None:
+    """Let the disk of a machine refuse to sync n files, once the job has begun, from that number on."""
+    sync, n_synced, folder = os.fsync, [0], federation.root(owner)
+
+    def fsync(descriptor: int) -> None:
+        if federation.tasks and Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(folder):
+            n_synced[0] += 1
+            if first <= n_synced[0] < first + n:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(executors, "FIRST_PAUSE_S", 0.05)
+
+
+@pytest.mark.parametrize("first", [1, 4, 12, 20])
+@pytest.mark.parametrize("name", KINDS_THAT_WAIT)
+def test_a_full_disk_pauses_a_job_and_costs_nothing(tmp_path: Path, monkeypatch, name: str, first: int) -> None:
+    parties = CASES[name].give(tmp_path)
+    federation = Federation(waiting(name), parties, [])
+    full_for_a_while(monkeypatch, federation, LOST, first, 4)
+    finished = federation.run()
+    assert finished.reason is None, finished.reason
+    assert finished.summary["attempts"] > 1
+    for site in parties.sites:
+        count = RefusalCount(SitePolicy.load(parties.workspace(site), site))
+        assert not any(count.counts(question) for question in Question)
+        for ledger in parties.workspace(site).rglob("*.ledger"):
+            assert 0 < Ledger(ledger).job_spent(JOB_ID).epsilon(1e-6) <= 1.0001 * CASES[name].fields["epsilon"]
+    if name == "horizontal":
+        monkeypatch.undo()
+        whole = Federation(waiting(name), CASES[name].give(tmp_path / "whole"), []).run()
+        boosters = [json.loads((one.folder(LOST) / "model.json").read_text())["learner"] for one in (finished, whole)]
+        assert boosters[0]["gradient_booster"] == boosters[1]["gradient_booster"]
+
+
+def test_a_disk_that_stays_full_ends_the_job_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    parties = CASES["horizontal"].give(tmp_path)
+    federation = Federation(waiting("horizontal", lost_site_deadline_s=1.0), parties, [])
+    full_for_a_while(monkeypatch, federation, LOST, 12, 1 << 30)
+    finished = federation.run()
+    assert f"not back within lost_site_deadline_s (1 s): {LOST}" in finished.reason and "(ENOSPC)" in finished.reason
+    lines = [one for one in map(logging.LogRecord.getMessage, caplog.records) if "the job waits for" in one]
+    assert len(lines) == 1 + len(parties.sites), "the server and every site say so"
+    for line in lines:
+        assert re.search(
+            f"waits for {LOST}, until [-0-9]+ [:0-9]+ UTC by the server's clock: {LOST}: the disk is", line
+        )
+        assert str(tmp_path) not in line
+
+
+def test_attempts_are_as_many_as_the_job_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parties = CASES["horizontal"].give(tmp_path)
+    federation = Federation(waiting("horizontal", most_attempts=2), parties, [])
+    full_for_a_while(monkeypatch, federation, LOST, 12, 1 << 30)
+    monkeypatch.setattr(executors, "takes_files", lambda folder: True)
+    finished = federation.run()
+    assert "attempt 2, the last that a job has" in finished.reason and finished.summary["attempts"] == 2
+
+
+def test_the_servers_full_disk_pauses_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parties = CASES["horizontal"].give(tmp_path)
+    federation = Federation(waiting("horizontal"), parties, [])
+    full_for_a_while(monkeypatch, federation, "server", 1, 5)
+    finished = federation.run()
+    assert finished.reason is None, finished.reason
+    assert len({(finished.folder(site) / "model.json").read_bytes() for site in parties.sites}) == 1
 
 
 # -- jobs that go on without the lost site ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -94,17 +94,22 @@ def kill_and_wait(poc: Poc, job_id: str, site: str, number: int) -> None:
     assert lasted < 60
 
 
-def started_by(poc: Poc, site: str) -> Callable[[], subprocess.Popen]:
+def started_by(poc: Poc, site: str) -> Callable[..., subprocess.Popen]:
     """Return what starts FLARE's process of a site again, as it was started."""
     parents = [pid for pid in machine(poc, site) if b"client_train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     command = Path(f"/proc/{parents[0]}/cmdline").read_bytes().decode().split("\0")[:-1]
     entries = Path(f"/proc/{parents[0]}/environ").read_bytes().decode().split("\0")
     environment = dict(entry.split("=", 1) for entry in entries if entry)
 
-    def start() -> subprocess.Popen:
+    def start(changes: Mapping[str, str] | None = None) -> subprocess.Popen:
         with (poc.kits / site / "poc_console.log").open("ab") as console:
             return subprocess.Popen(
-                command, cwd=poc.kits / site, env=environment, stdout=console, stderr=console, start_new_session=True
+                command,
+                cwd=poc.kits / site,
+                env={**environment, **(changes or {})},
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
             )
 
     return start

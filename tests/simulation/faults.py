@@ -38,6 +38,7 @@ class Plan:
         comes_back: machines that died are started again, and the job is submitted again.
         liar: a site that cheats, and how.
         losses: sites that are lost while the job goes on.
+        filled: a machine whose disk is full for a while.
         naming: a server that names the sites of a job's attempts as it likes.
         claim: a site whose evidence says something else of who was lost.
         hidden: a site whose evidence the server keeps to itself at the end.
@@ -66,6 +67,7 @@ class Plan:
     other_terms: str | None = None
     liar: tuple[str, str] | None = None
     losses: tuple[Loss, ...] = ()
+    filled: str | None = None
     naming: Naming | None = None
     claim: Claim | None = None
     hidden: str | None = None
@@ -168,6 +170,8 @@ def plan_of_losses(seed: int, sites: Sequence[str], on_loss: str, *, server_dies
     if on_loss == CONTINUE and dice.random() < 0.35:
         plan.naming = Naming(random.Random(f"naming {seed}"))
         plan.words.append("the server names the sites of further attempts as it likes")
+    if on_loss != CONTINUE:
+        _filled(plan, random.Random(f"filled {seed}"), sites)  # apart, so that what the others draw stays what it was
     forgery = dice.random()
     if on_loss == CONTINUE and forgery < 0.2:
         liar = dice.choice(sites)
@@ -262,6 +266,23 @@ def _full_disk_for_a_while(plan: Plan, dice: random.Random, sites: Sequence[str]
 
     plan.machines.disk = disk
     plan.words.append(f"the disk of {owner} is full from its change {number} on, for {n_changes} changes")
+
+
+def _filled(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:
+    """A disk is full while a job goes on that waits; often nothing else befalls it."""
+    if dice.random() < 0.5:
+        return
+    owner, start, seconds = dice.choice([*sites, *sites, SERVER]), dice.uniform(0, 1.5), dice.choice([2.0, 20.0, 100.0])
+    if dice.random() < 0.7:
+        plan.losses, plan.words = (), []
+        plan.machines.losses.clear()
+    plan.filled, plan.is_full = owner, True
+
+    def fill(world: World, room: int | None) -> None:
+        world.disks.of[owner].room = room
+
+    plan.machines.events += [(start, lambda world: fill(world, 0)), (start + seconds, lambda world: fill(world, None))]
+    plan.words.append(f"the disk of {owner} is full from {start:.3f} s on for {seconds:.0f} s")
 
 
 def _replacement(plan: Plan, dice: random.Random, sites: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ NAMED_BY_A_LIAR = ("there is no state to go on from", "an attempt has sites that
 
 def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A job that waits goes on when the lost sites are back; else it ends at its deadline, and names them."""
-    if not plan.losses or outcome.reason is None or SERVER in outcome.dead:
+    if not (plan.losses or plan.filled) or outcome.reason is None or SERVER in outcome.dead:
         return
     words = (*NOT_SURVIVED, *(() if plan.naming is None else NAMED_BY_A_LIAR))
     if not any(one in outcome.reason for one in words):
@@ -237,7 +237,7 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
     # Where somebody cheats in what does no harm, such as a frame's salt or a proof meant for a third, evidence says so.
     is_honest = not plan.is_tampered
     if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over and is_honest:
-        found = _verified(outcome.evidence.parent if plan.losses else outcome.evidence)
+        found = _verified(outcome.evidence.parent if plan.losses or plan.filled else outcome.evidence)
         failures = [*found.failures, *(text for one in found.attempts for text in one.failures)]
         if any(not (plan.is_clock_wrong and any(word in text for word in _OF_CLOCKS)) for text in failures):
             yield f"the evidence of a job that went well does not verify: {failures}"
@@ -340,8 +340,20 @@ def over_all(kind: str, plan: Plan, outcomes: Sequence[Outcome], watch: Watch) -
         yield from _paid(site, root, outcomes, watch)
         yield from _registry(JOBS[kind].kind, site, root, outcomes)
         yield from _rounds(site, root, outcomes, watch)
+        if plan.filled is not None:
+            yield from _no_refusals(site, root)
     if "forgets" in JOBS[kind].case.fields:
         yield from _forgotten(outcomes)
+
+
+def _no_refusals(site: str, root: Path) -> Iterator[str]:
+    """A full disk is no refusal, and neither is what is tried again."""
+    for path in root.rglob(MEMORY):
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            (count,) = db.execute("SELECT COUNT(*) FROM refusals").fetchone()
+            runs = db.execute("SELECT COUNT(*) FROM runs GROUP BY job_id, terms, trees HAVING COUNT(*) > 2").fetchall()
+        if count or runs:
+            yield f"{site} has counted {count} refusals, and reserved {runs} times what it had reserved"
 
 
 def _forgotten(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -413,6 +413,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     ),
     "what a lost attempt reserved is closed": ("private_trees_wait", _what_is_reserved_is_closed),
     "sites answer a number again": ("horizontal_wait", numbers_are_answered_again),
+    "what time mends is final": ("horizontal_wait", _instead(executor, "time_mends", lambda error: False)),
+    "a paused site says that it waits": ("horizontal_wait", _instead(executor.JobExecutor, "_pause", _nothing)),
     "a process that died takes its task again": ("horizontal_wait", _instead(executor, "noted_attempt", _nothing)),
     "folders are not synced": ("bagging", _instead(files, "sync_folder", _nothing)),
     "errors of a disk are swallowed": ("bagging", _errors_of_disks_are_swallowed),

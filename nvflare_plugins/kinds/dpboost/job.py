@@ -19,7 +19,7 @@ from dp_components.split_candidates.candidates import (
     uniform_candidates,
 )
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
+from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostParty
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import (
     AS_GIVEN,
@@ -120,6 +120,8 @@ class DpBoostJob(JobDocument):
     """
     lost_site_deadline_s: Seconds = 600.0
     """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
+    most_attempts: MostAttempts = 20
+    """Attempts of a job that waits; each try after a loss, or after what time mends, is one."""
 
     def __post_init__(self) -> None:
         one_kind = self.label_classes is None or self.label_bounds is None

@@ -20,7 +20,7 @@ from dp_components.integer_noise import NoiseOfOthers
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
+from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostParty
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import (
     STRICT,
@@ -174,6 +174,8 @@ class PrivateTreesJob(JobDocument):
     """
     lost_site_deadline_s: Seconds = 600.0
     """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
+    most_attempts: MostAttempts = 20
+    """Attempts of a job that waits; each try after a loss, or after what time mends, is one."""
 
     def __post_init__(self) -> None:
         self._check_trust()

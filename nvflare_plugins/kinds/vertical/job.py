@@ -21,7 +21,7 @@ from he_processors.elgamal.encryption import (
     DigitFormat,
 )
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
+from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostParty
 from nvflare_plugins.base.checks import expect, not_misspelt, one_of
 from nvflare_plugins.base.declared import (
     STRICT,
@@ -231,6 +231,8 @@ class VerticalJob(JobDocument):
     """
     lost_site_deadline_s: Seconds = 600.0
     """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
+    most_attempts: MostAttempts = 20
+    """Attempts of a job that waits; each try after a loss, or after what time mends, is one."""
 
     def __post_init__(self) -> None:
         check_classes(self.label, self.label_classes)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from nvflare_plugins.attempt.job_context import JobDocument, OnLostParty
+from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostParty
 from nvflare_plugins.base.checks import expect
 from nvflare_plugins.base.declared import Flag, JobId, Name, OneOf, Range, Seconds, Whole, Words, document
 from nvflare_plugins.kinds.vertical.job import AlignmentId
@@ -86,6 +86,8 @@ class InferenceJob(JobDocument):
     """
     lost_site_deadline_s: Seconds = 600.0
     """How long ``on_lost_site="wait"`` waits for a lost site, each time."""
+    most_attempts: MostAttempts = 20
+    """Attempts of a job that waits; each try after a loss, or after what time mends, is one."""
     deadline_s: Seconds = 0.0
     """Longest time that an exchange may wait for the slowest site; 0 derives it."""
 

@@ -85,6 +85,7 @@ class Reservation:
             is ``SHRUNK``.
         n_left: rows of all earlier jobs that a run which forgets persons goes on with.
         n_settled: batches of other runs that had left when it was reserved; None of a run that forgets nobody.
+        is_again: an earlier attempt of the same job has reserved it, and may have released what it allows.
         refusal: what ends such a run where the sites' counts do not allow it.
     """
 
@@ -95,6 +96,7 @@ class Reservation:
     n_left: int = 0
     refusal: DataRefusal | None = None
     n_settled: int | None = None
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +226,10 @@ class Registry:
                 known = load_counts(db, NAMED_ROWS, str(data))["keys"]  # under which it had other ids
                 save_counts(db, NAMED_ROWS, str(data), {"keys": np.union1d(known, version.named).astype("<u8")})
             terms = Terms(data, record.fingerprint, tuple(sorted(sites)), _digest(parameters), wanted.draw)
+            own = tuple(reservation.run for reservation in beside)
+            again = _reserved(db, job_id, terms, own) if resume is None and wanted.forgets is None else None
             if resume is None:
-                own = tuple(reservation.run for reservation in beside)
+                own += () if again is None else (again,)
                 self._check_new(db, version, wanted.continues)
                 found = self._judge(db, terms, version, own, may_grow=wanted.may_grow, forgets=wanted.forgets)
             else:
@@ -236,8 +240,8 @@ class Registry:
                     )
                     self._judge(db, terms, version, own, may_grow=False)
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            run = add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
-            if resume is None and (wanted.may_grow or wanted.is_settled):
+            run = again or add_run(db, job_id, terms, now, 0 if resume is None else resume.trees)
+            if resume is None and again is None and (wanted.may_grow or wanted.is_settled):
                 note_unchecked(db, run)
             n_settled = None
             if wanted.forgets is not None:
@@ -247,7 +251,8 @@ class Registry:
                 queue.write(db)
                 n_settled = queue.settled_beside(run)
         n_left = 0 if found.split is None else found.split.n_left
-        return Reservation(run, found.verdict, found.message, found.n_added, n_left, found.refusal, n_settled)
+        counts = (found.n_added, n_left, found.refusal, n_settled)
+        return Reservation(run, found.verdict, found.message, *counts, is_again=again is not None)
 
     def used(self, table: Table, spec: DataSet, replaces: str | None = None) -> Used:
         """Return which rows of a table earlier runs of this site had, as far as their columns tell.
@@ -379,12 +384,12 @@ class Registry:
     def cancel(self, run: Reservation) -> None:
         """Take a reservation back; only for a run that sent nothing private.
 
-        A resumed run stays: it stands for trees that the job before it has released.
+        A resumed run stays: it stands for trees that the job before it has released. So does one of several attempts.
 
         Raises:
             ValueError: the run has recorded a release (a search or a tree).
         """
-        if run.verdict is Verdict.RESUMED:
+        if run.verdict is Verdict.RESUMED or run.is_again:
             return
         with self._memory.transaction() as db:
             this = run_of(db, run.run)
@@ -783,6 +788,16 @@ def add_run(db: sqlite3.Connection, job_id: str, terms: Terms, started: str, tre
     found = db.execute("SELECT id FROM terms WHERE (data, sites, parameters, draw) = (?, ?, ?, ?)", key).fetchone()
     run = (job_id, *found, started, trees)
     return insert(db, "INSERT INTO runs (job_id, terms, started, state, trees) VALUES (?, ?, ?, 'reserved', ?)", run)
+
+
+def _reserved(db: sqlite3.Connection, job_id: str, terms: Terms, beside: tuple[int, ...]) -> int | None:
+    """Return the run that an earlier attempt of a job has reserved under these very terms, and not begun to train."""
+    key = (job_id, terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
+    of_job = (
+        "SELECT runs.id FROM runs JOIN terms ON terms.id = terms WHERE (job_id, data, sites, parameters, draw) = "
+        "(?, ?, ?, ?, ?) AND (state, trees) = ('reserved', 0) ORDER BY runs.id DESC"
+    )
+    return next((int(run) for (run,) in db.execute(of_job, key) if run not in beside), None)
 
 
 def run_of(db: sqlite3.Connection, number: int) -> Run:

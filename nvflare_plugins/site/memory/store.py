@@ -29,6 +29,7 @@ from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
 from nvflare_plugins.base.errors import PolicyRefusal
+from nvflare_plugins.base.failures import HeldElsewhere
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.site.memory.schema import APPLICATION, FORMAT, STATEMENTS, DamagedArray
@@ -437,7 +438,7 @@ class Memory:
             return error  # a defect of this program
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return ConfigurationError(
+            return HeldElsewhere(
                 f"{self.site}: another process holds {NAME} in the registry's folder for more than {_WAIT_S:.0f} "
                 "seconds. Remedy: end what hangs there (a job, a backup, an editor of databases), and submit the job "
                 "again."

@@ -9,11 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from he_processors.errors import VeilBoostError
+from he_processors.errors import CapacityExceeded, VeilBoostError
 from nvflare_plugins.attempt import site_attempt
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import machine_failure, reason_of
+from nvflare_plugins.base.failures import (
+    DataRefusal,
+    HeldElsewhere,
+    WorkerFailure,
+    WorkerLost,
+    machine_failure,
+    reason_of,
+    time_mends,
+)
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.flare import executor as executor_module
 from nvflare_plugins.flare.executor import JobExecutor, error_text
@@ -51,6 +59,51 @@ def test_every_code_of_the_system_has_a_text_and_other_errors_have_none():
     assert machine_failure(OSError("4711")) is None and machine_failure(ValueError("4711")) is None
     assert reason_of(ValueError("4711")) == "unexpected ValueError" and "4711" not in error_text(OSError("4711"))
     assert reason_of(PolicyRefusal("no")) == "no" and "ended from outside" in reason_of(KeyboardInterrupt())
+
+
+PASSES = [
+    OSError(errno.ENOSPC, "full"),
+    OSError(errno.EDQUOT, "quota"),
+    OSError(errno.ESTALE, "stale"),
+    WorkerLost("worker 1"),
+    HeldElsewhere("the memory is held"),
+]
+FINAL = [
+    *(error for error, *_ in LACKS[2:]),
+    OSError("4711"),
+    VeilBoostError("no"),
+    PolicyRefusal("no"),
+    DataRefusal("rows"),
+    WorkerFailure("worker 1"),
+    JobAborted("by an operator"),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("error", PASSES)
+def test_what_is_listed_is_mended_by_time_and_what_it_brings_about_too(error: BaseException) -> None:
+    told = JobAborted("the ledger cannot be written")
+    told.__cause__ = error
+    assert time_mends(error) and time_mends(told)
+    beside = ValueError("another, while it was handled")
+    beside.__context__ = error
+    assert not time_mends(beside)
+
+
+@pytest.mark.parametrize("error", FINAL)
+def test_all_else_is_final(error: BaseException) -> None:
+    assert not time_mends(error)
+
+
+@pytest.mark.parametrize("refusal", [DataRefusal("rows"), PolicyRefusal("no"), CapacityExceeded("4711")])
+def test_a_refusal_that_a_full_disk_keeps_from_being_noted_is_final(refusal: Exception) -> None:
+    try:
+        try:
+            raise refusal
+        except VeilBoostError:
+            raise OSError(errno.ENOSPC, "full") from None
+    except OSError as error:
+        assert not time_mends(error)
 
 
 class _Context:

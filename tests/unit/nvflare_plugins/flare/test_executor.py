@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -14,7 +17,7 @@ from nvflare.apis.signal import Signal
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
-from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
+from nvflare_plugins.base.failures import HeldElsewhere, WorkerFailure, WorkerLost, time_mends
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.attempt import FAILED, INTERRUPTED
@@ -292,6 +295,48 @@ def test_a_site_that_lost_a_worker_is_there_for_the_next_attempt(tmp_path: Path,
     goes_on = waits and error is WorkerLost
     assert reply["status"] == (INTERRUPTED if goes_on else FAILED) and "worker 1" in reply["error"]
     assert is_noted(run) == goes_on
+
+
+FULL, DENIED = OSError(errno.ENOSPC, "full", "/secret/path"), OSError(errno.EACCES, "denied", "/secret/path")
+
+
+@pytest.mark.parametrize("error", [FULL, HeldElsewhere("the memory is held"), DENIED, ConfigurationError("no column")])
+def test_what_time_mends_pauses_a_job_that_waits(tmp_path: Path, monkeypatch, error: Exception) -> None:
+    context, run, paused, room = flare_context(tmp_path), tmp_path / "job", [], [False]
+    run.mkdir()
+    monkeypatch.setattr(executor, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(executor, "takes_files", lambda folder: room[0])
+
+    def fails(*of):
+        raise error
+
+    with executor_that(fails) as failing:
+        failing._ready = SimpleNamespace(takes_part=lambda attempt: None, waits=paused.append, end=lambda: None)
+        reply = failing.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
+        failing.handle_event(EventType.AFTER_SEND_TASK_RESULT, context)
+    goes_on = time_mends(error)
+    assert goes_on == (error not in (DENIED,) and "column" not in str(error))
+    assert reply["status"] == (INTERRUPTED if goes_on else FAILED) and "secret" not in reply["error"]
+    assert len(paused) == goes_on and is_noted(run) == goes_on
+    if goes_on:
+        assert not paused[0]()
+        room[0] = True
+        assert paused[0]()
+
+
+def test_pauses_grow_longer(tmp_path: Path) -> None:
+    context = flare_context(tmp_path)
+    (tmp_path / "job").mkdir()
+
+    def fails(*of):
+        raise FULL
+
+    found = []
+    with executor_that(fails) as failing:
+        for number in range(1, 9):
+            failing.execute(TRAIN_TASK, waiting_task(f"{number:032x}", number), context, Signal())
+            found.append(failing._pause_s)
+    assert found == [5, 10, 20, 40, 80, 160, 300, 300]
 
 
 def test_what_flare_aborts_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey, RunPr
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.server_engine import ServerEngine
 
@@ -33,6 +35,7 @@ from nvflare_plugins.flare.kept_jobs import (
     rejoin_jobs,
     restore_jobs,
 )
+from nvflare_plugins.flare.loading import note_step
 from nvflare_plugins.flare.site_guard import SiteGuard
 from tests.support.hostile_apps import undo_guard
 
@@ -80,6 +83,36 @@ def test_a_process_of_a_job_that_does_not_wait_is_not_started_again(tmp_path):
     job, processes = kept(tmp_path, lambda: None)
     job.wait()
     assert len(processes) == 1
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_process_that_dies_before_its_part_begins_is_told_of(tmp_path, begins):
+    told = []
+
+    def work():
+        note_step("while it loaded what its part needs", tmp_path)
+        if begins:
+            note_step(None, tmp_path)
+
+    KeptJob(lambda: Process(work), tmp_path, tell=told.append).wait()
+    assert (
+        [text[:67] for text in told] == []
+        if begins
+        else ["the job's process ended while it loaded what its part needs; the co"]
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_server_is_told_until_it_has_heard_it(monkeypatch):
+    replies, asked = ["target_unreachable", "service_unavailable", "ok", "ok"], []
+
+    def send_request(channel, topic, target, message, timeout):
+        asked.append((topic, target, bytes(message.payload)))
+        return Message({MessageHeaderKey.RETURN_CODE: replies[len(asked) - 1]})
+
+    monkeypatch.setattr(kept_jobs, "FAULT_ANSWER_S", 0.0)
+    kept_jobs._tell_server(SimpleNamespace(send_request=send_request), JOB, "why")
+    assert asked == [("fault", f"server.{JOB}", b"why")] * 3
 
 
 WORDS = ["NaN", "-Infinity", "-1", "true", '"1"', "null"]

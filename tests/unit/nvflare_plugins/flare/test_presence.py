@@ -130,6 +130,41 @@ def test_flares_process_of_the_job_takes_over_a_token_of_a_site_that_it_knows():
     assert manager.name_to_clients == {"site-1": taken}
 
 
+def test_a_site_that_pauses_does_not_wait_until_its_pause_is_over(server):
+    network, is_over = Network(), threading.Event()
+    cell = FakeCell(network, "server.job")
+    presence = Presence(cell, {"site-1": "site-1.job"}, {}, lambda *token: None)
+    ready = Ready(FakeCell(network, "site-1.job", "site-1"), "server.job", interval_s=0.01)
+    ready.waits()
+    while presence.absent():
+        time.sleep(0.001)
+    presence.begin(ATTEMPT)
+    ready.takes_part(ATTEMPT)
+    ready.waits(is_over.is_set)
+    deadline = time.monotonic() + 0.3
+    while time.monotonic() < deadline or not presence.absent():
+        time.sleep(0.01)
+    assert presence.absent() == ["site-1"]
+    is_over.set()
+    while presence.absent():
+        time.sleep(0.001)
+    ready.end()
+
+
+def test_every_site_says_for_whom_the_job_waits(caplog):
+    network = Network()
+    cells = {"site-1": "site-1.job", "site-2": "site-2.job"}
+    presence = Presence(FakeCell(network, "server.job"), cells, {}, lambda *token: None)
+    site = FakeCell(network, "site-1.job", "site-1")
+    Ready(site, "server.job")
+    presence.tell("the job waits for site-2\x1b[2J")
+    network.settle()
+    assert [r.getMessage() for r in caplog.records] == ["the job waits for site-2?[2J"]
+    FakeCell(network, "site-2.job", "site-2").fire_and_forget(CHANNEL, "pause", "site-1.job", Message({}, b"a lie"))
+    network.settle()
+    assert "a lie" not in caplog.text
+
+
 def test_a_site_says_what_it_does():
     network = Network()
     heard: list[bytes] = []

@@ -115,6 +115,32 @@ def test_rows_that_were_evaluated_are_not_added(registry: Registry) -> None:
     assert ask(registry, table(slice(0, 151)), "one more").n_added == 1
 
 
+def test_a_further_attempt_uses_the_reservation_of_the_one_before(registry: Registry) -> None:
+    """Its rows have passed the count already: as another run it would add none, and be refused."""
+    train(registry, table(FIRST), "one")
+    first = ask(registry, table(BOTH), "two")
+    registry.grown(first, is_enough=True)
+    again = ask(registry, table(BOTH), "two")
+    assert (again.run, again.verdict, again.n_added, again.is_again) == (first.run, Verdict.GROWN, 50, True)
+    registry.cancel(again)  # the attempt before may have sent what it allows
+    assert [run["job"] for run in registry.runs()] == ["one", "two"]
+    for changes in ({"parameters": b"q"}, {"sites": SITES[:2]}, {"draw": "subsample 0.5"}):
+        with pytest.raises(DataRefusal):
+            found = ask(registry, table(BOTH), "two", **changes)
+            assert found.run != first.run
+            registry.grown(found, is_enough=found.n_added > 0)
+    assert ask(registry, table(BOTH), "three").n_added == 0
+
+
+def test_data_sets_of_one_attempt_do_not_share_a_reservation(registry: Registry) -> None:
+    first = [ask(registry, table(FIRST), "one")]
+    first.append(ask(registry, table(FIRST), "one", beside=first))
+    assert first[0].run != first[1].run and not first[1].is_again
+    again = [ask(registry, table(FIRST), "one")]
+    again.append(ask(registry, table(FIRST), "one", beside=again))
+    assert {one.run for one in again} == {one.run for one in first}
+
+
 def test_a_cancelled_run_leaves_nothing(registry: Registry) -> None:
     train(registry, table(FIRST), "one")
     registry.cancel(ask(registry, table(BOTH), "two"))
