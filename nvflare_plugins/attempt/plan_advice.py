@@ -26,7 +26,7 @@ NOT_TWO_CLASSES = "not estimated: trainings of two classes alone were measured, 
 # o / (1 + o),    o = a x^p,
 #
 # with x the noise over the signal, and a and p as the development tables of ``tests/bench/bench_plan_loss.py`` give
-# them.
+# them: a is that below which nine of ten development trainings lay.
 #
 # Trees on noised sums: G of a mean leaf sums n / 2^d gradients, whose standard deviation before the first tree is
 # sqrt(b (1 - b)), with b the share of one class; what a leaf can add to a score is in proportion to it. Its noise has
@@ -35,38 +35,32 @@ NOT_TWO_CLASSES = "not estimated: trainings of two classes alone were measured, 
 #
 # Randomised buckets: counts over them tell as much as the share k of the rows would in clear; x = 1 / k - 1.
 #
-# A table's own difficulty is in no public number, and it moves the loss more than anything that is: that is the error
-# stated here, measured on tables to which nothing was fitted. ``seldom`` is the a below which nine of ten development
-# trainings lay. Where the formula was off by more than a fifth on average, no number is given, and what the tables lost
-# is said instead.
+# A table's own difficulty is in no public number, and it moves the loss more than anything that is. So nothing is said
+# of what a training typically loses: at epsilon 1 such a number was off by more than a factor of two on most tables to
+# which it was not fitted. Where the bound failed too often, what the tables lost is said instead.
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One kind of training. The errors are those on held-out tables.
+    """One kind of training.
 
     Attributes:
-        typical, seldom: a, of the median and of nine tenths of the development tables' trainings.
-        power: p.
+        seldom, power: a and p.
         fitted: least and largest x of the trainings.
-        error: mean distance between expected and measured share, on held-out tables.
-        within: share of their trainings that lost no more than ``seldom`` says.
+        within: share of trainings on held-out tables that lost no more than that.
     """
 
-    typical: float
     seldom: float
     power: float
     fitted: tuple[float, float]
-    error: float
     within: float
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLoss:
-    """What is expected. Attributes: typical, seldom: shares; both None where nothing is estimated; text: in words."""
+    """What is expected. Attributes: seldom: the share; None where nothing is estimated; text: in words."""
 
     text: str
-    typical: float | None = None
     seldom: float | None = None
 
 
@@ -81,14 +75,11 @@ def expected_loss(fit: Fit, x: float) -> ExpectedLoss:
     least, most = fit.fitted
     if x > most:
         return ExpectedLoss("not estimated: so much noise beside the rows was in none of the trainings measured")
-    x = max(x, least)
-    typical, seldom = (lost(a, fit.power, x) for a in (fit.typical, fit.seldom))
+    seldom = lost(fit.seldom, fit.power, max(x, least))
     return ExpectedLoss(
-        f"about {100 * typical:.2g} % of what XGBoost's AUC without privacy has above 0.5 is expected to be lost, and "
-        f"seldom more than {100 * seldom:.2g} %. Tables differ more than this tells them apart: on those it was not "
-        f"fitted to the first number was off by {100 * fit.error:.0f} points of a hundred on average, and "
-        f"{100 * fit.within:.0f} % of trainings lost no more than the second",
-        typical,
+        f"seldom more than {100 * seldom:.2g} % of what XGBoost's AUC without privacy has above 0.5: "
+        f"{100 * fit.within:.0f} % of trainings on tables to which that was not fitted lost no more. Most lose far "
+        "less, and how much less depends on the table more than on any public number",
         seldom,
     )
 
@@ -173,7 +164,7 @@ def advise(
         "guessed_right_at_most": right,
         "found_at_1_percent_false_alarms_at_most": found,
         "noise_to_signal": dict(noise[0]),
-        "expected_loss": {"typical": expected.typical, "seldom_more_than": expected.seldom},
+        "expected_loss": {"seldom_more_than": expected.seldom},
         "trainings": trainings,
         "warnings": [*warned],
     }

@@ -22,7 +22,7 @@ from nvflare_plugins.base.formatting import human_bytes
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description, Unit
 from nvflare_plugins.kinds.federboost_vertical.payment import bucket_epsilon, edges_epsilon_of
 
-BUCKETS = Fit(0.062, 0.401, 0.362, (0.01, 106.0), 0.17, 0.86)
+BUCKETS = Fit(0.401, 0.362, (0.01, 106.0), 0.86)
 """FederBoost, all columns randomised."""
 
 
@@ -101,7 +101,7 @@ def of_buckets(kept: float) -> ExpectedLoss:
         "widths put nearly all rows into one bucket lose nearly all"
     )
     expected = expected_loss(BUCKETS, buckets_over_signal(kept))
-    return expected if expected.typical is None else replace(expected, text=f"{expected.text}; {more}")
+    return expected if expected.seldom is None else replace(expected, text=f"{expected.text}; {more}")
 
 
 def buckets_over_signal(kept: float) -> float:

@@ -28,9 +28,9 @@ from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.kinds.private_trees.summary import lines, summarise
 
 NO_ROWS = "not estimated: it depends on the number of all sites' rows; give --rows where that is public"
-OURS = Fit(0.925, 4.50, 0.584, (0.0009, 1.26), 0.09, 0.97)
+OURS = Fit(4.50, 0.584, (0.0009, 1.26), 0.97)
 """The defaults and few_rounds: random trees with paid candidates and a ridge in proportion to the noise."""
-PUBLISHED = Fit(2.40, 25.4, 0.648, (0.005, 1.74), 0.20, 0.90)
+PUBLISHED = Fit(25.4, 0.648, (0.005, 1.74), 0.90)
 """Other random trees."""
 GREEDY = (
     "not estimated: a formula was off by 26 points of a hundred on average on tables to which it was not fitted. Of 14 "
