@@ -268,17 +268,24 @@ def spending(ledgers: Path) -> list[JobSpending]:
 
 
 class Line:
-    """A site's line to the server, which can be cut: all connections of the site go through this port."""
+    """A site's line to the server, which can be cut: all connections of the site go through this port.
+
+    Where it is cut, and before the server listens, connections are refused. One that is taken and closed at once can
+    leave FLARE's connector without another try.
+    """
 
     def __init__(self, port: int) -> None:
-        self._to, self._is_cut, self._ends = port, False, list[socket.socket]()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._to, self._is_cut, self._is_over, self._ends = port, False, False, list[socket.socket]()
+        self._listener = _bound(0)
         self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
         """End all connections and take no further one."""
         self._is_cut = True
+        _shut(self._listener)
+        self._listener.close()
+        self._listener = _bound(self.port)  # nobody else gets the port
         for end in self._ends:
             _shut(end)
 
@@ -288,28 +295,29 @@ class Line:
 
     def close(self) -> None:
         """End it for good."""
-        _shut(self._listener)
-        self._listener.close()
+        self._is_over = True
         self.cut()
+        self._listener.close()
 
-    def _accept(self) -> None:
-        while True:
+    def _serve(self) -> None:
+        while not self._is_over:
             try:
-                near, _ = self._listener.accept()
-                if self._is_cut:
-                    near.close()
-                    continue
-                far = socket.create_connection(("127.0.0.1", self._to), 10)
-                far.settimeout(None)
+                socket.create_connection(("127.0.0.1", self._to), 10).close()
+                if not self._is_cut:
+                    self._listener.listen()
+                    while True:
+                        self._join(self._listener.accept()[0])
             except OSError:
-                if self._listener.fileno() < 0:
-                    return
-                near.close()
-                continue
-            self._ends = [end for end in self._ends if end.fileno() >= 0] + [near, far]
-            left = [2]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink, left), daemon=True).start()
+                pass  # cut, or the server does not listen
+            time.sleep(0.2)
+
+    def _join(self, near: socket.socket) -> None:
+        far = socket.create_connection(("127.0.0.1", self._to), 10)
+        far.settimeout(None)
+        self._ends = [end for end in self._ends if end.fileno() >= 0] + [near, far]
+        left = [2]
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._pump, args=(source, sink, left), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
         with contextlib.suppress(OSError):
@@ -321,6 +329,13 @@ class Line:
         if not left[0]:
             source.close()
             sink.close()
+
+
+def _bound(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener
 
 
 def _shut(end: socket.socket) -> None:
