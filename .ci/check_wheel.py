@@ -76,7 +76,7 @@ _BACKENDS = (
 )
 
 _PAGES = (
-    "from nvflare_plugins.pages.render import environment; found = environment(); names = found.list_templates(); "
+    "from nvflare_plugins.pages.charts import environment; found = environment(); names = found.list_templates(); "
     "[found.get_template(name) for name in names]; print(names); assert 'base.html' in names and 'style.css' in names"
 )
 

@@ -35,7 +35,6 @@ from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder
-from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
 from nvflare_plugins.recipes import (
     AlignmentRecipe,
@@ -55,6 +54,9 @@ from nvflare_plugins.recipes import (
 from nvflare_plugins.recipes.examples import (
     CREDIT,
     CREDIT_BOUNDS,
+    DATA_SETS,
+    ID,
+    LABEL,
     LOAN_COLUMNS,
     LOANS,
     PARTS,
@@ -67,8 +69,11 @@ from nvflare_plugins.recipes.examples import (
     SITES,
     STAYS,
     STAYS_TEST,
+    breast_cancer,
     deal_breast_cancer,
+    deal_columns,
     invented_credit,
+    put_on_cluster,
     write_breast_cancer,
     write_credit,
     write_loan_columns,
@@ -77,7 +82,6 @@ from nvflare_plugins.recipes.examples import (
     write_searches,
     write_stays,
 )
-from nvflare_plugins.recipes.local_workers import put_on_cluster
 from nvflare_plugins.recipes.recipe import write_folder
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.setup import SetupOptions, set_up

@@ -38,8 +38,7 @@ from nvflare.fuel.flare_api.flare_api import (
 
 from nvflare_plugins.base.files import copy_folder, make_folder, write_private_table
 from nvflare_plugins.flare.components import ignore_settings_here
-from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, LABEL, breast_cancer, deal_columns
-from nvflare_plugins.recipes.examples import write_breast_cancer
+from nvflare_plugins.recipes.examples import DATA_SETS, LABEL, breast_cancer, deal_columns, write_breast_cancer
 from nvflare_plugins.recipes.poc_env import wait_for_sites
 from nvflare_plugins.site.setup import set_up
 

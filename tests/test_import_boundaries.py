@@ -63,7 +63,7 @@ def test_only_the_script_that_starts_a_cluster_imports_dask() -> None:
         for path in (ROOT / package).rglob("*.py")
         if any(name in (text := path.read_text()) for name in DASK) and imported(text) & DASK
     }
-    assert found == {"nvflare_plugins/recipes/local_workers.py"}
+    assert found == {"nvflare_plugins/recipes/examples.py"}
 
 
 def words_of(source: str) -> set[str]:

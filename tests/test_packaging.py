@@ -240,8 +240,8 @@ def test_without_a_compiler_it_installs_and_says_once_what_runs(tmp_path: Path) 
     python = install(wheel, tmp_path / "environment")
     code = (
         "import logging, numpy; logging.basicConfig(format='%(levelname)s %(message)s')\n"
-        "from he_processors import field61\nfrom he_processors.bignum.registry import open_backend\n"
-        "from he_processors.curve.registry import open_curve\n"
+        "from he_processors import field61\nfrom he_processors.bignum.interface import open_backend\n"
+        "from he_processors.curve.interface import open_curve\n"
         "for _ in range(3):\n"
         "    open_backend('auto', 2**2048 - 1); open_curve()\n"
         "    words, none = numpy.ones((2, 2), numpy.uint64), numpy.zeros(0, numpy.int64)\n"

@@ -14,10 +14,8 @@ from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import fitted, printable
 from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy
 from nvflare_plugins.cli.predict import training_set
-from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.data.part_files import is_in_parts
-from nvflare_plugins.pages.charts import Bar, horizontal_bars, legend, paired_bars
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.data.declaration import DataSet, is_in_parts
+from nvflare_plugins.pages.charts import Bar, horizontal_bars, legend, page, paired_bars
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.columns import POLICY
 from nvflare_plugins.scoring.drift import Batch, Drift, features_of, scores_of

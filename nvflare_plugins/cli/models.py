@@ -42,9 +42,9 @@ def compare(options: Options) -> int:
     with that model and with the job's, and writes both side by side, with an interval for the difference, into
     local.html in the run's folder. No job asks for it or sees it: it is for the site alone (mode 0600).
     """
-    from nvflare_plugins.cli.compare import run
+    from nvflare_plugins.cli.runs import compare_runs
 
-    return run(options)
+    return compare_runs(options)
 
 
 @command(
@@ -201,9 +201,9 @@ def release(options: Options) -> int:
     the site's FLARE certificate, and `veilboost verify` checks it. Where the policy has release_rules, `export` and
     `models` want an approval under them. It binds this site's copy alone: other sites hold the same model.
     """
-    from nvflare_plugins.cli.release import run
+    from nvflare_plugins.cli.dossier import decide_release
 
-    return run(options)
+    return decide_release(options)
 
 
 @command(
@@ -233,9 +233,9 @@ def score(options: Options) -> int:
     ends the job, whose reports and evidence are then written as after any job.
 
     """
-    from nvflare_plugins.cli.score import run
+    from nvflare_plugins.cli.predict import score_one
 
-    return run(options)
+    return score_one(options)
 
 
 @command(

@@ -1,4 +1,8 @@
-"""``veilboost runs``: all runs of a site, as a table, as JSON, or on a page; old ones removed; the policy's trail."""
+"""``veilboost runs``, ``compare`` and ``watch``: what a site has trained, and what runs there now.
+
+``runs`` shows all runs of a site, as a table, as JSON, or on a page, removes old ones and shows the policy's trail.
+``compare`` sets models of the site's own rows beside a run's model. ``watch`` writes numbers of health beside FLARE.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,19 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import human_bytes, printable
 from nvflare_plugins.cli.options import Options, check_output, own_policy
-from nvflare_plugins.pages.retention import due, finish_removals, remove
-from nvflare_plugins.pages.run_record import REPORT, records_in
-from nvflare_plugins.pages.runs_page import build_page, describe, facts_of
+from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, metrics_folder
+from nvflare_plugins.flare.watch import run as watch
+from nvflare_plugins.pages.local_page import FILE_NAME, local_html
+from nvflare_plugins.pages.run_record import REPORT, RunRecord, records_in
+from nvflare_plugins.pages.runs_page import describe, due, facts_of, finish_removals, remove, runs_html
+from nvflare_plugins.scoring.comparison import compare_run
 from nvflare_plugins.scoring.versions import ModelVersions, called_by_job
+from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.memory.forgetting import replaced_jobs
-from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_trail import trail
+from nvflare_plugins.site.policy import SitePolicy, own_workspace, trail
+from nvflare_plugins.site.policy_values import POLICY_FILE
+from nvflare_plugins.site.runtimes import site_name
+from nvflare_plugins.site.setup import workspaces
 
 
 def run(options: Options) -> int:
@@ -53,7 +63,7 @@ def _list(options: Options, policy: SitePolicy) -> int:
         return 0
     reports = {one["job"]: policy.runs / one["job"] / REPORT for one in facts}
     links = {job: quote(os.path.relpath(path, out.parent)) for job, path in reports.items() if path.is_file()}
-    write_atomically(out, build_page(policy.site, found, links).encode(), 0o600)
+    write_atomically(out, runs_html(policy.site, found, links).encode(), 0o600)
     if not options.json:
         print(f"wrote {printable(str(out))}: for this site only, sent nowhere")
     return 0
@@ -102,3 +112,43 @@ def _prune(options: Options, policy: SitePolicy) -> int:
     else:
         print("\n".join(lines or ["no run is old enough"]))
     return 0
+
+
+def compare_runs(options: Options) -> int:
+    """Train on the site's own rows, compare, write the page into the run's folder."""
+    policy = _policy(options, RunRecord.read(options.run_folder))
+    result = compare_run(options.run_folder, policy, options.data_set)
+    path = write_atomically(options.run_folder / FILE_NAME, local_html(result).encode(), 0o600)
+    for one in result.metrics:
+        print(
+            f"{one.name:<18} alone {one.best_alone:.4g}  federated {one.federated:.4g}  "
+            f"difference {one.federated - one.best_alone:+.4g} ({one.low:+.3g} to {one.high:+.3g}): {one.verdict}"
+        )
+    options.tell(page=path, metrics=result.metrics)
+    print(f"wrote {path}: for this site only, sent nowhere")
+    return 0
+
+
+def _policy(options: Options, record: RunRecord) -> SitePolicy:
+    workspace = options.workspace
+    if workspace is None:
+        workspace = options.run_folder.resolve().parent.parent
+        if not (workspace / POLICY_FILE).is_file():
+            raise ConfigurationError("the run does not lie in the site's workspace: name that with --workspace DIR")
+    return SitePolicy.load(own_workspace(workspace, record.site), record.site)
+
+
+def watch_jobs(options: Options) -> int:
+    """Write until the process is ended, or once."""
+    folder = metrics_folder()
+    if folder is None or not folder.is_dir():
+        raise ConfigurationError(f"the environment variable {FOLDER_VARIABLE} names no folder: set it as for FLARE")
+    kits = workspaces(options.kit)
+    if len(kits) != 1 or kits[0][1] is Role.SIMULATOR:
+        raise ConfigurationError(f"{options.kit} is not the startup kit of one site or server")
+    kit, role = kits[0][0].absolute(), kits[0][1]
+    who, wrong = "server" if role is Role.SERVER else site_name(kit), ""
+    for wrong in watch(kit, role, who, folder, None if options.once else options.every):
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        print(f"{at}  {printable(wrong, 1000) or 'all numbers are written'}", flush=True)
+    return 1 if wrong else 0

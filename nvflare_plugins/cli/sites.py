@@ -376,9 +376,9 @@ def agree(options: Options) -> int:
     look like other units are shown, for people to decide.
 
     """
-    from nvflare_plugins.cli.agree import run
+    from nvflare_plugins.cli.check import agree_drafts
 
-    return run(options)
+    return agree_drafts(options)
 
 
 @command(
@@ -401,7 +401,7 @@ def snapshot(options: Options) -> int:
     older one, or two months beside each other, names the file itself. It needs the extra ``snapshot`` and the driver of
     the database.
     """
-    from nvflare_plugins.data.part_files import snapshots_in
+    from nvflare_plugins.data.declaration import snapshots_in
     from nvflare_plugins.site.snapshot import take_snapshot
 
     policy = own_policy(options)
@@ -501,9 +501,9 @@ def watch(options: Options) -> int:
     They go into the folder that VEILBOOST_METRICS names, beside the files of jobs, as Prometheus' node exporter reads
     them. A job whose process was killed is told as lost there. Runs as the user that runs FLARE.
     """
-    from nvflare_plugins.cli.watch import run
+    from nvflare_plugins.cli.runs import watch_jobs
 
-    return run(options)
+    return watch_jobs(options)
 
 
 @command(
@@ -517,9 +517,9 @@ def backup(options: Options) -> int:
 
     Ledgers' heads are left out on purpose: they notice that a ledger was restored. FLARE may run meanwhile.
     """
-    from nvflare_plugins.cli.backup import run
+    from nvflare_plugins.cli.site_setup import back_up_site
 
-    return run(options)
+    return back_up_site(options)
 
 
 @command(
@@ -573,7 +573,7 @@ def forget(options: Options) -> int:
 def ledger(options: Options) -> int:
     """``veilboost ledger``: what a site has spent of its privacy budgets, over all jobs."""
     from dp_components.ledger import Ledger, ledger_files
-    from nvflare_plugins.pages.ledger_page import build_page
+    from nvflare_plugins.pages.ledger_page import ledger_html
 
     if options.html is not None:
         check_output("--html", options.html, ".html")
@@ -597,7 +597,7 @@ def ledger(options: Options) -> int:
     histories = [Ledger(path, heads).history() for path in files] if options.html is not None or options.json else []
     options.tell(ledgers=histories, page=options.html)
     if options.html is not None:
-        html = build_page(histories, policy.site, datetime.now(UTC))
+        html = ledger_html(histories, policy.site, datetime.now(UTC))
         print(write_atomically(options.html, html.encode(), 0o600))
         return 0
     print("\n\n".join(Ledger(path, heads).describe() for path in files))

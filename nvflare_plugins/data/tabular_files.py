@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal, machine_failure
-from nvflare_plugins.data.declaration import Answer, DataSet, answered_values, format_of, is_spelling, limit_of
+from nvflare_plugins.data.declaration import (
+    Answer,
+    DataSet,
+    answered_values,
+    format_of,
+    is_in_parts,
+    is_spelling,
+    limit_of,
+)
 from nvflare_plugins.data.parquet_parts import ParquetParts
-from nvflare_plugins.data.part_files import is_in_parts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from nvflare_plugins.data.table import Table
 from nvflare_plugins.dossier.parts import OWN_PARTS
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import is_horizontal
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.charts import page
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, RunRecord
 from nvflare_plugins.scoring.comparison import scores_of
 from nvflare_plugins.scoring.model import FinishedModel

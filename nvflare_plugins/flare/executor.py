@@ -53,8 +53,7 @@ from nvflare_plugins.flare.work import Beats, Guard, Stuck, Watch, Work
 from nvflare_plugins.site.certificates import Identity, load_identity
 from nvflare_plugins.site.flare_boundary import check_set_up
 from nvflare_plugins.site.memory.store import hold_id_form, policy_changes
-from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_trail import note_policy
+from nvflare_plugins.site.policy import SitePolicy, note_policy
 from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.site.runtimes import check_memory_is_kept
 from nvflare_plugins.wire.envelope import ATTEMPT_BYTES

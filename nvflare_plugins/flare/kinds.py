@@ -140,7 +140,7 @@ _ROWS = (
         _named("bagging.training.run_bagging_site"),
         stated=(*_LABELLED, "num_rounds"),
         check=check_bagging_early,
-        planner=Planner(_named("bagging.planner.plan")),
+        planner=Planner(_named("bagging.model.plan")),
     ),
     JobKind(
         "dpboost",
@@ -149,7 +149,7 @@ _ROWS = (
         _choices_of_dpboost,
         kept=(KEPT_FILE,),
         stated=(*_LABELLED, "epsilon", "feature_bounds", "variant", "n_trees", "depth", "profile"),
-        planner=Planner(_named("dpboost.planner.plan")),
+        planner=Planner(_named("dpboost.server.plan")),
     ),
     JobKind(
         "federboost_vertical",
@@ -157,7 +157,7 @@ _ROWS = (
         _named("federboost_vertical.training.run_site"),
         stated=(*_LABELLED, "active", "epsilon", "unit", "edges_epsilon", "n_buckets", "num_rounds", "profile"),
         check=_check_buckets,
-        planner=Planner(_named("federboost_vertical.planner.plan")),
+        planner=Planner(_named("federboost_vertical.payment.plan")),
     ),
     JobKind(
         "horizontal",
@@ -181,7 +181,7 @@ _ROWS = (
         ProfileJob,
         _named("profile.site.run_profile_site"),
         stated=(*_LABELLED, "profile"),
-        planner=Planner(_named("profile.planner.plan")),
+        planner=Planner(_named("profile.job.plan")),
     ),
     JobKind(
         "selection",
@@ -189,7 +189,7 @@ _ROWS = (
         _named("selection.site.run_selection_site"),
         stated=(*_LABELLED, "profile", "num_rounds", "folds"),
         check=check_selection_early,
-        planner=Planner(_named("selection.planner.plan")),
+        planner=Planner(_named("selection.job.plan")),
     ),
     JobKind(
         "tuning",
@@ -197,7 +197,7 @@ _ROWS = (
         _named("tuning.site.run_tuning_site"),
         stated=(*_LABELLED, "profile", "num_rounds", "folds"),
         check=check_tuning_early,
-        planner=Planner(_named("tuning.planner.plan")),
+        planner=Planner(_named("tuning.job.plan")),
     ),
     JobKind(
         "vertical",
@@ -224,7 +224,7 @@ _ROWS = (
         stated=("active", *_LABELLED, "profile", "preset", "num_rounds", "folds"),
         fewest=2,
         check=check_vertical_tuning_early,
-        planner=Planner(_named("vertical_tuning.planner.plan"), uses=("workers",)),
+        planner=Planner(_named("vertical_tuning.job.plan"), uses=("workers",)),
     ),
 )
 KINDS: dict[str, JobKind] = {kind.name: kind for kind in _ROWS}

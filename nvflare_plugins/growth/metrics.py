@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.growth import cox, float32
+from nvflare_plugins.growth import float32, survival
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.growth.ranking import Queries, rank_parts
@@ -76,7 +76,7 @@ class Metric:
         if not n_rows:
             return np.zeros(self.n_parts)
         if self._kind == _COX:
-            return cox.likelihood_parts(margins.reshape(-1), labels, weights, self.objective.n_times)
+            return survival.likelihood_parts(margins.reshape(-1), labels, weights, self.objective.n_times)
         seen = self.objective.evaluated(margins.reshape(n_rows, self.objective.n_outputs))
         if queries is not None:
             exp_gain = self.objective.rules is None or self.objective.rules.exp_gain
@@ -100,7 +100,7 @@ class Metric:
         Shapes: pooled: float64[n_parts].
         """
         if self._kind == _COX:
-            return cox.negative_log_likelihood(pooled)
+            return survival.negative_log_likelihood(pooled)
         with np.errstate(all="ignore"):
             if self._kind in CURVE_METRICS and pooled.size > 2:
                 return _area(pooled.reshape(-1, 3))

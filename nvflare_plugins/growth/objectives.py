@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
 from he_processors.errors import ConfigurationError, ProtocolError
-from nvflare_plugins.growth import cox, float32
-from nvflare_plugins.growth.aft import AftLoss
+from nvflare_plugins.growth import float32, survival
 from nvflare_plugins.growth.float32 import Floats
 from nvflare_plugins.growth.ranking import RANK_OBJECTIVES, PairRules, Queries, rank_gradients
+from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.wire.envelope import BaseScoreSource
 from nvflare_plugins.wire.sums import Family
 from nvflare_plugins.xgb.cuts import quantile
@@ -50,7 +50,7 @@ _ROWS_PER_THREAD = 1 << 14
 _SMOOTHING = _F(0.04)
 _LEAST_CURVATURE = _F(3.0e-4)
 
-Scale = np.float32 | cox.Hazards
+Scale = np.float32 | survival.Hazards
 """What a round's gradients need of the rows of all sites: the scale of a smooth loss, or hazards."""
 Formula = Callable[["Objective", Floats, Floats, Floats | np.float32, np.float32], tuple[Floats, Floats]]
 
@@ -62,7 +62,7 @@ class Objective:
     Attributes:
         arithmetic: the row of formulas, one of ``ARITHMETICS``.
         n_outputs: classes of a multiclass objective, else 1.
-        n_times: bins of times of survival:cox, whose labels are places in them (cox.py).
+        n_times: bins of times of survival:cox, whose labels are places in them (survival.py).
         rules: how rows of a query are paired, of ranking alone.
     """
 
@@ -154,7 +154,7 @@ class Objective:
             margins: before the objective's transform, as trees add up.
             weights: of rows; None for 1 each. Where rows are ranked, ``queries`` has the weights.
             scale: what ``scale`` made of the pooled sums of ``scale_rows``, where ``is_smooth``; of survival:cox
-                the hazards (cox.py).
+                the hazards (survival.py).
             queries: which rows are ranked together.
             pair_seed: of ``rank_gradients``.
 
@@ -192,8 +192,8 @@ class Objective:
     ) -> None:
         """Fill in what ``gradients`` returns, without C. Shapes: as there."""
         with np.errstate(all="ignore"):
-            if isinstance(scale, cox.Hazards):
-                out[0, :, 0], out[0, :, 1] = cox.pairs(margins.reshape(-1), labels, weights, scale)
+            if isinstance(scale, survival.Hazards):
+                out[0, :, 0], out[0, :, 1] = survival.pairs(margins.reshape(-1), labels, weights, scale)
                 return
             if self.name in _SOFTMAX:
                 _softmax(margins.reshape(labels.size, self.n_outputs), labels, weights, out)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth._native import BEST, NUMPY, growth, say_so_once
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, Codes, new_codes, right_mask
 from nvflare_plugins.growth.metrics import Metric
@@ -397,13 +397,13 @@ class HeldRows:
         return self._objective.scale_rows(rows.margins, rows.label, rows.weight).astype(np.float64), weight
 
     def risk_words(self, n_rows: int) -> NDArray[np.int64]:
-        """Return these rows' part of the sums over the rows at risk (cox.py), drawn or not.
+        """Return these rows' part of the sums over the rows at risk (survival.py), drawn or not.
 
-        Shapes: result: int64[cox.WORDS * bins of times]. Args: n_rows: no fewer than all sites have together.
+        Shapes: result: int64[survival.WORDS * bins of times]. Args: n_rows: no fewer than all sites have together.
         """
         rows = self._training
-        risks = cox.weighted_risks(rows.margins[:, 0], rows.weight)
-        return cox.to_words(risks, rows.label, self._objective.n_times, n_rows)
+        risks = survival.weighted_risks(rows.margins[:, 0], rows.weight)
+        return survival.to_words(risks, rows.label, self._objective.n_times, n_rows)
 
     def begin_round(self, drawn: NDArray[np.bool_] | None, scale: Scale, pair_seed: int = 0) -> NDArray[np.float32]:
         """Compute the gradients of a round from the margins.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth.arithmetic import Arithmetic, GradientUnit, TreeParameters
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.metrics import Metric
@@ -173,7 +173,7 @@ class Training:
         self._grid = self._made(plan.bounds)
         self._places = [(name, metric) for name in plan.sets for metric in plan.metrics]
         self._due: _Due | None = None
-        self._range: cox.RiskRange | None = None
+        self._range: survival.RiskRange | None = None
 
     def run(self, model: GrownModel) -> TrainingResult:
         """Train; the rows have margins already, and the model what they were made from. It is trained further.
@@ -233,9 +233,9 @@ class Training:
         plan, document = self._plan, self._model.document
         if plan.events:
             base = plan.objective.margins_of(base_score_of(document))
-            self._range = cox.RiskRange(plan.n_rows, plan.largest_weight, largest_margin(document, base))
+            self._range = survival.RiskRange(plan.n_rows, plan.largest_weight, largest_margin(document, base))
 
-    def _hazards(self, known: cox.RiskRange) -> cox.Hazards:
+    def _hazards(self, known: survival.RiskRange) -> survival.Hazards:
         """Return what a round's gradients need of the rows at risk, from one more sum over all rows.
 
         Raises:
@@ -244,9 +244,9 @@ class Training:
         known.check()
         plan, events = self._plan, np.array(self._plan.events)
         words = self._sums.rows(Kind.RISK_SUMS, self._rows.risk_words(plan.n_rows))
-        at_bins = cox.from_words(words, plan.n_rows)
+        at_bins = survival.from_words(words, plan.n_rows)
         known.opened(at_bins, events)
-        return cox.hazards(at_bins, events)
+        return survival.hazards(at_bins, events)
 
     def _scale(self) -> Scale:
         """Return the scale of a smooth loss, or hazards, from one more sum over all rows.
@@ -298,7 +298,7 @@ class Training:
         plan = self._plan
         return pair_grid(
             *bounds,
-            1 if plan.events else plan.n_rows,  # cox.py bounds the sums of any rows
+            1 if plan.events else plan.n_rows,  # survival.py bounds the sums of any rows
             plan.capacity_bits,
             rows_are_exact=plan.rows_are_exact,
             coarsest=plan.coarsest,

@@ -14,14 +14,13 @@ from dp_components.accounting import PrivacyCost
 from dp_components.events import NeighbouringRelation
 from dp_components.ledger import JobSpending, LedgerHistory
 from nvflare_plugins.base.formatting import counted
-from nvflare_plugins.pages.charts import Axis, Line, labelled_lines
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.charts import Axis, Line, labelled_lines, page
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 _FEW = 4  # of a unit of time: below, the next smaller one tells more
 
 
-def build_page(histories: Sequence[LedgerHistory], site: str, now: datetime) -> str:
+def ledger_html(histories: Sequence[LedgerHistory], site: str, now: datetime) -> str:
     """Return the page as HTML. Args: now: with time zone; the curves end there."""
     data_sets = [_data_set(history, now) for history in histories]
     return page("ledger.html", site=site, now=f"{now.astimezone(UTC):%Y-%m-%d %H:%M}", data_sets=data_sets)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvflare_plugins.pages.charts import Line, labelled_lines
+from nvflare_plugins.pages.charts import Line, labelled_lines, page
 from nvflare_plugins.pages.model_charts import RowFigures
-from nvflare_plugins.pages.render import page
 
 FILE_NAME = "local.html"
 
@@ -74,7 +73,7 @@ class Comparison:
     rows: RowFigures | None = None
 
 
-def build_page(compared: Comparison) -> str:
+def local_html(compared: Comparison) -> str:
     """Return the page as HTML."""
     curves = ""
     if len(compared.curves) > 1 and len(compared.curves[0][1]) > 1:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nvflare_plugins.base.formatting import number
-from nvflare_plugins.pages.charts import Bar, horizontal_bars, two_sided_bars
-from nvflare_plugins.pages.render import page
+from nvflare_plugins.pages.charts import Bar, horizontal_bars, page, two_sided_bars
 
-PAGE = "profile.html"
+PROFILE_PAGE = "profile.html"
 LOCAL_PAGE = "local.html"
 _MOST_BARS = 40
 _MOST_FEATURES = 60
@@ -109,7 +108,7 @@ class Shift:
     cells: tuple[tuple[str, float, float], ...]
 
 
-def build_page(facts: ProfileFacts) -> str:
+def profile_html(facts: ProfileFacts) -> str:
     """Return ``profile.html``."""
     bars = [Bar(one.name, one.at_least, one.text) for one in facts.features[:_MOST_BARS]]
     return page(
@@ -135,7 +134,7 @@ def too_few(least: int) -> str:
     )
 
 
-def build_local_page(site: str, facts: ProfileFacts, n_own: int, shifts: Sequence[Shift]) -> str:
+def local_html(site: str, facts: ProfileFacts, n_own: int, shifts: Sequence[Shift]) -> str:
     """Return ``local.html``: this site beside the rest.
 
     Args:

@@ -2,7 +2,8 @@
 
 Made from ``run.json``, the model and the evidence in the run's folder; they can be rebuilt at any time. The summary is
 one page for a data-protection officer. It repeats the site's own words (policy key ``data_protection``), what the
-software knows, and what ``veilboost verify`` said if it was asked. It judges nothing.
+software knows, and what ``veilboost verify`` said if it was asked. It judges nothing. A notebook's cell shows a part in
+light colours.
 
 Privacy: the summary holds counts of this site's rows, like ``run.json``: a page for the site's own people.
 """
@@ -33,14 +34,15 @@ from nvflare_plugins.pages.charts import (
     Bar,
     Line,
     horizontal_bars,
+    in_light_colours,
     labelled_lines,
     legend,
+    page,
     stacked_bars,
     timeline,
 )
 from nvflare_plugins.pages.local_page import FILE_NAME as LOCAL_PAGE
 from nvflare_plugins.pages.model_charts import ClassFigures, class_figures, tree_chart
-from nvflare_plugins.pages.render import page
 from nvflare_plugins.pages.run_record import (
     REPORT,
     BestRound,
@@ -410,3 +412,12 @@ def consent_words(name: str) -> str:
     """Return what a site agrees to by a consent."""
     known = name in Consents.__dataclass_fields__
     return description_of(Consents, name) if known else "unknown to this version"
+
+
+def run_part(run: RunRecord, name: str = "") -> str:
+    """Return what a notebook shows of a run (``_repr_html_``). Args: name: its heading; the job's own by default."""
+    curve, best = next((chart for _, chart, _ in learning_curves(run)), ""), run.best()
+    model, plugin = threat_of(run, None)
+    at_best = next((row.metrics for row in run.rounds if best is not None and row.round == best.round), {})
+    facts = {"key_figures": key_figures(run), "at_best": at_best, "curve": curve, "model": model, "plugin": plugin}
+    return in_light_colours(page("part.html", name=name or run.called, run=run, **facts))

@@ -16,7 +16,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import exponent_of
 from nvflare_plugins.data.labels import Label
 from nvflare_plugins.data.table import Table, reading_as_told
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, TreeParameters, arithmetic_of, why_not_own
 from nvflare_plugins.growth.bins import BinLayout, bin_rows
 from nvflare_plugins.growth.metrics import Metric
@@ -229,7 +229,7 @@ class Scales:
         """Take them from the agreed ones, and bounds of survival:cox from the pooled weights of events."""
         g, h = (sums.scale_of(family).bound_exponent for family in (Family.GRADIENTS, Family.HESSIANS))
         events = pooled_events(grown, sums)
-        if events:  # no sum of any rows is larger (growth/cox.py)
+        if events:  # no sum of any rows is larger (growth/survival.py)
             g, h = exponent_of(2.0 * sum(events)), exponent_of(sum(events))
         is_smooth = Objective.of_job(grown.parameters, grown.arithmetic).is_smooth
         quantities = (RESIDUAL_ROOTS, str(Family.WEIGHTS)) if is_smooth else ()
@@ -249,9 +249,9 @@ def pooled_events(grown: Grown, sums: ProtectedSums) -> tuple[float, ...]:
     if not grown.n_times:
         return ()
     exponent, label = row_exponent(sums, str(Family.WEIGHTS), grown.n_rows), grown.table.label
-    weights = cox.event_weights(label, grown.table.weight)
+    weights = survival.event_weights(label, grown.table.weight)
     own = np.zeros(grown.n_times, dtype=np.int64)
-    np.add.at(own, cox.places_of(label)[0], rows_on_grid(ROW_WEIGHTS, weights, exponent, grown.n_rows))
+    np.add.at(own, survival.places_of(label)[0], rows_on_grid(ROW_WEIGHTS, weights, exponent, grown.n_rows))
     pooled = sums.add(Kind.RISK_SUMS, own, own.size, wide=True)
     if not pooled.any():
         raise ConfigurationError(f"{grown.parameters.objective.name}: no event has a weight above 0")

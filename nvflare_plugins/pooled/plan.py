@@ -26,15 +26,14 @@ from he_processors.sum_tags import MAC_BYTES, N_TAGS, SumTags
 from nvflare_plugins.attempt.job_context import goes_on_without
 from nvflare_plugins.attempt.plan import Network, timed
 from nvflare_plugins.evidence.threat_model import leakage_class
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.growth.site_sums import pair_grid
 from nvflare_plugins.pooled.growing import arithmetic_of_job, check_words, is_grown
 from nvflare_plugins.pooled.job import SCORE_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN, SumContext, SumProfile
 from nvflare_plugins.pooled.row_floors import N_COUNTS, N_OF_FORGETTING, counts_leaves
-from nvflare_plugins.pooled.spans import spans_of
-from nvflare_plugins.pooled.times import PARTS
+from nvflare_plugins.pooled.spans import PARTS, spans_of
 from nvflare_plugins.pooled.value_bounds import COARSEST, coarsest_pairs
 from nvflare_plugins.wire.aggregation import add_words, lattice
 from nvflare_plugins.wire.envelope import CHUNK_BYTES, Codec, Kind
@@ -225,7 +224,7 @@ def _before_gradients(workload: Workload) -> Iterator[Planned]:
     if workload.smooth_scale:
         yield Planned(Kind.RESIDUAL_SCALE, 1, 2)
     if workload.time_bins:
-        yield Planned(Kind.RISK_SUMS, 1, cox.WORDS * workload.time_bins)
+        yield Planned(Kind.RISK_SUMS, 1, survival.WORDS * workload.time_bins)
 
 
 def _metrics(workload: Workload) -> Planned:

@@ -17,7 +17,6 @@ import numpy as np
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder, write_private_table
-from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS, ID, LABEL, breast_cancer, deal_columns
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.policy_values import FOLDERS, POLICY_FILE
 from nvflare_plugins.site.profiles import PROFILES
@@ -26,6 +25,74 @@ from nvflare_plugins.site.setup import SetupOptions, check_place, set_up, worksp
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+import atexit
+import logging
+import stat
+import sys
+
+from nvflare_plugins.base.files import write_atomically
+
+# Data for trying out vertical jobs: one table dealt out by columns, with the disorder that real parties have.
+#
+# Every party has some rows that others lack, its own order of rows, and its own way of writing the same ids.
+
+ID = "id"
+LABEL = "target"
+DATA_SETS = ("breast_columns", "breast_columns_test")
+"""Names of the training and the test set in the vertical examples; horizontal ones have the same rows otherwise."""
+
+
+def breast_cancer() -> pd.DataFrame:
+    """Return scikit-learn's breast cancer set: 569 rows, 30 features and ``target``."""
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer(as_frame=True).frame
+    table.columns = [name.replace(" ", "_") for name in table.columns]
+    return table
+
+
+def deal_columns(
+    table: pd.DataFrame,
+    label: str,
+    folders: Sequence[Path],
+    set_names: Sequence[str],
+    test_share: float = 0.3,
+    lacking: float = 0.1,
+    seed: int = 0,
+) -> None:
+    """Give each party its columns of two data sets, ``<folder>/<set name>.csv``; the first party has the label.
+
+    Args:
+        folders: one for each party, made if they do not exist.
+        set_names: names of the training and the test set.
+        lacking: share of the rows that each party lacks.
+        seed: of the rows lacking and of each party's order; nothing here is secret.
+    """
+    random = np.random.default_rng(seed)
+    features = [name for name in table.columns if name != label]
+    ids = np.array([f"P-{number:06d}" for number in random.choice(10**6, len(table), replace=False)])
+    n_test = int(test_share * len(table))
+    for party, columns in enumerate(np.array_split(features, len(folders))):
+        own = table[[*columns, *([label] if party == 0 else [])]]
+        own.insert(0, ID, [_spelled(name, party) for name in ids])
+        make_folder(folders[party])
+        for name, rows in zip(set_names, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
+            kept = random.permutation(rows)[: len(rows) - int(lacking * len(rows))]
+            write_private_table(folders[party] / f"{name}.csv", own.iloc[kept])
+
+
+def _spelled(name: str, party: int) -> str:
+    """Write an id as this party's files do: alignment must not depend on white space."""
+    return (name, f" {name}", f"{name}\t ")[party % 3]
+
 
 SITES = ("site-1", "site-2", "site-3")
 SIMULATED = "simulate_job"  # what FLARE's simulator calls every job
@@ -285,3 +352,41 @@ def _check_is_free(workspace: Path, role: Role) -> None:
                 f"{file} speaks of data set {min(others)!r}, and an example's policy would consent to far too much for "
                 "it. Remedy: use an empty workspace for --example."
             )
+
+
+def put_on_cluster(workspace: Path, site: str, n_workers: int) -> None:
+    """Start a Dask cluster on this machine's loopback until this process ends, and name it in one site's policy.
+
+    The policy is then what it was before: the next run would wait for a scheduler that has gone.
+
+    Raises:
+        ConfigurationError: Dask is not installed, or the workspace has no policy.
+    """
+    if n_workers < 1:
+        raise ConfigurationError("--workers must be at least 1")
+    path = workspace / POLICY_FILE
+    if not path.is_file():
+        raise ConfigurationError(f"{workspace} has no policy: run `veilboost site-setup` on it first")
+    before, mode = path.read_bytes(), stat.S_IMODE(path.stat().st_mode)
+    try:
+        import dask
+        from distributed import LocalCluster
+    except ImportError:
+        raise ConfigurationError("--workers needs Dask: pip install 'veilboost[cluster]'") from None
+    # What jobs/CLUSTER.md asks of every worker: one thread, and nothing that Dask writes to a disk.
+    dask.config.set({"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False})
+    cluster = LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address=None,
+        silence_logs=logging.CRITICAL,  # of workers that end with this process
+    )
+    atexit.register(cluster.close)
+    atexit.register(write_atomically, path, before, mode)
+    # The simulator gives all sites one policy.
+    named = {"scheduler": cluster.scheduler_address, "workers": n_workers, "sites": [site]}
+    policy = {**json.loads(before), "cluster": named}
+    write_atomically(path, json.dumps(policy, indent=2).encode(), 0o600)
+    sys.stdout.write(f"{site} has {n_workers} workers behind {cluster.scheduler_address}\n")

@@ -15,9 +15,9 @@ from nvflare_plugins.pages.model_charts import (
     beeswarm,
     class_figures,
     counted_scores,
+    time_figures,
     waterfall,
 )
-from nvflare_plugins.pages.survival_charts import time_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.scoring.survival import survival
 

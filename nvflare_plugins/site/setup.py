@@ -20,12 +20,10 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import shown
 from nvflare_plugins.base.declared import description_of
 from nvflare_plugins.base.files import make_folder, write_atomically
-from nvflare_plugins.data.declaration import MISSING_TEXTS, VerticalRules
-from nvflare_plugins.data.part_files import known_files
+from nvflare_plugins.data.declaration import MISSING_TEXTS, VerticalRules, known_files
 from nvflare_plugins.site import flare_boundary
 from nvflare_plugins.site.flare_boundary import Role
-from nvflare_plugins.site.policy import SitePolicy, template
-from nvflare_plugins.site.policy_trail import note_policy
+from nvflare_plugins.site.policy import SitePolicy, note_policy, template
 from nvflare_plugins.site.policy_values import POLICY_FILE, Consents
 from nvflare_plugins.site.profiles import DEFAULT_PROFILES, PROFILES
 from nvflare_plugins.site.runtimes import KEPT, Mounts, Runtime, is_prepared, run_gaps, runtime_of, site_name

@@ -27,8 +27,7 @@ import pyarrow.parquet as arrow_parquet
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import make_folder, sync_folder, written_atomically
-from nvflare_plugins.data.declaration import SnapshotSource
-from nvflare_plugins.data.part_files import snapshot_name, snapshots_in
+from nvflare_plugins.data.declaration import SnapshotSource, snapshot_name, snapshots_in
 
 _BATCH_ROWS = 10_000
 _GROUP_VALUES = 1 << 22

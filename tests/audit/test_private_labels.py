@@ -16,7 +16,7 @@ from dp_components import leaf_weights
 from dp_components.leaf_weights import Number, SeveralClasses, Target, Times
 from dp_components.sensitivity import Norm, Sensitivity, clip_class_rows, clip_rows
 from dp_components.split_candidates.candidates import FeatureBounds
-from nvflare_plugins.growth.aft import AftLoss
+from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.kinds.private_trees import noisy_sums
 from nvflare_plugins.kinds.private_trees.methods import Method
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust

@@ -38,8 +38,8 @@ from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, t
 from dp_components.dpboost.single_tree import LogisticLoss
 from dp_components.split_candidates.candidates import by_rule, uniform_candidates
 from he_processors.randomness import OS_RANDOMNESS
-from nvflare_plugins.attempt.plan_advice import lost
-from nvflare_plugins.kinds.federboost_vertical.planner import buckets_over_signal
+from nvflare_plugins.attempt.plan import lost
+from nvflare_plugins.kinds.federboost_vertical.payment import buckets_over_signal
 from nvflare_plugins.kinds.federboost_vertical.tables import BucketBlock
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters, train_on_buckets
 from nvflare_plugins.kinds.private_trees.methods import PRESETS

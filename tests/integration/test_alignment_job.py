@@ -10,8 +10,8 @@ import pytest
 
 from jobs import examples
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.kinds.alignment.demo_data import DATA_SETS
 from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.recipes.examples import DATA_SETS
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import SetupOptions, set_up

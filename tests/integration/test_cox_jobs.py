@@ -12,7 +12,7 @@ import xgboost as xgb
 
 from he_processors.errors import ConfigurationError, VeilBoostError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.growth.cox import WORDS
+from nvflare_plugins.growth.survival import WORDS
 from nvflare_plugins.kinds.bagging.job import BaggingJob
 from nvflare_plugins.kinds.federboost_vertical.training import check_bucket_parameters
 from nvflare_plugins.kinds.tuning.job import TuningJob

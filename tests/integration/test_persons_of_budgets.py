@@ -13,8 +13,7 @@ from nvflare_plugins.kinds.private_trees import training as site_module
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
-from nvflare_plugins.site.memory.schema import PERSONS, UNNAMED
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import PERSONS, UNNAMED, Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.setup import budget_gaps
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of

@@ -19,7 +19,7 @@ import xgboost as xgb
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.api.prediction import part_files
+from nvflare_plugins.api.federation import part_files
 from nvflare_plugins.evidence.verification import Verdict
 from nvflare_plugins.kinds.vertical.model import Part, merge, read_part
 from nvflare_plugins.recipes import VerticalXGBRecipe

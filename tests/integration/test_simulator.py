@@ -16,7 +16,7 @@ from nvflare.recipe import SimEnv
 
 from jobs import examples
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.recipes.local_workers import put_on_cluster
+from nvflare_plugins.recipes.examples import put_on_cluster
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from poc_workspace.run_poc import write_breast_cancer

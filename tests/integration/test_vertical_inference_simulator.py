@@ -10,8 +10,8 @@ import pytest
 import xgboost as xgb
 
 from jobs import examples
-from nvflare_plugins.kinds.alignment.demo_data import ID, LABEL
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, merge, read_part
+from nvflare_plugins.recipes.examples import ID, LABEL
 from nvflare_plugins.site.setup import SetupOptions
 from tests.support.simulator import SITES, Run, completed, run_simulator
 

@@ -11,8 +11,8 @@ import pytest
 import xgboost as xgb
 
 from jobs import examples
-from nvflare_plugins.kinds.alignment.demo_data import LABEL, breast_cancer
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE, ActivePart, PassivePart, merge, read_part
+from nvflare_plugins.recipes.examples import LABEL, breast_cancer
 from nvflare_plugins.recipes.recipe import VerticalXGBRecipe
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from tests.integration.test_vertical_hostile import number_forms

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.growth.cox import signed_places
+from nvflare_plugins.growth.survival import signed_places
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.pooled.job import HorizontalJob
 from tests.support import breslow, survival

@@ -33,8 +33,7 @@ from nvflare_plugins.kinds.vertical_inference.site import _table
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.released import ReleasedSums
-from nvflare_plugins.site.memory.schema import RELEASED_SUMS, counted, save_counts
-from nvflare_plugins.site.memory.store import Memory, read_arrays
+from nvflare_plugins.site.memory.store import RELEASED_SUMS, Memory, counted, read_arrays, save_counts
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.vertical_federation import Joined, federate
 

@@ -43,7 +43,7 @@ from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.kinds.horizontal.going_on import GradientMoves
 from nvflare_plugins.kinds.private_trees.training import Payment
-from nvflare_plugins.pooled import times
+from nvflare_plugins.pooled import spans
 from nvflare_plugins.site.memory import forgetting
 from nvflare_plugins.wire.aggregation import Aggregator, WordSum
 from nvflare_plugins.wire.channel import Channel
@@ -385,7 +385,7 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
     "rows at risk are those of the round before": ("horizontal_cox", _risks_are_of_the_round_before),
     "bins of times need no events": (
         "horizontal_cox",
-        _instead(times, "ask_spans", lambda sums, bits: [np.ones(one.shape[1:], dtype=bool) for one in bits]),
+        _instead(spans, "ask_spans", lambda sums, bits: [np.ones(one.shape[1:], dtype=bool) for one in bits]),
     ),
     "persons are forgotten when a run begins": ("horizontal_forgets", _batches_are_done_at_once),
     "a run does not take its batch": ("horizontal_forgets", _instead(forgetting.Queue, "take", _nothing)),

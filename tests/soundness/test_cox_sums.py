@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival as cox
 from nvflare_plugins.growth.training import Training
 from nvflare_plugins.kinds.horizontal import site as horizontal_site
 from nvflare_plugins.pooled.job import HorizontalJob

@@ -16,7 +16,12 @@ from he_processors.additive_schemes import StaysInProcess
 from he_processors.bignum.rows import rows_from_ints
 from he_processors.curve import equal_logarithms
 from he_processors.curve.equal_logarithms import PROOF_BYTES, WEIGHT_BYTES, draw_weights, hash_to_ristretto, holds
-from he_processors.curve.interface import GROUP_ORDER, RISTRETTO_BYTES, SCALAR_BYTES, Points
+from he_processors.curve.interface import (
+    GROUP_ORDER,
+    RISTRETTO_BYTES,
+    SCALAR_BYTES,
+    Points,
+)
 from he_processors.curve.registry import open_curve
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.key_agreement import DOMAIN, encode_fields

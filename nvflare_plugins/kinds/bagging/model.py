@@ -1,4 +1,4 @@
-"""The common model of a bagging job, and its trees as they travel between sites."""
+"""The common model of a bagging job, its trees as they travel between sites, and the plan."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
+from nvflare_plugins.attempt.plan import Plan, PlanRequest
+from nvflare_plugins.base.formatting import human_bytes
+from nvflare_plugins.kinds.bagging.job import BaggingJob
+from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import model_bytes, tree_document
 
@@ -183,3 +187,20 @@ def grow(params: Mapping[str, object], matrix: xgb.DMatrix, number: int) -> Shar
     seeded = {**params, "seed": (int(str(params["seed"])) + number) % 2**31}
     document = json.loads(bytes(xgb.train(seeded, matrix, 1).save_raw("json")))
     return SharedTree.of(document["learner"]["gradient_booster"]["model"]["trees"][0])
+
+
+def plan(request: PlanRequest, job: BaggingJob) -> Plan:
+    """Return what a site sends and receives, and who reads it. Raises: ConfigurationError."""
+    depth = int(job.parameters(job.features or ["any"]).effective["max_depth"])
+    sent = message_bytes(depth)
+    received = sent * request.sites
+    figures = {"rounds": job.num_rounds, "sites": request.sites, "depth": depth, "bytes_sent_per_round": sent}
+    text = [
+        f"{job.num_rounds} rounds, each one tree of depth {depth} of each of {request.sites} sites: "
+        f"{job.num_rounds * request.sites} trees in all",
+        f"sent      {human_bytes(sent)} a round and site, whatever its tree; {human_bytes(sent * job.num_rounds)} "
+        "in all",
+        f"received  {human_bytes(received)} a round and site",
+        f"privacy   {THREAT_MODELS[job.profile].summary}",
+    ]
+    return Plan({**figures, "bytes_received_per_round": received}, "\n".join(text))

@@ -44,7 +44,7 @@ from nvflare_plugins.pooled.mediated.engine import MediatedEngine
 from nvflare_plugins.pooled.preparation import Prepared, allow
 from nvflare_plugins.pooled.row_floors import counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
-from nvflare_plugins.pooled.times import on_grid, search_times
+from nvflare_plugins.pooled.spans import on_grid, search_times
 from nvflare_plugins.pooled.value_bounds import check_weights, coarsest_pairs
 from nvflare_plugins.site.memory.registry import ResumePoint, Wanted, describe_draw
 from nvflare_plugins.site.policy import SitePolicy

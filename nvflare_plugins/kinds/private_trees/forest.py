@@ -32,7 +32,7 @@ from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, Tree, gain
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.growth.aft import AftLoss
+from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms
 from nvflare_plugins.kinds.private_trees.plan import (

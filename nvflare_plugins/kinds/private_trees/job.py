@@ -39,7 +39,7 @@ from nvflare_plugins.base.declared import (
 )
 from nvflare_plugins.data.declaration import Delta, Epsilon
 from nvflare_plugins.data.labels import LabelColumns, check_classes, is_labelled
-from nvflare_plugins.growth.aft import DISTRIBUTIONS, AftLoss
+from nvflare_plugins.growth.survival import DISTRIBUTIONS, AftLoss
 from nvflare_plugins.kinds.private_trees.methods import MOST_CLASSES, Method, check_target, resolve_method
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan, ReleasePlan, Trust
 from nvflare_plugins.wire.profiles import PLUGIN

@@ -8,12 +8,13 @@ import math
 from dp_components.accounting import compose
 from dp_components.leaf_weights import TWO_CLASSES
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.attempt.plan import Plan, PlanRequest
-from nvflare_plugins.attempt.plan_advice import (
+from nvflare_plugins.attempt.plan import (
     NOT_TWO_CLASSES,
     ExpectedLoss,
     Fit,
     Noise,
+    Plan,
+    PlanRequest,
     advise,
     expected_loss,
     shown_lines,

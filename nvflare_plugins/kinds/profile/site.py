@@ -41,13 +41,13 @@ from nvflare_plugins.kinds.profile.cells import (
 from nvflare_plugins.kinds.profile.job import ProfileJob
 from nvflare_plugins.pages.profile_page import (
     LOCAL_PAGE,
-    PAGE,
+    PROFILE_PAGE,
     ProfiledCell,
     ProfiledFeature,
     ProfileFacts,
     Shift,
-    build_local_page,
-    build_page,
+    local_html,
+    profile_html,
     too_few,
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
@@ -325,12 +325,12 @@ class ProfileAttempt(PooledAttempt):
         folder, facts = self._attempt.folder.path, profile.facts(self._world)
         shifts = profile.shifts()
         if shifts:
-            own = build_local_page(self._attempt.context.site, facts, self._rows.table.n_rows, shifts)
+            own = local_html(self._attempt.context.site, facts, self._rows.table.n_rows, shifts)
             write_private(folder / LOCAL_PAGE, own.encode())
-        write_private(folder / PAGE, build_page(facts).encode())
+        write_private(folder / PROFILE_PAGE, profile_html(facts).encode())
         document = json.dumps(profile.document(self._world), ensure_ascii=False, indent=1)
         write_private(folder / FILE_NAME, document.encode())
-        return folder / PAGE
+        return folder / PROFILE_PAGE
 
 
 _REUSE = (

@@ -16,7 +16,13 @@ from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.selection.job import Rule, SelectionJob
 from nvflare_plugins.kinds.tuning.result import training_script
 from nvflare_plugins.pages.run_record import ReportSection
-from nvflare_plugins.pages.selection_page import PAGE, SelectedColumn, SelectionFacts, SelectionStep, build_page
+from nvflare_plugins.pages.search_pages import (
+    SELECTION_PAGE,
+    SelectedColumn,
+    SelectionFacts,
+    SelectionStep,
+    selection_html,
+)
 from nvflare_plugins.wire.envelope import is_larger_better
 
 FILE_NAME, TABLE, STEPS, SCRIPT = "selection.json", "selection.csv", "selection_steps.csv", "train_chosen.py"
@@ -293,7 +299,7 @@ class Selection:
             TABLE: self.table(),
             STEPS: self.steps_table(),
             SCRIPT: self.script(),
-            PAGE: build_page(self.facts()),
+            SELECTION_PAGE: selection_html(self.facts()),
         }
         for name, content in contents.items():
             write_atomically(folder / name, content.encode())
@@ -305,7 +311,7 @@ class Selection:
             for place, one in enumerate(self.result.steps)
         )
         chosen = f"Chosen ({self._job.rule.replace('_', ' ')}): {', '.join(self.features)}."
-        words = f"{self._job.folds} folds; {PAGE} has the pictures, {TABLE} and {STEPS} all numbers."
+        words = f"{self._job.folds} folds; {SELECTION_PAGE} has the pictures, {TABLE} and {STEPS} all numbers."
         head = ("step", "columns", f"mean {self.result.metric}", "spread")
         return ReportSection("Sets of columns", (chosen, words), head, rows)
 

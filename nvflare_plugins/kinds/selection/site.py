@@ -50,7 +50,7 @@ from nvflare_plugins.kinds.tuning.folds import EVALUATED, FoldRows
 from nvflare_plugins.kinds.tuning.job import check_consent
 from nvflare_plugins.kinds.tuning.site import Fold, FoldedAttempt, InFolds, check_trial, notes_of
 from nvflare_plugins.pages.run_record import DataFacts
-from nvflare_plugins.pages.selection_page import PAGE
+from nvflare_plugins.pages.search_pages import SELECTION_PAGE
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement
 from nvflare_plugins.pooled.growing import GrownTraining, is_grown
@@ -293,7 +293,8 @@ class SelectionAttempt(FoldedAttempt):
             data=(DataFacts.of(self._rows.table, job.data_set),),
         )
         chosen = selection.features
-        message = f"{len(chosen)} of {len(self._names)} columns are chosen; the page is {attempt.folder.path / PAGE}"
+        page = attempt.folder.path / SELECTION_PAGE
+        message = f"{len(chosen)} of {len(self._names)} columns are chosen; the page is {page}"
         return JobResult(hmac.hex(), message, {"chosen": len(chosen), "features": len(self._names)})
 
 

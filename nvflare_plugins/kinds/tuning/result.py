@@ -18,7 +18,7 @@ from nvflare_plugins.base.formatting import number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.tuning.job import Trial, Tuned
 from nvflare_plugins.pages.run_record import ReportSection
-from nvflare_plugins.pages.tuning_page import PAGE, TunedTrial, TuningFacts, build_page
+from nvflare_plugins.pages.search_pages import TUNING_PAGE, TunedTrial, TuningFacts, tuning_html
 from nvflare_plugins.wire.envelope import is_larger_better
 
 # What a tuning found: scores of every trial on every fold, as JSON, as CSV, and as a script that trains the best.
@@ -232,14 +232,14 @@ def without_page_if_lost(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         if not (folder / TABLE).exists():
-            (folder / PAGE).unlink(missing_ok=True)
+            (folder / TUNING_PAGE).unlink(missing_ok=True)
         raise
 
 
 def show_so_far(folder: Path, facts: TuningFacts) -> None:
     """Write the page while the tuning runs; where that cannot be, the tuning goes on without it."""
     with contextlib.suppress(OSError):
-        write_atomically(folder / PAGE, build_page(facts).encode())
+        write_atomically(folder / TUNING_PAGE, tuning_html(facts).encode())
 
 
 def write_results(folder: Path, result: TuningResult, job: Tuned, facts: TuningFacts) -> None:
@@ -248,7 +248,7 @@ def write_results(folder: Path, result: TuningResult, job: Tuned, facts: TuningF
         FILE_NAME: json.dumps(result.document(job, facts.job_id), indent=1),
         TABLE: result.table(),
         SCRIPT: facts.script,
-        PAGE: build_page(facts),
+        TUNING_PAGE: tuning_html(facts),
     }
     for name, content in contents.items():
         write_atomically(folder / name, content.encode())

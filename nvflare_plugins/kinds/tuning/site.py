@@ -44,7 +44,7 @@ from nvflare_plugins.kinds.tuning.result import (
     write_results,
 )
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection
-from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
+from nvflare_plugins.pages.search_pages import TUNING_PAGE, TuningFacts
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
 from nvflare_plugins.pooled.growing import GrownTraining, grown_by, is_grown
@@ -310,7 +310,7 @@ class TuningAttempt(FoldedAttempt):
             **self._record_of(cuts),
             data=(DataFacts.of(table, job.data_set),),
         )
-        message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"
+        message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / TUNING_PAGE}"
         return JobResult(hmac.hex(), message, {"trials": len(result.trials), "folds": job.folds})
 
 

@@ -13,7 +13,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.formatting import counted
 from nvflare_plugins.data.labels import has_event
 from nvflare_plugins.data.table import is_plain_text
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, SplitFormula, TreeParameters, arithmetic_here
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.model import base_score_of, continued_model, new_model
@@ -299,9 +299,9 @@ def _check_sets(
 
 
 def _on_own_times(one: LabelledSet) -> LabelledSet:
-    """Return rows whose labels are places among their own times (growth/cox.py), which never leave this party."""
+    """Return rows whose labels are places among their own times (growth/survival.py), which never leave this party."""
     times = one.label[:, 0]
-    return replace(one, label=cox.signed_places(times, has_event(one.label), np.unique(times)[1:]))
+    return replace(one, label=survival.signed_places(times, has_event(one.label), np.unique(times)[1:]))
 
 
 class _Margins:
@@ -479,7 +479,7 @@ class VerticalTraining:
         rows, margins, objective = self._sets[0], self._margins[0].values, self._objective
         scale: Scale = np.float32(0)
         if objective.n_times:
-            scale = cox.local_hazards(margins.reshape(-1), rows.label, rows.weight, objective.n_times)
+            scale = survival.local_hazards(margins.reshape(-1), rows.label, rows.weight, objective.n_times)
         elif objective.is_smooth:
             total = float(len(rows.label)) if rows.weight is None else float(rows.weight.sum(dtype=np.float64))
             parts = objective.scale_rows(margins, rows.label, rows.weight)

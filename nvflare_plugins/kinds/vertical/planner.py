@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from dp_components.accounting import PrivacyCost, compose
-from he_processors.curve.interface import AFFINE_BYTES, COMPRESSED_BYTES, base_point, to_compressed
+from he_processors.curve.interface import (
+    AFFINE_BYTES,
+    COMPRESSED_BYTES,
+    base_point,
+    to_compressed,
+)
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.encryption import EXACT_FRACTION_BITS, DigitFormat
 from he_processors.errors import ConfigurationError
@@ -25,13 +30,16 @@ from he_processors.paillier import generate_paillier_key
 from he_processors.randomness import random_uint64
 from he_processors.two_party.oblivious_transfer import BitChooser, OffsetOwner, TransferChooser, TransferSender
 from he_processors.two_party.split_argmax import NO_SPLIT, ActiveLevel, NodeSums, PassiveLevel
-from nvflare_plugins.attempt.plan import Plan, PlanRequest, process_memory_bytes, timed
-from nvflare_plugins.attempt.plan_advice import (
+from nvflare_plugins.attempt.plan import (
     BETWEEN_ROWS,
     Advice,
     ExpectedLoss,
+    Plan,
+    PlanRequest,
     advise,
+    process_memory_bytes,
     shown_lines,
+    timed,
     warnings,
 )
 from nvflare_plugins.base.formatting import human_bytes, human_number, human_seconds, table_lines

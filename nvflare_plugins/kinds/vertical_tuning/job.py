@@ -1,4 +1,4 @@
-"""What a vertical tuning says. Where the data lie and what is allowed, each site's own policy says."""
+"""What a vertical tuning says, and its plan. Where the data lie and what is allowed, each site's own policy says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.attempt.plan import Plan, PlanRequest
 from nvflare_plugins.base.checks import expect, one_of
 from nvflare_plugins.base.declared import (
     STRICT,
@@ -36,6 +37,7 @@ from nvflare_plugins.kinds.vertical.job import (
     check_active_party,
     check_vertical_parameters,
 )
+from nvflare_plugins.kinds.vertical.planner import plan as plan_training
 from nvflare_plugins.xgb.objectives import refuse_ranking
 from nvflare_plugins.xgb.parameters import without_columns
 
@@ -174,3 +176,19 @@ def check_vertical_tuning_early(job: VerticalTuningJob, sites: Sequence[str] | N
     for trial in job.all_trials():
         check_vertical_parameters(without_columns({**job.params, **trial}), ["any"], label=job.label)
     check_active_party(job.active, sites)
+
+
+def plan(request: PlanRequest, job: VerticalTuningJob) -> Plan:
+    """Return the plan of the deepest trial's training, of which there are as many as trials and folds."""
+
+    def depth(trial: Trial) -> int:  # without a limit as deep as it gets
+        return int({**job.params, **trial}.get("max_depth", 6)) or 30
+
+    training = plan_training(request, job.training_of(max(job.all_trials(), key=depth)))
+    n_trainings = job.n_of_trials * job.folds
+    text = (
+        f"{job.n_of_trials} trials x {job.folds} folds x {job.num_rounds} rounds = {job.size:,}: every policy must "
+        f"consent to as many (tuning), a passive party's to exact_bins.\n"
+        f"{n_trainings} trainings, each at most:\n\n{training.text}"
+    )
+    return Plan({"trainings": n_trainings, "tuning": job.size, "training": training.figures}, text)

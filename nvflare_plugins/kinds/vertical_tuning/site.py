@@ -52,7 +52,7 @@ from nvflare_plugins.kinds.vertical.party_data import PartyData, PartySet
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
 from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pages.run_record import DataFacts, ReportSection, RoundRow
-from nvflare_plugins.pages.tuning_page import PAGE, TuningFacts
+from nvflare_plugins.pages.search_pages import TUNING_PAGE, TuningFacts
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.workers.workers import OnCluster, Workers, work_section
 from nvflare_plugins.xgb.parameters import ALIASES, TrainingParameters
@@ -237,7 +237,9 @@ class _Run:
             write_results(folder, result, job, facts)
             sections = (section_of(facts), *sections)
             best = result.best
-            message = f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / PAGE}"
+            message = (
+                f"trial {best.number} is best ({result.metric} {best.mean:.6g}); the table is {folder / TUNING_PAGE}"
+            )
         attempt.all_have_written()
         reservations.complete(sum(rounds))
         shown = self._prepared.parameters[result.best.number - 1 if self._is_active else 0].agreed

@@ -36,8 +36,7 @@ from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import REGISTRY_TEXT, DataRefusal
 from nvflare_plugins.base.formatting import counted, fitted
 from nvflare_plugins.data.identity import overlap_of
-from nvflare_plugins.site.memory.schema import drop_array, insert, keyed_hashes, load_array, store_array
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, drop_array, insert, keyed_hashes, load_array, store_array
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents
 

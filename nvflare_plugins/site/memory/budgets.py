@@ -19,18 +19,18 @@ from dp_components.ledger import Ledger, ledger_files
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.site.memory.schema import (
+from nvflare_plugins.site.memory.store import (
     PERSONS,
     PREDICTIONS,
     UNNAMED,
     DamagedArray,
+    Memory,
     counted,
     insert,
     keyed_hashes,
     load_counts,
     save_counts,
 )
-from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 
 # Which data set's budget pays for a person: nobody is counted twice.

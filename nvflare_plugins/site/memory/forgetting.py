@@ -46,15 +46,15 @@ from numpy.typing import NDArray
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.site.memory.schema import (
+from nvflare_plugins.site.memory.store import (
     FORGETTING,
     UNCHECKED,
+    Memory,
     counted,
     keyed_hashes,
     load_counts,
     save_counts,
 )
-from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 
 ASKED = "of persons who asked to be forgotten"

@@ -34,16 +34,16 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import DataRecord, Relation, identify, named_rows, overlap_of, row_tags
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.site.memory.forgetting import BEGUN, Queue, Split, Standing, ToForget, split_of, without
-from nvflare_plugins.site.memory.schema import (
+from nvflare_plugins.site.memory.store import (
     NAMED_ROWS,
     UNCHECKED,
+    Memory,
     insert,
     load_array,
     load_counts,
     save_counts,
     store_array,
 )
-from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.policy_values import Consents
 

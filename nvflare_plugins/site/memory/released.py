@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.site.memory.schema import (
+from nvflare_plugins.site.memory.store import (
     COUNTS,
     RELEASED_SUMS,
     TOLD_BITS,
     DamagedArray,
+    Memory,
     counted,
     keyed_hashes,
     load_array,
@@ -27,7 +28,6 @@ from nvflare_plugins.site.memory.schema import (
     save_counts,
     store_array,
 )
-from nvflare_plugins.site.memory.store import Memory
 from nvflare_plugins.site.policy import SitePolicy
 
 # What a passive party remembers of the sums it has released, over all jobs on one data set.

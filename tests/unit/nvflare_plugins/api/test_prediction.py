@@ -14,8 +14,7 @@ import veilboost as vb
 from nvflare.recipe import ProdEnv
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.api.federation import Simulator
-from nvflare_plugins.api.prediction import by_id, reader_as_trained
+from nvflare_plugins.api.federation import Simulator, by_id, reader_as_trained
 from nvflare_plugins.data.declaration import DataSet, IdForm
 from nvflare_plugins.kinds.vertical.model import ActivePart, PartyColumns, PassivePart, PrivateSplit
 from tests.support.vertical_parts import write_parts

@@ -15,7 +15,7 @@ from dp_components.accounting import PrivacyCost
 from dp_components.events import LaplaceEvent, NeighbouringRelation, Release, RepeatedEvent
 from dp_components.ledger import Budget, JobSpending, Ledger, LedgerHistory, LedgerIdentity
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.pages.ledger_page import build_page
+from nvflare_plugins.pages.ledger_page import ledger_html
 from nvflare_plugins.site.policy import SitePolicy, template
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW
@@ -140,12 +140,12 @@ def test_the_page_adds_up_what_jobs_have_spent_as_the_ledger_does() -> None:
     lost = PrivacyCost(mu_squared=0.02)
     spent = PrivacyCost(mu_squared=0.05)
     history = LedgerHistory(identity, budget, jobs, spent, spent, lost)
-    html = build_page([history], "site-1", datetime(2026, 11, 22, tzinfo=UTC))
+    html = ledger_html([history], "site-1", datetime(2026, 11, 22, tzinfo=UTC))
     assert "days since 2026-11-01 10:00 UTC" in html and "records of the ledger that are missing" in html
     together = [PrivacyCost(mu_squared=0.02 + 0.01 * (n + 1)).epsilon(1e-5) for n in range(3)]
     assert all(f"<td class=n>{value:.4g}</tr>" in html for value in together)
     assert f"{together[-1]:.4g} of 2 spent" in html
-    empty = build_page([replace(history, jobs=(), lost=PrivacyCost())], "<b>", datetime(2026, 11, 22, tzinfo=UTC))
+    empty = ledger_html([replace(history, jobs=(), lost=PrivacyCost())], "<b>", datetime(2026, 11, 22, tzinfo=UTC))
     assert "No job was opened" in empty and "<b>" not in empty.partition("<h1>")[2].partition("</h1>")[0]
 
 

@@ -16,8 +16,7 @@ from dp_components.accounting import compose
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from nvflare_plugins.attempt.job_context import is_paid
-from nvflare_plugins.attempt.plan import PlanRequest
-from nvflare_plugins.attempt.plan_advice import shown_lines, warnings
+from nvflare_plugins.attempt.plan import PlanRequest, shown_lines, warnings
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.flare.kinds import read_job
 from nvflare_plugins.kinds.vertical.job import VerticalJob

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.pages.retention import due
 from nvflare_plugins.pages.run_record import DataFacts, RunRecord
-from nvflare_plugins.site.policy import SitePolicy
-from nvflare_plugins.site.policy_trail import FILE, note_policy, trail
+from nvflare_plugins.pages.runs_page import due
+from nvflare_plugins.site.policy import FILE, SitePolicy, note_policy, trail
 from nvflare_plugins.site.policy_values import Retention
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
@@ -72,8 +71,8 @@ def test_what_goes_and_what_stays() -> None:
     assert not found and stay == {"ancient": "it is the newest of its kind on its data set"}
     folders = [(Path("/nowhere") / one.job_id, one) for one in runs]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nvflare_plugins.pages.retention._beside_evidence", lambda folder: iter([folder / "model.json"]))
-        patch.setattr("nvflare_plugins.pages.retention._size", lambda path: 1)
+        patch.setattr("nvflare_plugins.pages.runs_page._beside_evidence", lambda folder: iter([folder / "model.json"]))
+        patch.setattr("nvflare_plugins.pages.runs_page._size", lambda path: 1)
         found, stay = due(folders, rule, {"named"}, NOW)
     assert {one.folder.name: one.whole for one in found} == {"ancient": True, "old": False}
     assert stay == {
@@ -102,8 +101,8 @@ def test_nothing_goes_that_is_young_named_or_needed(
         for n, (days, data_set, of) in enumerate(jobs)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nvflare_plugins.pages.retention._beside_evidence", lambda folder: iter([folder]))
-        patch.setattr("nvflare_plugins.pages.retention._size", lambda path: 1)
+        patch.setattr("nvflare_plugins.pages.runs_page._beside_evidence", lambda folder: iter([folder]))
+        patch.setattr("nvflare_plugins.pages.runs_page._size", lambda path: 1)
         found, _ = due(runs, Retention(run_days=term, evidence_days=term + more), {str(n) for n in named}, NOW)
     gone = {int(one.folder.name): one.whole for one in found}
     assert not gone.keys() & named

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import jsonschema
 
-from nvflare_plugins.dossier.bill import bill
+from nvflare_plugins.dossier.parts import bill
 
 TEXT = {"type": "string", "minLength": 1}
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.growth import cox
+from nvflare_plugins.growth import survival
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.xgb.parameters import check_parameters
@@ -31,9 +31,9 @@ def rows(seed: int, n: int = 60, *, weighted: bool = True, tied: bool = True):
 
 
 def own(margins, labels, weights, n_bins=N_BINS):
-    at_bins = cox.sums_at_bins(cox.weighted_risks(margins, weights), labels, n_bins)
-    events = cox.sums_at_bins(cox.event_weights(labels, weights), labels, n_bins)
-    return np.array(cox.pairs(margins, labels, weights, cox.hazards(at_bins, events))), events
+    at_bins = survival.sums_at_bins(survival.weighted_risks(margins, weights), labels, n_bins)
+    events = survival.sums_at_bins(survival.event_weights(labels, weights), labels, n_bins)
+    return np.array(survival.pairs(margins, labels, weights, survival.hazards(at_bins, events))), events
 
 
 def defined(margins, labels, weights, of=breslow.derivatives):
@@ -52,7 +52,7 @@ def test_gradients_are_derivatives_of_the_partial_likelihood(seed: int) -> None:
         here = [breslow.partial_likelihood(margins.astype(np.float64) + s * step, *args) for s in (-1, 0, 1)]
         assert (here[2] - here[0]) / 2e-4 == pytest.approx(found[0][i], abs=1e-6)
         assert (here[2] - 2 * here[1] + here[0]) / 1e-8 == pytest.approx(found[1][i], abs=1e-4)
-    # What bounds every sum of rows (cox.py).
+    # What bounds every sum of rows (survival.py).
     assert abs(found[0].sum()) < 1e-5
     assert np.abs(found[0]).sum() <= 2 * events.sum() + 1e-5 and found[1].min() >= 0
     assert found[1].sum() <= events.sum() + 1e-5
@@ -102,17 +102,17 @@ def test_tied_events_have_one_leaf_here_and_leaves_by_their_order_in_xgboost() -
 @given(st.lists(st.floats(2.0**-60, 2.0**40), min_size=1, max_size=30), st.sampled_from([30, 10**6, 2**31 - 1]))
 def test_words_carry_sums_exactly(values: list[float], n_rows: int) -> None:
     array, labels = np.array(values), np.where(np.arange(len(values)) % 2, 1, -2).astype(np.float32)
-    halves = [cox.to_words(array[part], labels[part], 2, n_rows) for part in (slice(0, 7), slice(7, None))]
-    found = cox.from_words(np.add(*halves), n_rows)
+    halves = [survival.to_words(array[part], labels[part], 2, n_rows) for part in (slice(0, 7), slice(7, None))]
+    found = survival.from_words(np.add(*halves), n_rows)
     for place in (1, 2):
         exact = sum((Fraction(v) for v, at in zip(values, np.abs(labels), strict=True) if at == place), Fraction(0))
-        assert abs(Fraction(found[place - 1]) - exact) <= exact / 2**52 + len(values) * Fraction(2) ** cox.FINEST
+        assert abs(Fraction(found[place - 1]) - exact) <= exact / 2**52 + len(values) * Fraction(2) ** survival.FINEST
     assert max(abs(half).max() for half in halves) * n_rows < len(values) * 2**59
 
 
 def test_risks_that_lose_digits_end_the_training_before_they_do() -> None:
     n_rows, events = 1000, np.array([3.0, 5.0])
-    known = cox.RiskRange(n_rows, 1.0, 0.0)
+    known = survival.RiskRange(n_rows, 1.0, 0.0)
     known.check()
     for _ in range(3):
         known.grown(np.array([-40.0, 40.0], np.float32))
@@ -123,14 +123,14 @@ def test_risks_that_lose_digits_end_the_training_before_they_do() -> None:
     with pytest.raises(ConfigurationError, match="hazard ratios"):
         known.opened(np.array([900.0, 2.0**-40]), events)
     with pytest.raises(ConfigurationError, match="hazard ratios"):
-        cox.to_words(np.array([2.0**200]), np.ones(1, np.float32), 1, n_rows)
+        survival.to_words(np.array([2.0**200]), np.ones(1, np.float32), 1, n_rows)
 
 
 def test_exp_is_that_of_the_c_library_to_two_last_places() -> None:
     x = np.random.default_rng(0).normal(scale=20, size=20_000).astype(np.float32)
     expected = np.array([math.exp(v) for v in x.tolist()])
-    assert (np.abs(cox.exp(x) - expected) / np.spacing(expected)).max() <= 2
-    ends = cox.exp(np.array([0, -800, 800, np.inf, np.nan], np.float32))
+    assert (np.abs(survival.exp(x) - expected) / np.spacing(expected)).max() <= 2
+    ends = survival.exp(np.array([0, -800, 800, np.inf, np.nan], np.float32))
     assert ends[:2].tolist() == [1, 0] and not np.isfinite(ends[2:]).any()
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import PolicyRefusal
-from nvflare_plugins.pooled import times
-from nvflare_plugins.pooled.times import search_times
+from nvflare_plugins.pooled import spans
+from nvflare_plugins.pooled.spans import search_times
 from nvflare_plugins.wire.envelope import Kind
 from tests.support.threads import in_threads
 
@@ -123,8 +123,8 @@ def test_too_few_events_have_no_grid_and_nothing_is_opened(n_events: int) -> Non
 
 
 def test_a_site_that_lies_in_its_bits_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = times.local_bits
-    monkeypatch.setattr(times, "local_bits", lambda rows, least, world: real(rows * 0 + least, least, world))
+    real = spans.local_bits
+    monkeypatch.setattr(spans, "local_bits", lambda rows, least, world: real(rows * 0 + least, least, world))
     with pytest.raises(ProtocolError, match="contradict"):
         grid_of(drawn(5, n=30), 10)
 
@@ -139,5 +139,5 @@ def test_one_heavy_row_is_no_bin() -> None:
 
 
 def test_the_source_says_how_wide_parts_are() -> None:
-    text = Path(times.__file__).read_text(encoding="utf-8")
-    assert f"{times.PARTS[1]:,} equal parts" in text
+    text = Path(spans.__file__).read_text(encoding="utf-8")
+    assert f"{spans.PARTS[1]:,} equal parts" in text

@@ -14,7 +14,7 @@ from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Time
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.check import use_of
-from nvflare_plugins.growth.aft import AftLoss
+from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import PRESETS, WeightUpdate

@@ -17,8 +17,7 @@ from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.profile import site as profile_site
-from nvflare_plugins.kinds.profile.job import ProfileJob
-from nvflare_plugins.kinds.profile.planner import profile_messages
+from nvflare_plugins.kinds.profile.job import ProfileJob, profile_messages
 from nvflare_plugins.kinds.profile.site import run_profile_site
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.pooled import spans

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from he_processors.errors import ConfigurationError
-from nvflare_plugins.recipes.local_workers import put_on_cluster
+from nvflare_plugins.recipes.examples import put_on_cluster
 from nvflare_plugins.site.policy_values import POLICY_FILE
 
 

@@ -27,12 +27,10 @@ from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.dossier.structure import Finding
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, selection_page, tuning_page
-from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, search_pages
+from nvflare_plugins.pages.charts import Bar, environment, horizontal_bars, page, picture
 from nvflare_plugins.pages.model_charts import RowFigures, beeswarm, class_figures, waterfall
-from nvflare_plugins.pages.notebook import run_part
-from nvflare_plugins.pages.render import environment, page
-from nvflare_plugins.pages.report import RELEASE_FACTS, build_report, build_summary
+from nvflare_plugins.pages.report import RELEASE_FACTS, build_report, build_summary, run_part
 from nvflare_plugins.pages.run_record import (
     EVALUATION,
     TRAINING,
@@ -248,28 +246,28 @@ def shifts_of(text: str) -> list[profile_page.Shift]:
     return [profile_page.Shift(f"{text} {n}", index, ((text, 0.5, 0.25),)) for n, index in enumerate((0.3, 0.2, 0.01))]
 
 
-def tuned(text: str, n_trials: int = 4) -> tuning_page.TuningFacts:
+def tuned(text: str, n_trials: int = 4) -> search_pages.TuningFacts:
     trials = tuple(
-        tuning_page.TunedTrial(
+        search_pages.TunedTrial(
             n, (("eta", 0.01 * 10**n), (text, float(n)), ("b", f"{text} {n}")), 0.5 - n / 10, 0.1, (0.4, 0.6), 7
         )
         for n in range(3)
     )
-    failed = tuning_page.TunedTrial(3, ((text, 5.0),), float("nan"), float("nan"), (float("nan"),), 1)
-    return tuning_page.TuningFacts(
+    failed = search_pages.TunedTrial(3, ((text, 5.0),), float("nan"), float("nan"), (float("nan"),), 1)
+    return search_pages.TuningFacts(
         text, text, text, text, True, 3, 2, (*trials, failed), f"first {text}\nsecond", n_trials, text
     )
 
 
-def selected(text: str, n_shadows: int) -> selection_page.SelectionFacts:
-    steps = [selection_page.SelectionStep(3 - n, 0.5 + n / 10, 0.01, (text,)) for n in range(3)]
+def selected(text: str, n_shadows: int) -> search_pages.SelectionFacts:
+    steps = [search_pages.SelectionStep(3 - n, 0.5 + n / 10, 0.01, (text,)) for n in range(3)]
     columns = tuple(
-        selection_page.SelectedColumn(
+        search_pages.SelectedColumn(
             f"{text} {n}", n < 2, n or None, 0.5, 0.1, (0.3, 0.1, 0.01, n == 1), (n, text) if n_shadows else None
         )
         for n in range(3)
     )
-    return selection_page.SelectionFacts(
+    return search_pages.SelectionFacts(
         text, text, text, text, True, 3, 2, text, text, tuple(steps), 2, 1, columns, n_shadows, f"first {text}\nsecond"
     )
 
@@ -302,7 +300,7 @@ def checked(text: str) -> SimpleNamespace:
 def runs_of(text: str) -> str:
     runs = [run_record(text, name=text), *(run_record(text, rounds=(), params={}) for _ in range(25))]
     found = [(run, runs_page.facts_of(run, text, [text])) for run in runs]
-    return runs_page.build_page(text, found, {text: "job/report.html"})
+    return runs_page.runs_html(text, found, {text: "job/report.html"})
 
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -329,17 +327,17 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         lambda text, folder: build_summary(RunRecord(text, text, text, (text,), text), folder),
     ),
     "drift": ("drift.html", lambda text, folder: drift.build_page(shifted(text))),
-    "ledger": ("ledger.html", lambda text, folder: ledger_page.build_page([ledger_of(text)], text, NOW)),
-    "local": ("local.html", lambda text, folder: local_page.build_page(compared(text))),
-    "profile": ("profile.html", lambda text, folder: profile_page.build_page(profile_of(text))),
+    "ledger": ("ledger.html", lambda text, folder: ledger_page.ledger_html([ledger_of(text)], text, NOW)),
+    "local": ("local.html", lambda text, folder: local_page.local_html(compared(text))),
+    "profile": ("profile.html", lambda text, folder: profile_page.profile_html(profile_of(text))),
     "profile of a site": (
         "profile_local.html",
-        lambda text, folder: profile_page.build_local_page(text, profile_of(text), 10, shifts_of(text)),
+        lambda text, folder: profile_page.local_html(text, profile_of(text), 10, shifts_of(text)),
     ),
-    "selection": ("selection.html", lambda text, folder: selection_page.build_page(selected(text, 0))),
-    "selection with shadows": ("selection.html", lambda text, folder: selection_page.build_page(selected(text, 9))),
-    "tuning": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text))),
-    "tuning that runs": ("tuning.html", lambda text, folder: tuning_page.build_page(tuned(text, 7))),
+    "selection": ("selection.html", lambda text, folder: search_pages.selection_html(selected(text, 0))),
+    "selection with shadows": ("selection.html", lambda text, folder: search_pages.selection_html(selected(text, 9))),
+    "tuning": ("tuning.html", lambda text, folder: search_pages.tuning_html(tuned(text))),
+    "tuning that runs": ("tuning.html", lambda text, folder: search_pages.tuning_html(tuned(text, 7))),
     "attacks": ("attacks.html", lambda text, folder: attacks.build_page(attacked(text), text, text)),
     "no attacks": ("attacks.html", lambda text, folder: attacks.build_page(AttackReport(text), text, text)),
     "structure": (
@@ -413,7 +411,7 @@ def test_the_page_of_runs_runs_the_one_script_that_it_names_and_no_other() -> No
 
 
 def test_a_script_is_shown_line_by_line() -> None:
-    html = tuning_page.build_page(tuned(PLAIN))
+    html = search_pages.tuning_html(tuned(PLAIN))
     assert f"<pre>\nfirst {PLAIN}\nsecond\n</pre>" in html
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from nvflare_plugins.pages.tuning_page import TunedTrial, TuningFacts, build_page
+from nvflare_plugins.pages.search_pages import TunedTrial, TuningFacts, tuning_html
 
 
 def facts_of(scores: list[tuple[dict[str, str | float], float]], n_trials: int | None = None) -> TuningFacts:
@@ -35,17 +35,17 @@ def test_what_matters_is_told_from_what_does_not_whether_number_or_text() -> Non
                 depth + 3 * (policy == "other") + 0.5 * draw.random(),
             )
         )
-    found = importances(build_page(facts_of(scores)))
+    found = importances(tuning_html(facts_of(scores)))
     assert list(found) == ["depth", "policy", "noise"] and found["depth"] > found["policy"] > 15 > found["noise"] + 5
     constant = [(one, 1.0) for one, _ in scores]
-    assert set(importances(build_page(facts_of(constant))).values()) == {0}
+    assert set(importances(tuning_html(facts_of(constant))).values()) == {0}
 
 
 def test_what_chance_gives_is_taken_off() -> None:
     """Of 24 trials in four groups, 3/23 of the variance goes with any parameter by chance."""
     draw = random.Random(1)
     scores = [({f"p{n}": draw.random() for n in range(40)}, draw.random()) for _ in range(24)]
-    found = importances(build_page(facts_of(scores))).values()
+    found = importances(tuning_html(facts_of(scores))).values()
     assert len(found) == 40 and sum(found) / 40 < 9 and min(found) == 0
 
 
@@ -60,17 +60,17 @@ def test_what_chance_gives_is_taken_off() -> None:
     ],
 )
 def test_few_and_odd_trials_have_a_page(scores: list[tuple[dict[str, str | float], float]]) -> None:
-    assert "<h2>All trials</h2>" in build_page(facts_of(scores))
+    assert "<h2>All trials</h2>" in tuning_html(facts_of(scores))
 
 
 def test_a_text_parameter_is_drawn_over_its_values() -> None:
-    html = build_page(facts_of([({"policy": "lossguide"}, 0.5), ({"policy": "depthwise"}, 0.4)]))
+    html = tuning_html(facts_of([({"policy": "lossguide"}, 0.5), ({"policy": "depthwise"}, 0.4)]))
     drawn = html.partition("rmse by parameter")[2]
     assert re.findall(r'class="tick">(\w+guide|\w+wise)<', drawn) == ["depthwise", "lossguide"]
 
 
 def test_a_page_reloads_itself_until_the_last_trial() -> None:
     scores = [({"eta": 0.1}, 0.5), ({"eta": 0.2}, 0.4)]
-    running, done = build_page(facts_of(scores, 5)), build_page(facts_of(scores))
+    running, done = tuning_html(facts_of(scores, 5)), tuning_html(facts_of(scores))
     assert 'http-equiv="refresh"' in running and "running: 2 of 5 trials" in running and "the script" not in running
     assert 'http-equiv="refresh"' not in done and "all 2 trials" in done and "the script" in done

@@ -10,7 +10,7 @@ import pytest
 import xgboost as xgb
 from scipy import stats
 
-from nvflare_plugins.pages.survival_charts import kaplan_meier, time_figures
+from nvflare_plugins.pages.model_charts import kaplan_meier, time_figures
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.scoring import ScoringError, VeilBoostSurvival, load_model
 from nvflare_plugins.scoring.comparison import Metric, compare, compare_run

@@ -23,8 +23,7 @@ from nvflare_plugins.data.table import load_table
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.profile.site import Counted, count
 from nvflare_plugins.kinds.selection import site as selection_site
-from nvflare_plugins.kinds.selection.job import SelectionJob
-from nvflare_plugins.kinds.selection.planner import plan
+from nvflare_plugins.kinds.selection.job import SelectionJob, plan
 from nvflare_plugins.kinds.selection.result import OverFolds, SelectionResult, Step
 from nvflare_plugins.kinds.selection.site import PURPOSE, run_selection_site, shadow_names
 from nvflare_plugins.kinds.tuning.folds import fold_of_rows

@@ -20,9 +20,8 @@ import pytest
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.data.declaration import DataSet
+from nvflare_plugins.data.declaration import DataSet, newest_in, snapshot_name, snapshots_in
 from nvflare_plugins.data.identity import identify
-from nvflare_plugins.data.part_files import newest_in, snapshot_name, snapshots_in
 from nvflare_plugins.data.table import load_table
 from nvflare_plugins.site import snapshot
 from nvflare_plugins.site.policy import SitePolicy

@@ -23,7 +23,7 @@ from nvflare_plugins.kinds.tuning.job import TuningJob
 from nvflare_plugins.kinds.tuning.result import FoldScore, TrialResult, TuningResult, show_so_far
 from nvflare_plugins.kinds.tuning.site import run_tuning_site
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.pages.tuning_page import TuningFacts
+from nvflare_plugins.pages.search_pages import TuningFacts
 from nvflare_plugins.pooled import attempt as pooled_attempt
 from nvflare_plugins.pooled import preparation
 from nvflare_plugins.pooled.growing import ARITHMETIC_ATTRIBUTE

@@ -16,8 +16,7 @@ from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.key_owner import pair_format
 from nvflare_plugins.kinds.vertical.passive_party import PassiveParty
 from nvflare_plugins.site.memory.released import ReleasedSums
-from nvflare_plugins.site.memory.schema import RELEASED_SUMS
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import RELEASED_SUMS, Memory
 from tests.support.bin_attack import Tap
 from tests.support.clear_maker import ClearHistogramMaker
 from tests.support.in_process_link import InProcessLink

@@ -19,8 +19,7 @@ from dp_components.errors import LedgerDamaged, PrivacyRefusal
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.ledger import Budget, Ledger, LedgerIdentity, ledger_files
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.site.memory.schema import load_array, store_array
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, load_array, store_array
 from tests.support.memories import names, note, policy_of, refusal, told
 
 

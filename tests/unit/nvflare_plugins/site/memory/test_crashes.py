@@ -16,8 +16,7 @@ from nvflare_plugins.site.memory.budgets import PredictionBudget
 from nvflare_plugins.site.memory.forgetting import Forgetting, Standing, ToForget
 from nvflare_plugins.site.memory.registry import Registry, Wanted
 from nvflare_plugins.site.memory.released import ReleasedSums, SentRows
-from nvflare_plugins.site.memory.schema import load_array
-from nvflare_plugins.site.memory.store import Memory, policy_changes
+from nvflare_plugins.site.memory.store import Memory, load_array, policy_changes
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.crashes import WAYS, Say, crash_everywhere
 from tests.support.memories import told

@@ -23,8 +23,7 @@ from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.pooled import row_floors
 from nvflare_plugins.site.memory.forgetting import Forgetting, Queue, Standing, ToForget, split_of, without
 from nvflare_plugins.site.memory.registry import count_added
-from nvflare_plugins.site.memory.schema import STATEMENTS
-from nvflare_plugins.site.memory.store import NAME
+from nvflare_plugins.site.memory.store import NAME, STATEMENTS
 from nvflare_plugins.site.policy import SitePolicy
 
 SPEC = DataSet("people", Path("people.csv"), "csv", id="person")

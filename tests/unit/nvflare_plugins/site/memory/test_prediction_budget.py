@@ -8,8 +8,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.site.memory.budgets import PredictionBudget
-from nvflare_plugins.site.memory.schema import PREDICTIONS, counted, load_counts, save_counts
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import PREDICTIONS, Memory, counted, load_counts, save_counts
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.threads import in_threads
 

@@ -11,8 +11,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.site.memory.budgets import ScoringBudget
-from nvflare_plugins.site.memory.schema import counted
-from nvflare_plugins.site.memory.store import Memory
+from nvflare_plugins.site.memory.store import Memory, counted
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.memories import changed, told
 

@@ -16,8 +16,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.memory import store as volume
-from nvflare_plugins.site.memory.schema import load_array, store_array
-from nvflare_plugins.site.memory.store import MADE, NAME, Memory
+from nvflare_plugins.site.memory.store import MADE, NAME, Memory, load_array, store_array
 from tests.support.memories import KEY, changed, names, note, refusal, told
 
 

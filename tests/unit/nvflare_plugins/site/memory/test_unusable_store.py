@@ -21,8 +21,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.site.memory import store
-from nvflare_plugins.site.memory.schema import FORMAT, store_array
-from nvflare_plugins.site.memory.store import MADE, NAME, Memory
+from nvflare_plugins.site.memory.store import FORMAT, MADE, NAME, Memory, store_array
 from tests.support.memories import KEY, names, note, policy_of, refusal, told
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

@@ -1,8 +1,10 @@
-"""The page of a tuning, ``tuning.html``: all trials side by side, what their parameters matter, and each of them.
+"""The pages of jobs that search.
 
-It is written after each trial and reloads itself until the last one.
+``tuning.html`` shows all trials side by side, what their parameters matter, and each of them. It is written after each
+trial and reloads itself until the last one. ``selection.html`` shows the score of each set of columns, and what each
+column is worth.
 
-Privacy: everything on it is pooled metrics, which all sites have.
+Privacy: everything on them follows from pooled metrics, counts and models, which all sites have.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from nvflare_plugins.pages.charts import (
     Bar,
     Mark,
     Point,
+    figure,
     horizontal_bars,
+    page,
     points_chart,
     shortened,
     text_mark,
 )
-from nvflare_plugins.pages.render import figure, page
 
-PAGE = "tuning.html"
+TUNING_PAGE = "tuning.html"
 _MOST_ROWS, _MOST_AXES = 200, 7
 _BEST, _OTHER = 3, 1
 _LOG_SPAN = 20.0  # from the smallest to the largest value: beyond it the axis is logarithmic
@@ -85,7 +88,7 @@ class TuningFacts:
     now: str
 
 
-def build_page(facts: TuningFacts) -> str:
+def tuning_html(facts: TuningFacts) -> str:
     """Return ``tuning.html``."""
     drawn = [one for one in facts.trials if math.isfinite(one.mean)]
     axes = [axis for axis in (_axis_of(name, drawn) for name in _names(drawn)) if axis is not None]
@@ -210,3 +213,109 @@ def _parallel(facts: TuningFacts, trials: Sequence[TunedTrial], axes: Sequence[_
         lines.append({"kind": "path", "class": style, "stroke": stroke, "path": path, "hint": one.hint})
     name = "trials in parallel coordinates"
     return figure("drawing", width=WIDTH, height=310, name=name, marks=[*reversed(lines), *marks])
+
+
+SELECTION_PAGE = "selection.html"
+_MOST_BARS = 60
+_CHOSEN, _BEST_STEP, _GONE = 3, 2, 6
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionStep:
+    """One set of columns: how many, their score over the folds with its standard error, and which go after it."""
+
+    n_columns: int
+    mean: float
+    standard_error: float
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedColumn:
+    """One column.
+
+    Attributes:
+        gone_after: the step after which it was taken away; None if it was not.
+        mean, spread: its importance with all columns, over the folds.
+        information: information value over the folds (mean, spread), about what it would be by chance, and whether it
+            is a bound from below.
+        shadows: in how many trainings it was above all shadow columns, and what that says.
+    """
+
+    name: str
+    is_chosen: bool
+    gone_after: int | None
+    mean: float
+    spread: float
+    information: tuple[float, float, float, bool] | None = None
+    shadows: tuple[int, str] | None = None
+
+    @property
+    def colour(self) -> int:
+        """Of its bars."""
+        return _CHOSEN if self.is_chosen else _GONE
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionFacts:
+    """What ``selection.html`` shows.
+
+    Attributes:
+        best, chosen: places of these steps.
+        columns: the one kept longest first.
+        script: the text of train_chosen.py.
+    """
+
+    job_id: str
+    data_set: str
+    label: str
+    metric: str
+    is_larger_better: bool
+    n_sites: int
+    n_folds: int
+    importance: str
+    rule: str
+    steps: tuple[SelectionStep, ...]
+    best: int
+    chosen: int
+    columns: tuple[SelectedColumn, ...]
+    n_shadow_trainings: int
+    script: str
+
+
+def selection_html(facts: SelectionFacts) -> str:
+    """Return ``selection.html``."""
+    points = [
+        Point(
+            f"{one.n_columns} columns: {facts.metric} {number(one.mean)}",
+            one.n_columns,
+            one.mean,
+            one.standard_error,
+            _CHOSEN if place == facts.chosen else _BEST_STEP if place == facts.best else _OTHER,
+        )
+        for place, one in enumerate(facts.steps)
+    ]
+    by_importance = sorted(facts.columns, key=lambda one: -one.mean)[:_MOST_BARS]
+    informed = [(one, one.information) for one in facts.columns]
+    values = sorted(((given[0], one, given) for one, given in informed if given is not None), key=lambda one: -one[0])
+    return page(
+        "selection.html",
+        facts=facts,
+        names=[one.name for one in facts.columns if one.is_chosen],
+        by_size=points_chart(points, "columns", facts.metric),
+        importance=horizontal_bars(
+            [Bar(one.name, one.mean, f"{number(one.mean)} ± {number(one.spread)}", one.colour) for one in by_importance]
+        ),
+        values=horizontal_bars(
+            [Bar(one.name, value, _value_text(given), one.colour) for value, one, given in values[:_MOST_BARS]]
+        )
+        if values
+        else "",
+        most_bars=_MOST_BARS,
+        value_text=_value_text,
+    )
+
+
+def _value_text(information: tuple[float, float, float, bool]) -> str:
+    mean, spread, _, at_least = information
+    return f"{'at least ' if at_least else ''}{number(mean)} ± {number(spread)}"
