@@ -18,6 +18,7 @@ run again, and any other is called abandoned (FLARE 2.9 itself leaves it running
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -104,10 +105,11 @@ def noted_lead(run: Path) -> Lead | None:
     note = _read(run)
     try:
         lead = Lead(**{field.name: note[field.name] for field in fields(Lead)})
-    except KeyError:
+        is_among = set(lead.members) <= set(lead.cells)
+    except (KeyError, TypeError):
         return None
     is_one = is_whole(lead.number, 1) and is_whole(lead.starts, 0) and isinstance(lead.cells, dict)
-    return lead if is_one and isinstance(lead.members, list) and set(lead.members) <= set(lead.cells) else None
+    return lead if is_one and isinstance(lead.members, list) and is_among else None
 
 
 def count_start(run: Path, most: int) -> bool:
@@ -197,8 +199,16 @@ class KeptJob(JobHandleSpec):
         return self._handle.poll()
 
     def wait(self) -> None:
-        """Return when the process has ended and is not to be started again."""
-        self._wait()
+        """Return when the process has ended and is not to be started again, also where it cannot be."""
+        for step in (self._wait, self._say_of_end):
+            try:
+                step()
+            except Exception as error:  # a full disk, a damaged policy: FLARE would hold the job for one that runs
+                logger.error("job %s, whose process has ended: %s", self._run.name, _kind_of(error))
+                with contextlib.suppress(OSError):
+                    note_over(self._run)
+
+    def _say_of_end(self) -> None:
         fault = died_early(self._run)
         if fault is not None and not self._terminated.is_set():
             logger.error("job %s: %s", self._run.name, fault)
@@ -379,10 +389,13 @@ def restore_jobs(engine: Any, workspace: Workspace) -> list[str]:
                 runner.restore_running_job(job.job_id, _clients(run, workspace), None, fl_ctx)
                 if job.job_id not in runner.running_jobs:
                     raise ValueError("FLARE did not start its process")
-            except Exception as error:  # one job must not keep FLARE's process from starting
+            except Exception as error:  # one job must not keep the others from going on
                 logger.error("job %s ran when this server's process ended, and ends: %s", job.job_id, _kind_of(error))
-                note_over(run)
-                manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+                try:
+                    note_over(run)
+                    manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+                except Exception as full:
+                    logger.error("job %s cannot be called abandoned: %s", job.job_id, _kind_of(full))
                 continue
             logger.info("job %s ran when this server's process ended: it goes on", job.job_id)
             restored.append(job.job_id)

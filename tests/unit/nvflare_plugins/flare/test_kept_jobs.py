@@ -272,7 +272,16 @@ def test_the_servers_note_says_what_the_next_process_must_know(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("number", 0), ("number", "3"), ("starts", -1), ("starts", True), ("members", ["site-9"]), ("cells", [])],
+    [
+        ("number", 0),
+        ("number", "3"),
+        ("starts", -1),
+        ("starts", True),
+        ("members", ["site-9"]),
+        ("members", [[1]]),
+        ("members", 1),
+        ("cells", []),
+    ],
 )
 def test_a_note_of_a_server_that_is_none_restores_nothing(tmp_path, name, value):
     note = json.loads((led(tmp_path) / NOTE).read_text())
@@ -286,6 +295,22 @@ def test_the_servers_process_is_started_again_as_often_as_its_policy_allows(tmp_
     job._may_start = lambda: count_start(tmp_path, 2)
     job.wait()
     assert len(processes) == 3 and not is_noted(tmp_path)
+
+
+@pytest.mark.parametrize("fails", ["count", "launch"])
+def test_flare_hears_of_the_end_of_a_process_that_cannot_be_started_again(tmp_path, fails):
+    """A wait that raises would leave the job in FLARE's table of those that run, for ever."""
+
+    def full() -> bool:
+        raise OSError(28, "No space left on device")
+
+    job, processes = kept(tmp_path, lambda: led(tmp_path))
+    if fails == "count":
+        job._may_start = full
+    else:
+        job._launch = full
+    job.wait()
+    assert len(processes) == 1 and not is_noted(tmp_path)
 
 
 class Runner:
@@ -325,6 +350,15 @@ def test_a_server_that_is_back_goes_on_with_jobs_that_wait_and_abandons_the_othe
     assert server.status == {other: "FINISHED:ABANDONED"}
     assert sorted(client.name for client in server.job_runner.clients.values()) == SITE_NAMES
     assert noted_lead(Path(workspace.get_root_dir()) / JOB).starts == 1
+
+
+def test_a_job_that_cannot_even_be_called_abandoned_keeps_no_other_from_going_on(workspace):
+    other = "4392feae-8935-4144-8c27-c7aa221c04c0"
+    note_over(deployed(workspace, other))
+    led(deployed(workspace))
+    server = Server(other, JOB)
+    server.status = SimpleNamespace()  # takes no status, as a full store
+    assert restore_jobs(server, workspace) == [JOB]
 
 
 @pytest.mark.parametrize("change", ["signature", "policy", "FLARE"])
