@@ -6,11 +6,14 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import importlib.machinery
+import importlib.util
 import json
 import logging
 import os
 import pwd
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -790,10 +793,11 @@ def hash_of(distribution: str) -> str:
 
     Raises:
         PackageNotFoundError: it is not installed.
-        ConfigurationError: it is installed as editable, or its files are not known or not there.
+        ConfigurationError: it is installed as editable, its files are not known or not there, or others lie among them.
     """
     whole, n_files = hashlib.sha256(), 0
-    for file in sorted(metadata.distribution(distribution).files or (), key=str):
+    files = sorted(metadata.distribution(distribution).files or (), key=str)
+    for file in files:
         name = str(file)
         if name.startswith("__editable__") or name.endswith(".pth"):
             raise ConfigurationError(f"{distribution} is installed as editable: install it as others would")
@@ -807,9 +811,48 @@ def hash_of(distribution: str) -> str:
         n_files += 1
     if n_files == 0:
         raise ConfigurationError(f"the files of {distribution} are not known: install it from a wheel")
+    _check_alone(distribution, files)
     return whole.hexdigest()
 
 
+def _check_alone(distribution: str, files: Iterable[metadata.PackagePath]) -> None:
+    """Refuse what Python would import in the place of a distribution's modules, or among them, and is no file of it."""
+    inside = [file for file in files if ".." not in file.parts]
+    listed = {Path(str(file.locate())) for file in inside}
+    known = listed | {folder for path in listed for folder in path.parents}
+    modules = {Path(str(file.locate())): len(file.parts) == 1 for file in inside if file.name.endswith(_SUFFIXES)}
+    alone = {_module_of(path) for path, is_shared in modules.items() if is_shared}
+    for folder, is_shared in {(path.parent, is_shared) for path, is_shared in modules.items()}:
+        for one in set(folder.iterdir()) - known:
+            name, is_module = _module_of(one), one.is_dir() or one.name.endswith(_SUFFIXES)
+            if is_module and name.isidentifier() and name != "__pycache__" and (name in alone or not is_shared):
+                raise ConfigurationError(
+                    f"{printable(one.name, 80)} lies among the modules of {distribution} and is none of its files: "
+                    "install it again, where nothing else is"
+                )
+
+
+def _module_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _check_found(distribution: str, module: str) -> None:
+    """Refuse a module that Python would find anywhere but among a distribution's files. Raises: ConfigurationError."""
+    listed = {os.path.realpath(str(file.locate())) for file in metadata.distribution(distribution).files or ()}
+    parts, found = module.split("."), None
+    for end in range(1, len(parts) + 1):
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(".".join(parts[:end]))
+        if found is None or found.origin is not None:  # a folder that several distributions share has none
+            break
+    if found is None or os.path.realpath(found.origin or "") not in listed:
+        raise ConfigurationError(
+            f"Python does not find module {printable(module, 80)} among the files of {distribution}: install it where "
+            "nothing else has that name"
+        )
+
+
+_SUFFIXES = tuple(importlib.machinery.all_suffixes())
 _BY_INSTALLERS = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 
 
@@ -840,6 +883,9 @@ def _load_pinned(pin: PluginPin, site: str, name: str, group: str) -> object:
             f"distribution {pin} at {site} has {len(entries)} entry points {name!r} in the group {group}, where one is "
             f"due; nothing was loaded. Policy key: {key}.distribution. Remedy: name the distribution that has it."
         )
+    if pin.sha256:
+        _check_found(given, entries[0].module)
+        sys.pycache_prefix = os.devnull  # from now on: bytecode beside the files is not what was hashed
     try:
         return entries[0].load()
     except (Exception, SystemExit) as error:  # foreign code, of which anything may come; its text may hold anything too

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import marshal
+import shutil
 import sys
 import threading
 import tomllib
@@ -412,3 +415,39 @@ def test_what_the_plugin_raises_at_the_server_is_not_told() -> None:
     frame = Frame(FrameType.CONTRIBUTION, Operation.SUM, Kind.HISTOGRAM, step, codec, 0, 0, bytes(16), 1, b"x")
     server.submit("a", replace(frame, salt=b"s" * 16).pack(), lambda answer: None)
     assert server.reason is not None and "RuntimeError" in server.reason and "secret" not in server.reason
+
+
+_OTHER = "import sys\nsys.modules['acme_veil_other'] = sys\n"
+
+
+def in_place_of(module: Path, how: str) -> None:
+    """Lay beside a package what Python runs in the place of its module, or with it: its own files stay as they are."""
+    files = {"folder": "paillier/__init__.py", "extension": "paillier.abi3.so", "further module": "hmac.py"}
+    if how == "bytecode":
+        cached = Path(importlib.util.cache_from_source(str(module)))
+        cached.parent.mkdir(exist_ok=True)
+        unchecked = (1).to_bytes(4, "little") + bytes(8)
+        cached.write_bytes(importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(compile(_OTHER, "m", "exec")))
+    else:
+        path = module.parent / files[how]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(_OTHER)
+
+
+@pytest.mark.parametrize("how", ["folder", "extension", "further module", "bytecode", "elsewhere"])
+def test_what_runs_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    folder = plugins.install(tmp_path / "packages", monkeypatch)
+    allowed = policy(tmp_path, plugins={"acme_paillier": pinned()})
+    if how == "elsewhere":
+        shutil.copytree(folder / "acme_veil", tmp_path / "before" / "acme_veil")
+        (tmp_path / "before" / "acme_veil" / "__init__.py").write_text(_OTHER)
+        monkeypatch.syspath_prepend(tmp_path / "before")
+    else:
+        in_place_of(folder / "acme_veil" / "paillier.py", how)
+    plugins.forget()
+    if how == "bytecode":
+        assert load_plugin(allowed, "acme_paillier") is not None
+    else:
+        with pytest.raises(ConfigurationError, match=r"among the (modules|files) of acme-veil"):
+            load_plugin(allowed, "acme_paillier")
+    assert "acme_veil_other" not in sys.modules

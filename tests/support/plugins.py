@@ -38,6 +38,7 @@ def install(
     for group, points in project["entry-points"].items():
         describe(folder, project["name"], version or project["version"], {**points, **entries}, group)
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "pycache_prefix", sys.pycache_prefix)
     forget()
     return folder
 
