@@ -702,10 +702,13 @@ class Soak:
         if draw.fault == FULL_DISK:
             fill(self.poc.kept(draw.site), 4 << 20)
         asked = began = time.monotonic()
-        at_site, targets = list[int](), list[int]()
+        at_site, targets, seen = list[int](), list[int](), 0
         while time.monotonic() - began < JOB_S:
-            if at_site and (draw.moment == 0 or n_lines(run) >= max(1, lines)):
+            written = n_lines(run)
+            if at_site and (draw.moment == 0 or written >= max(1, lines)):
                 return targets
+            if written != seen:  # the server is not asked meanwhile: its answer takes as long as many rounds
+                seen, asked = written, time.monotonic()
             time.sleep(0.005)
             if not at_site or time.monotonic() - asked > 2:
                 at_site = job_processes(self.poc, job_id, str(self.poc.kits / draw.site))
