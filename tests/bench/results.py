@@ -47,10 +47,9 @@ HEADLINES: dict[str, tuple[str, str, Callable[[Figures], str]]] = {
 
 
 def figure(name: str) -> str:
-    """Return a headline figure as documents show it."""
+    """Return a headline figure as documents show it; its mark stands in the table of all (``headlines``)."""
     _, program, shown = HEADLINES[name]
-    entry = record.kept()[program]
-    return shown(entry["figures"]) + (STALE if record.is_stale(entry) else "")
+    return shown(record.kept()[program]["figures"])
 
 
 def headlines() -> str:
@@ -59,7 +58,8 @@ def headlines() -> str:
     for name, (words, program, _) in HEADLINES.items():
         entry = record.kept()[program]
         commit = entry["commit"] or "unknown"
-        rows.append((words, figure(name), f"`{program}`, {entry['date']}, commit {commit}; {entry['machine']}"))
+        mark = STALE if record.is_stale(entry) else ""
+        rows.append((words, figure(name) + mark, f"`{program}`, {entry['date']}, commit {commit}; {entry['machine']}"))
     return table(("figure", "", "measured"), rows)
 
 
