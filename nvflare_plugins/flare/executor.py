@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, set_aside
 from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
-from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
+from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_result, note_waiting, noted_attempt, noted_result
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import note_step
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
@@ -288,6 +289,9 @@ class JobExecutor(Executor):
         if waits_s is not None:
             run = _run_folder(fl_ctx)
             if noted_attempt(run) == task.attempt:  # FLARE gives the task of a process that died to the next one
+                done = noted_result(run)
+                if done is not None:
+                    return JobResult(done[0], "an earlier process of this job had ended it, and died", done[1])
                 raise _DiedBefore("its job process had ended in the middle of this attempt, and another one is there")
             note_waiting(run, waits_s, task.attempt)
             if self._ready is not None:
@@ -304,7 +308,10 @@ class JobExecutor(Executor):
         counted, shown = metrics.metered(transport), metrics.watched(progress)
         try:
             with metrics.running(lambda: transport.waiting_s):
-                return watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
+                result = watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
+            with suppress(OSError):  # all sites have ended it: a full disk undoes nothing
+                note_result(_run_folder(fl_ctx), result.hmac, result.summary)
+            return result
         except Stuck:
             guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
             raise

@@ -20,7 +20,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import HeldElsewhere, WorkerFailure, WorkerLost, time_mends
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts
-from nvflare_plugins.flare.attempt import FAILED, INTERRUPTED
+from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
 from nvflare_plugins.flare.executor import (
     JobTask,
@@ -265,6 +265,29 @@ def test_a_process_takes_no_part_where_the_one_before_it_died(tmp_path: Path) ->
         assert reply["status"] == INTERRUPTED and "another one is there" in reply["error"] and is_noted(run)
         second.execute(TRAIN_TASK, waiting_task("bb" * 16, 2), context, Signal())
     assert taken == [1, 2]
+
+
+def test_a_process_reports_what_the_one_before_it_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before died with all written and its report not sent: the job is not lost, and nothing is done again."""
+    context, run, taken = flare_context(tmp_path), tmp_path / "job", []
+    run.mkdir()
+
+    def ends_well(job, context, transport, timeout_s, progress):
+        taken.append(context.number)
+        return JobResult("ab" * 32, "the model is there", {"n_rounds": 3})
+
+    with executor_that(ends_well) as first, monkeypatch.context() as dying:
+        dying.setattr(executor, "note_over", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            first.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
+    with executor_that(ends_well) as second:
+        reply = second.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
+    assert (
+        reply["status"] == COMPLETED
+        and reply["model_hmac"] == "ab" * 32
+        and json.loads(reply["summary"]) == {"n_rounds": 3}
+    )
+    assert taken == [1] and not is_noted(run)
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("no such column"), MemoryError(), ValueError("secret")])
