@@ -238,7 +238,9 @@ def _evidence(plan: Plan, outcome: Outcome) -> Iterator[str]:
     is_honest = not plan.is_tampered
     if SERVER not in outcome.dead and outcome.reason is None and outcome.is_over and is_honest:
         found = _verified(outcome.evidence.parent if plan.losses or plan.filled else outcome.evidence)
-        failures = [*found.failures, *(text for one in found.attempts for text in one.failures)]
+        known = {(attempt, f"the log of {SERVER} is missing") for attempt in outcome.forgotten}
+        said = [(one.attempt, text) for one in found.attempts for text in one.failures]
+        failures = [*found.failures, *(text for attempt, text in said if (attempt, text) not in known)]
         if any(not (plan.is_clock_wrong and any(word in text for word in _OF_CLOCKS)) for text in failures):
             yield f"the evidence of a job that went well does not verify: {failures}"
 

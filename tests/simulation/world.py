@@ -138,6 +138,7 @@ class Outcome(Finished):
         messages: all that were sent, in order.
         heard: origin and target of every message of the job that arrived.
         started, seconds: virtual time since the world began at which the job began, and that it took.
+        forgotten: attempts of which the server's log is gone: it came back as it was before them.
     """
 
     dead: dict[str, float] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Outcome(Finished):
     started: float = 0.0
     seconds: float = 0.0
     is_over: bool = True
+    forgotten: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -166,6 +168,8 @@ class _Running:
     tasks: dict[str, Any] = field(default_factory=dict)
     process: Callable[[str], None] = lambda site: None
     control: Callable[[], None] = lambda: None
+    attempts: set[str] = field(default_factory=set)
+    forgotten: set[str] = field(default_factory=set)
     is_led: bool = True  # or will be again: the server's machine is there, or comes back
 
 
@@ -260,6 +264,7 @@ class World:
                     older = replace(lead, number=max(1, lead.number - 1))
                     note_waiting(run, 60.0, noted_attempt(run) or "", older)
                     shutil.rmtree(run / RESULT_FOLDER, ignore_errors=True)
+                    job.forgotten |= job.attempts
                     (run / RESULT_FOLDER).mkdir()
                 if job.is_led and count_start(run, MOST_STARTS):
                     job.gone.discard(SERVER)
@@ -375,6 +380,7 @@ class World:
                 started=job.started,
                 seconds=seconds[number],
                 is_over=is_over,
+                forgotten=job.forgotten,
             )
             for number, job in enumerate(jobs)
         ]
@@ -397,6 +403,7 @@ class World:
 
         def broadcast(task: Any, targets: Sequence[str], **_: Any) -> None:
             is_first, job.is_broadcast = not job.is_broadcast, True
+            job.attempts.add(task.data.get("attempt", ""))
             job.tasks.update(dict.fromkeys(targets, task))
             for site in sites if is_first else ():
                 if site not in self.scheduler.dead:
