@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import is_whole
@@ -35,17 +36,23 @@ class RunFolder:
         make_folder(self.evidence)
         return self
 
-    def enter(self, number: int, attempt: str) -> None:
+    def enter(self, number: int, attempt: str, job: str) -> None:
         """Keep, durably, which attempt of the job this site takes part in; it answers no number again, and none below.
 
-        So no two servers lead the job: an attempt needs all its sites, and each follows the higher number alone.
+        So no two servers lead the job: an attempt needs all its sites, and each follows the higher number alone. Nor
+        does a server lead another job under the id of one that was begun.
+
+        Args:
+            job: hash of what is the same in all attempts.
 
         Raises:
             JobAborted: the site has answered an attempt of this number, or of a higher one.
+            ConfigurationError: an attempt before was of another job, or of one that does not wait.
         """
         path = self.path / ATTEMPT
         try:
-            answered = json.loads(path.read_bytes())["number"] if path.exists() else 0
+            kept: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {"number": 0, "job": job}
+            answered, begun = kept["number"], kept["job"]
             if not is_whole(answered, 0):
                 raise ValueError
         except (ValueError, TypeError, LookupError, RecursionError):
@@ -57,7 +64,13 @@ class RunFolder:
                 f"a server asks for attempt {number} of this job, and this site has answered attempt {answered}: what "
                 "the server keeps is older than the job, or another server leads it. Remedy: submit the job anew"
             )
-        write_durably(path, json.dumps({"number": number, "attempt": attempt}).encode() + b"\n")
+        has_ended = answered == 0 and number > 1 and self.evidence.is_dir() and any(self.evidence.iterdir())
+        if has_ended or begun != job:
+            raise ConfigurationError(
+                f"a server asks for attempt {number} of job {self.path.name}, which is another job than this site has "
+                "begun under that id: submit it anew"
+            )
+        write_durably(path, json.dumps({"number": number, "attempt": attempt, "job": job}).encode() + b"\n")
 
     def write_model(self, model: bytes) -> Path:
         """Keep the final model. The checkpoints stay: other sites may have none yet."""

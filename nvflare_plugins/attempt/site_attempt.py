@@ -300,7 +300,10 @@ def _binding(job: Job, context: SiteContext) -> bytes:
 
     What each site makes of it (columns, effective parameters, versions) is compared afterwards, sealed and by name.
     """
-    document = {"kind": job.KIND, "job": job.stated(), "sites": context.sites, "number": context.number}
+    return _hash_of({"kind": job.KIND, "job": job.stated(), "sites": context.sites, "number": context.number})
+
+
+def _hash_of(document: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
@@ -338,7 +341,7 @@ def open_attempt(
         if context.number > 1:
             _check_goes_on(folder, context)
         if waiting_s(job) is not None:
-            folder.enter(context.number, channel.attempt)
+            folder.enter(context.number, channel.attempt, _hash_of({"kind": job.KIND, "job": job.stated()}).hex())
         if context.number > 1:
             put_aside(folder.evidence, context.number, context.identity.sign if context.identity.is_signed else None)
         evidence = _open_log(folder, context, channel.attempt, job.profile, progress)

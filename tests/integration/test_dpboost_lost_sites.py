@@ -14,6 +14,7 @@ import pytest
 from dp_components.ledger import Ledger
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from he_processors.randomness import OS_RANDOMNESS
+from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.format import export_name
@@ -292,7 +293,9 @@ def test_a_site_cannot_invent_what_the_server_has_answered(tmp_path: Path) -> No
     assert not any((forged.parties.run_folder(site) / "model.json").exists() for site in forged.parties.sites)
 
 
-def test_no_attempt_goes_on_among_other_sites_or_with_another_job(tmp_path: Path) -> None:
+def test_no_attempt_goes_on_among_other_sites_or_with_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server names both: the difference of two choices of sites is what one site gave."""
     lost = Job(tmp_path, job(), n_sites=4)
     first, others = lost.parties.sites[:3], lost.parties.sites[1:]
@@ -301,10 +304,14 @@ def test_no_attempt_goes_on_among_other_sites_or_with_another_job(tmp_path: Path
     assert all(isinstance(one, VeilBoostError) for one in lost.attempt(2, sites=others).values())
     lost.job = job(feature_bounds={"a": [0, 1], "b": [0, 2]})
     outcomes = lost.attempt(3, sites=first)
+    assert all("another job than this site has begun" in str(one) for one in outcomes.values()), outcomes
+    with monkeypatch.context() as forgetful:  # the ledger refuses by itself
+        forgetful.setattr(RunFolder, "enter", lambda *_: None)
+        outcomes = lost.attempt(4, sites=first)
     assert any("asks for something else" in str(one) for one in outcomes.values()), outcomes
     assert len(lost.sums) == n_sums
     lost.job = job()
-    succeed(lost.attempt(4, sites=first))
+    succeed(lost.attempt(5, sites=first))
 
 
 def test_evidence_says_what_was_replayed(tmp_path: Path) -> None:

@@ -114,7 +114,26 @@ def test_two_attempts_of_one_number_are_refused(tmp_path):
     lose(federation, training, 1, on_progress=dies_after("site-2", 1))
     lose(federation, training, 2, on_progress=dies_after("site-2", 2))
     outcomes = federation.run(training, "job", number=2)
-    assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())
+    assert all(isinstance(one, JobAborted) and "has answered attempt 2" in str(one) for one in outcomes.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (waiting(), job({}, 9, **WAITING)),
+        (waiting(), job({"eta": 0.05}, 5, **WAITING)),
+        (waiting(), waiting(lost_site_deadline_s=77.0)),
+        (job({}, 5), waiting()),  # which a lost site ended, or an operator: it never goes on
+    ],
+)
+def test_a_further_attempt_is_of_the_job_that_was_begun(tmp_path, first, second):
+    """The server names job, number and id: it could lead another job on under the id of one that has ended."""
+    federation = federation_of(tmp_path)
+    lose(federation, first, 1, tamper={"site-2": dies_at(Kind.HISTOGRAM)})
+    frames: list[tuple[str, bytes]] = []
+    outcomes = federation.run(second, "job", number=2, frames=frames)
+    assert all(isinstance(one, ConfigurationError) and "another job" in str(one) for one in outcomes.values())
+    assert not frames
 
 
 def test_a_result_is_replaced_by_no_further_attempt(tmp_path):
@@ -131,7 +150,7 @@ def test_a_first_attempt_never_writes_over_evidence(tmp_path):
     federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, on_progress=dies_after("site-2", 2))
     outcomes = federation.run(training, "job", number=1)
-    assert all(isinstance(one, ConfigurationError) and "evidence" in str(one) for one in outcomes.values())
+    assert all(isinstance(one, JobAborted) and "has answered attempt 1" in str(one) for one in outcomes.values())
 
 
 # -- private trees ----------------------------------------------------------------------------------------------------

@@ -28,17 +28,17 @@ def test_kept_cuts_come_back_and_damaged_ones_are_refused(tmp_path):
 
 def test_a_site_answers_rising_numbers_alone_whoever_asks(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "job").create()
-    folder.enter(1, "aa")
-    folder.enter(3, "bb")
+    folder.enter(1, "aa", "j")
+    folder.enter(3, "bb", "j")
     for number, attempt in ((3, "cc"), (3, "bb"), (2, "cc"), (1, "aa")):
         with pytest.raises(JobAborted, match=f"asks for attempt {number} .* has answered attempt 3"):
-            RunFolder(tmp_path, "job").enter(number, attempt)
-    RunFolder(tmp_path, "job").enter(4, "aa")
+            RunFolder(tmp_path, "job").enter(number, attempt, "j")
+    RunFolder(tmp_path, "job").enter(4, "aa", "j")
 
 
-@pytest.mark.parametrize("kept", [b"", b"[]", b"{}", b'{"number": "3"}', b'{"number": true}', b"[" * 9999])
+@pytest.mark.parametrize("kept", [b"", b"[]", b"{}", b'{"number": 3}', b'{"number": true, "job": "j"}', b"[" * 9999])
 def test_a_number_that_cannot_be_read_answers_nobody(tmp_path: Path, kept: bytes) -> None:
     folder = RunFolder(tmp_path, "job").create()
     (folder.path / ATTEMPT).write_bytes(kept)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        folder.enter(9, "aa")
+        folder.enter(9, "aa", "j")
