@@ -275,7 +275,7 @@ class JobController(Controller):
     ) -> tuple[ServerAttempt, Task | None]:
         """Begin the next attempt; before any site hears of it, it is noted that it was begun."""
         cell = self._engine.get_cell().core_cell
-        without, number = standing.sites - set(taking_part), standing.number + 1
+        without, number = standing.sites - set(taking_part), standing.take_number()
         attempt = ServerAttempt(served, cell=cell, site_cells=taking_part, number=number, without=without)
         self._attempt = attempt
         if served.before is not None and served.on_sum is not None:
@@ -501,10 +501,15 @@ class _Standing:
         """Return the attempt that another process has led, and why that has ended; None if there was none."""
         return (self._attempt or "", why) if self.number else None
 
+    def take_number(self) -> int:
+        """Return the number of the next attempt; no process takes it again, whose log would be in the way."""
+        self._note(replace(self._lead, number=self.number + 1))
+        return self.number
+
     def begin(self, attempt: ServerAttempt) -> None:
         """An attempt begins; before any site hears of it."""
         self._attempt = attempt.attempt
-        self._note(replace(self._lead, number=attempt.number))
+        self._note(self._lead)
 
     def look(self, attempt: ServerAttempt) -> None:
         """Once an attempt got a sum, the sites that it runs without are no part of the job any more."""

@@ -407,3 +407,28 @@ def test_text_of_peers_is_tamed() -> None:
 
     assert read("no column 'Größe'\nb\x1b[31m\u202ec ") == "no column 'Größe'?b?[31m?c"
     assert len(read("x" * 10_000)) == 2000
+
+
+def test_a_server_that_dies_between_the_log_of_an_attempt_and_its_note_leads_a_later_one(tmp_path, monkeypatch):
+    """The next process would find the log of an attempt of the same number in its way, and end the job."""
+    site_cells = {site: site for site in SITES}
+    clients = [SimpleNamespace(name=site, get_fqcn=lambda site=site: site) for site in SITES]
+    cell = FakeCell(Network(), "server.job")
+    core = SimpleNamespace(core_cell=cell, get_fqcn=lambda: "server.job")
+    lead = controller_module.Lead(1, list(SITES), site_cells)
+    controller_module.note_waiting(tmp_path, 60.0, "aa", lead)
+    (tmp_path / "veilboost").mkdir()
+    served = ServedJob("job", "masks", tmp_path / "veilboost", 60.0)
+    server = MagicMock()
+    server._engine.get_cell.return_value = core
+
+    def begin() -> ServerAttempt:
+        standing = controller_module._Standing(tmp_path, 60.0, clients)
+        arguments = (SimpleNamespace(profile="masks"), served, standing, site_cells, None, None)
+        return JobController._begin(server, *arguments)[0]
+
+    with monkeypatch.context() as dies:
+        dies.setattr(controller_module._Standing, "begin", MagicMock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begin()
+    assert begin().number == 3
