@@ -251,6 +251,11 @@ class ServerAttempt:
         """The sites whose report may still come: those that have not reported and are not known to be gone."""
         return [site for site in self.missing if site not in self._gone | self._lost]
 
+    @property
+    def starting(self) -> list[str]:
+        """The sites of which nothing was heard yet."""
+        return [site for site in self.awaited if not self._frames.life_signs.has_begun(site)]
+
     def poll(self) -> None:
         """Look after deadlines and signs of life; call about once a second."""
         self._note_metrics()

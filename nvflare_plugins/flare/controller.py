@@ -397,8 +397,11 @@ class JobController(Controller):
         left_out: _LeftOut,
         standing: _Standing,
     ) -> None:
-        """Return when every site that is not gone has reported, or some time after a failure at the latest."""
-        give_up_at: float | None = None
+        """Return when every site that is not gone has reported, or some time after a failure at the latest.
+
+        A site whose process still starts then is to hear why, too.
+        """
+        give_up_at, started_by = float("inf"), time.monotonic() + START_TIMEOUT_S
         while attempt.awaited:
             attempt.poll()
             replaced = [] if presence is None else [site for site in presence.replaced() if site in attempt.sites]
@@ -410,10 +413,11 @@ class JobController(Controller):
                 self._end_with_parent(standing)
                 attempt.stop()
                 break
-            if attempt.reason is not None:
-                give_up_at = give_up_at or time.monotonic() + ABORT_GRACE_S
-                if time.monotonic() > give_up_at:
-                    break
+            now = time.monotonic()
+            if attempt.reason is not None and (give_up_at == float("inf") or (attempt.starting and now < started_by)):
+                give_up_at = now + ABORT_GRACE_S
+            if now > give_up_at:
+                break
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
         if task is not None:
             self.cancel_task(task)

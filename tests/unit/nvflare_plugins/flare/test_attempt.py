@@ -355,7 +355,7 @@ def test_a_server_without_room_says_so_to_everyone(federation: Federation, monke
     monkeypatch.setattr(federation.attempt._evidence, "record", full)
     results = federation.gather(*SITES)
     assert all(isinstance(error, JobAborted) and "the disk is full" in str(error) for error in results.values())
-    assert "the server could take none" in federation.attempt.reason and "secret" not in federation.attempt.reason
+    assert "the server could not go on" in federation.attempt.reason and "secret" not in federation.attempt.reason
     federation.attempt.abandon("later")
     log = read_log(federation.folder / "evidence" / export_name("server"))
     assert log.end["status"] == "aborted" and "the disk is full" in log.end["reason"]
@@ -380,6 +380,28 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
     assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
     assert "the server could not go on: the file system is read-only" in said[0] and "secret" not in said[0]
     assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
+
+
+@pytest.mark.parametrize(("begins_s", "ends_s"), [(0, 20), (60, 80), (10_000, 140)])
+def test_a_site_whose_process_still_starts_when_another_fails_hears_why(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, begins_s: int, ends_s: int
+) -> None:
+    """It has until all sites must be there, and then as long as any other."""
+    federation.all_beat(SITES[:2])
+    federation.attempt.add_report("site-1", GOOD.to_dict())
+    federation.attempt.add_report("site-2", SiteReport(FAILED, "its wheel does not load").to_dict())
+    began, clock = federation.clock(), federation.clock
+
+    def sleep(seconds: float) -> None:
+        clock.now += 1.0
+        if clock() - began > begins_s:
+            federation.all_beat(("site-3",))
+
+    monkeypatch.setattr(controller_module, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    controller = JobController({"data_set": "train", "label": "y"}, kind="horizontal")
+    controller._supervise(federation.attempt, None, None, SimpleNamespace(triggered=False), MagicMock(), MagicMock())
+    assert ends_s <= clock() - began <= ends_s + 3 and federation.attempt.missing == ["site-3"]
+    assert "its wheel does not load" in str(federation.gather("site-3")["site-3"])
 
 
 def test_a_job_whose_metrics_would_be_written_elsewhere_is_refused_before_it_begins(
