@@ -35,10 +35,9 @@ def test_a_full_disk_pauses_a_job_that_goes_on_when_there_is_room(tmp_path: Path
             thread = submitted(poc, outcome)
             job_id = job_of(poc, set())
             wait_until(lambda: rounds_done(poc, "site-3", job_id) >= 5, 120)
-            with (disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
+            with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
                 while True:
                     filler.write(bytes(1 << 12))
-                    filler.flush()
             for site in SITES:
                 wait_until(lambda site=site: "the job waits for site-2, until " in site_log(poc, site, job_id), 120)
                 assert "the disk is full" in site_log(poc, site, job_id)
