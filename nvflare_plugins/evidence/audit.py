@@ -323,7 +323,7 @@ def _protocols(sessions: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[st
     for site, session in sessions:
         stated = [_SPAN.fullmatch(one) for one in str(session["protection"].get(_SPOKEN)).split(", ")]
         spans = {one[1]: (int(one[2]), int(one[3])) for one in stated if one is not None}
-        if None in stated or sorted(spans) != sorted(session["sites"]):
+        if None in stated or sorted(spans) != sorted(session["sites"]) or len(spans) != len(stated):
             yield f"{site} does not record which protocols each site speaks"
             continue
         least, most = max(span[0] for span in spans.values()), min(span[1] for span in spans.values())

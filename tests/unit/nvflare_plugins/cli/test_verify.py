@@ -265,6 +265,7 @@ def test_xgboosts_may_differ_where_the_sites_grew_the_trees_and_nowhere_else(tmp
         assert "versions of xgboost" in only_failures(attempt.finish())
 
 
+_SAID = "protocols that the sites speak"
 SPOKEN = protocol_facts(1, {"site-1": (1, 2), "site-2": (1, 1), "site-3": (1, 3)})
 
 
@@ -292,7 +293,8 @@ def test_releases_may_differ_where_all_sites_recorded_what_they_speak(tmp_path, 
         (protocol_facts(1, {"site-1": (1, 1), "site-2": (1, 1)}), "does not record which protocols each site speaks"),
         (protocol_facts(1, dict.fromkeys(("site-1", "site-2", "x"), (1, 1))), "does not record which protocols"),
         ({"protocol": 1}, "does not record which protocols"),
-        ({**SPOKEN, "protocols that the sites speak": "site-1 0-1"}, "does not record which protocols"),
+        ({**SPOKEN, _SAID: f"site-1 2-2, {SPOKEN[_SAID]}"}, "does not record which protocols"),  # one site twice
+        ({**SPOKEN, _SAID: "site-1 0-1"}, "does not record which protocols"),
     ],
 )
 def test_a_protocol_that_does_not_follow_from_what_the_sites_speak_is_noticed(tmp_path, facts, expected):
