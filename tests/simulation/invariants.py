@@ -160,6 +160,8 @@ NAMED_BY_A_LIAR = ("there is no state to go on from", "an attempt has sites that
 
 def _survival(kind: str, plan: Plan, outcome: Outcome) -> Iterator[str]:
     """A job that waits goes on when the lost sites are back; else it ends at its deadline, and names them."""
+    for site in outcome.hasty:
+        yield f"an attempt began with {site}, whose disk was full, as it had said"
     if not (plan.losses or plan.filled) or outcome.reason is None or SERVER in outcome.dead:
         return
     words = (*NOT_SURVIVED, *(() if plan.naming is None else NAMED_BY_A_LIAR))

@@ -139,6 +139,7 @@ class Outcome(Finished):
         heard: origin and target of every message of the job that arrived.
         started, seconds: virtual time since the world began at which the job began, and that it took.
         forgotten: attempts of which the server's log is gone: it came back as it was before them.
+        hasty: sites with which an attempt began while their disk was full, as they had said.
     """
 
     dead: dict[str, float] = field(default_factory=dict)
@@ -149,6 +150,7 @@ class Outcome(Finished):
     seconds: float = 0.0
     is_over: bool = True
     forgotten: set[str] = field(default_factory=set)
+    hasty: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -170,6 +172,7 @@ class _Running:
     control: Callable[[], None] = lambda: None
     attempts: set[str] = field(default_factory=set)
     forgotten: set[str] = field(default_factory=set)
+    hasty: set[str] = field(default_factory=set)
     is_led: bool = True  # or will be again: the server's machine is there, or comes back
 
 
@@ -381,6 +384,7 @@ class World:
                 seconds=seconds[number],
                 is_over=is_over,
                 forgotten=job.forgotten,
+                hasty=job.hasty,
             )
             for number, job in enumerate(jobs)
         ]
@@ -404,6 +408,8 @@ class World:
         def broadcast(task: Any, targets: Sequence[str], **_: Any) -> None:
             is_first, job.is_broadcast = not job.is_broadcast, True
             job.attempts.add(task.data.get("attempt", ""))
+            full = [site for site in targets if self.disks.of[site].room is not None and not self.lives[site]]
+            job.hasty |= {site for site in full if "disk is full" in job.reports.get(site, {}).get("error", "")}
             job.tasks.update(dict.fromkeys(targets, task))
             for site in sites if is_first else ():
                 if site not in self.scheduler.dead:
