@@ -14,7 +14,7 @@ How a private quantity comes to be, from the rows to the site's ledger:
     DisjointPartEvent(event, partition, part)           rows in disjoint parts: the costliest part counts   events.py
     check_second_opinion(events, delta)                 asked by ledger.open_job too    accounting.py
 
-    shares = NoiseShares(n_sites=3, n_colluders=1)      every site adds its part of the noise   distributed_noise.py
+    shares = NoiseShares(n_sites=3, n_colluders=1)      every site adds its part of the noise   mechanisms.py
     add_noise_share(site_sums, sensitivity, noise_multiplier, shares) -> Release
 
     ledger = Ledger.open(folder, LedgerIdentity(site, data_set, relation), Budget(epsilon, delta))     ledger.py

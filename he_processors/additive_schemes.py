@@ -66,7 +66,7 @@ class Decryptor(Protocol):
 class PublicKey(ABC):
     """A public key that is one odd number n. Ciphertexts are units modulo ``modulus``, which n alone decides.
 
-    Security: a receiver checks what can be seen of a peer's n (``key_bytes.public_key_from_bytes``), whatever the
+    Security: a receiver checks what can be seen of a peer's n (``ciphertext_wire.public_key_from_bytes``), whatever the
         scheme. No encryption of 0 may have an order of more than ``key_bits`` bits: re-randomisation rests on it.
     """
 

@@ -26,14 +26,21 @@ from he_processors.additive_schemes import (
     check_key_bits,
 )
 from he_processors.bignum import registry
-from he_processors.bignum.interface import ModBatch, Residues, add, constant, from_wide, lift, product, scale
-from he_processors.bignum.rows import (
+from he_processors.bignum.interface import (
+    ModBatch,
+    Residues,
+    add,
     add_rows,
     byte_width,
+    constant,
+    from_wide,
     ints_from_rows,
     less_than,
+    lift,
+    product,
     random_rows_below,
     rows_from_ints,
+    scale,
     shift_signed,
     sum_rows,
     widen,

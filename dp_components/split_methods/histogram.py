@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights import UNIT
-from dp_components.split_methods.greedy import GreedyQuery, OpenNode, Split
-from dp_components.split_methods.tree import Totals
+from dp_components.split_methods.tree import GreedyQuery, OpenNode, Split, Totals
 
 # A tree costs one query per level and feature; its leaves follow from the last histograms. A tree of one feature costs
 # one query in all (``OneFeatureHistogramQuery``).

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_weights import UNIT
-from dp_components.split_methods.greedy import GreedyQuery, OpenNode, Split
-from dp_components.split_methods.tree import Totals
+from dp_components.split_methods.tree import GreedyQuery, OpenNode, Split, Totals
 
 # Partially random trees (C1): one drawn candidate per feature, the best of them wins on noisy sums.
 #

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum import reference
-from he_processors.bignum.interface import ModBatch, Residues
-from he_processors.bignum.rows import byte_width, random_rows_below, rows_from_ints, widen
+from he_processors.bignum.interface import ModBatch, Residues, byte_width, random_rows_below, rows_from_ints, widen
 from he_processors.cuda.arithmetic import DeviceArithmetic, power_program, segment_slabs, table_window
 from he_processors.cuda.device import Array, Device, ShapePair, guarded, open_devices, shapes_for
 from he_processors.errors import BackendUnavailable, ProtocolError
@@ -121,7 +120,7 @@ class CudaFixedBase:
 #
 # A batch is cut into blocks of rows, dealt out to the devices; a block that does not fit beside what is there waits in
 # host memory and is copied in when an operation needs it. Besides the interface, ``CudaBatch`` offers ``scale``,
-# ``add`` and ``lift`` (see ``rows.py``) and ``from_wide``.
+# ``add`` and ``lift`` (see ``interface.py``) and ``from_wide``.
 #
 # Security: nothing here runs in constant time. Exponents are erased from device memory after use; whoever shares the
 # device with the key owner could otherwise learn about them, and is outside the threat model (SECURITY.md).

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from he_processors._native import extension
 from he_processors.bignum import reference
-from he_processors.bignum.rows import byte_width, default_threads, row_blocks, run_blocks
+from he_processors.bignum.interface import byte_width, default_threads, row_blocks, run_blocks
 from he_processors.errors import BackendUnavailable, ProtocolError
 
 # Plans that the native kernels follow: how to cut segments, which windows powers use.
@@ -122,7 +122,7 @@ def sliding_window(exponent: int) -> tuple[NDArray[np.int32], int]:
 #
 # Residues are rows of Montgomery limbs, ``uint64[n, limbs]`` (``uint32`` for AVX2); see ``_native/bignum.h`` for the
 # representation. Besides the interface, ``NativeBatch`` offers ``scale``, ``add`` and ``from_wide`` (see
-# ``rows.py``).
+# ``interface.py``).
 #
 # Security: nothing here runs in constant time. Fixed-base tables are indexed by digits of the exponent and
 # ``pow_const`` follows the bits of its exponent, so that someone who shares the machine's caches with the key owner

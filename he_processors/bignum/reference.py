@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.interface import FixedBase
-from he_processors.bignum.rows import byte_width
+from he_processors.bignum.interface import FixedBase, byte_width
 from he_processors.errors import ProtocolError
 
 IntBatch = list[int]

@@ -10,8 +10,8 @@ import gmpy2
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.interface import byte_width, rows_from_ints
 from he_processors.bignum.native import cut_segments, sliding_window
-from he_processors.bignum.rows import byte_width, rows_from_ints
 from he_processors.cuda.device import WORD_BITS, Array, Device, ShapePair
 
 # Plans that the CUDA kernels follow, made by numpy on the host.

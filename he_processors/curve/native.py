@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors._native import extension
+from he_processors.bignum.interface import default_threads, ints_from_rows, row_blocks, run_blocks
 from he_processors.bignum.native import segment_passes
 from he_processors.bignum.reference import check_index, check_rows, check_segments
-from he_processors.bignum.rows import default_threads, ints_from_rows, row_blocks, run_blocks
 from he_processors.curve.interface import (
     AFFINE_BYTES,
     COMPRESSED_BYTES,

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.bignum.interface import ints_from_rows, less_than, rows_from_ints
 from he_processors.bignum.reference import check_index, check_rows, check_segments
-from he_processors.bignum.rows import ints_from_rows, less_than, rows_from_ints
 from he_processors.curve.interface import (
     AFFINE_BYTES,
     COMPRESSED_BYTES,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
-from he_processors.bignum.rows import random_rows_below
+from he_processors.bignum.interface import random_rows_below
 from he_processors.curve.interface import (
     AFFINE_BYTES,
     COFACTOR_BITS,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import Scheme, StaysInProcess
-from he_processors.bignum.rows import random_rows_below, row_blocks, run_blocks
+from he_processors.bignum.interface import random_rows_below, row_blocks, run_blocks
 from he_processors.curve.interface import (
     AFFINE_BYTES,
     COMPRESSED_BYTES,
@@ -25,8 +25,7 @@ from he_processors.curve.interface import (
     rows_of,
 )
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
-from he_processors.exact_sums import WORD_BITS, lower_words
-from he_processors.fixed_point import IntegerRange, PairFormat
+from he_processors.fixed_point import WORD_BITS, IntegerRange, PairFormat, lower_words
 from he_processors.paillier import BLOCK_ROWS, RandomiserPool
 from he_processors.randomness import BULK_RANDOMNESS, OS_RANDOMNESS, RandomSource
 
@@ -221,7 +220,7 @@ class DigitFormat(PairFormat):
     def join(self, sums: list[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return sums of digits as sums of g and h.
 
-        Shapes: sums: n_messages times int64[n]; results: int64[n_digits, n] (``exact_sums``).
+        Shapes: sums: n_messages times int64[n]; results: int64[n_digits, n] (``fixed_point``).
         """
         half = self.n_digits
         return np.stack(sums[:half]), np.stack(sums[half:])

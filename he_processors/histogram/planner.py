@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import default_threads, run_blocks
+from he_processors.bignum.interface import default_threads, run_blocks
 
 # Features in bins.
 

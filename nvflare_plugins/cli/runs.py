@@ -18,7 +18,7 @@ from nvflare_plugins.base.formatting import human_bytes, printable
 from nvflare_plugins.cli.options import Options, check_output, own_policy
 from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, metrics_folder
 from nvflare_plugins.flare.watch import run as watch
-from nvflare_plugins.pages.local_page import FILE_NAME, local_html
+from nvflare_plugins.pages.profile_page import FILE_NAME, comparison_html
 from nvflare_plugins.pages.run_record import REPORT, RunRecord, records_in
 from nvflare_plugins.pages.runs_page import describe, due, facts_of, finish_removals, remove, runs_html
 from nvflare_plugins.scoring.comparison import compare_run
@@ -118,7 +118,7 @@ def compare_runs(options: Options) -> int:
     """Train on the site's own rows, compare, write the page into the run's folder."""
     policy = _policy(options, RunRecord.read(options.run_folder))
     result = compare_run(options.run_folder, policy, options.data_set)
-    path = write_atomically(options.run_folder / FILE_NAME, local_html(result).encode(), 0o600)
+    path = write_atomically(options.run_folder / FILE_NAME, comparison_html(result).encode(), 0o600)
     for one in result.metrics:
         print(
             f"{one.name:<18} alone {one.best_alone:.4g}  federated {one.federated:.4g}  "

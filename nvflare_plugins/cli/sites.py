@@ -573,7 +573,7 @@ def forget(options: Options) -> int:
 def ledger(options: Options) -> int:
     """``veilboost ledger``: what a site has spent of its privacy budgets, over all jobs."""
     from dp_components.ledger import Ledger, ledger_files
-    from nvflare_plugins.pages.ledger_page import ledger_html
+    from nvflare_plugins.pages.runs_page import ledger_html
 
     if options.html is not None:
         check_output("--html", options.html, ".html")

@@ -24,19 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import MIN_KEY_BITS, AdditiveScheme, PrivateKey
+from he_processors.bignum.interface import byte_width, ints_from_rows, rows_from_ints
 from he_processors.bignum.registry import AUTO
-from he_processors.bignum.rows import byte_width, ints_from_rows, rows_from_ints
-from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, encode_ciphertexts
+from he_processors.ciphertext_wire import (
+    CiphertextHeader,
+    Content,
+    decode_ciphertexts,
+    encode_ciphertexts,
+    public_key_from_bytes,
+    public_key_to_bytes,
+)
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import PackingLayout
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import NodeTotal
-from he_processors.key_bytes import public_key_from_bytes, public_key_to_bytes
 from he_processors.paillier import Encryptor, Rerandomiser, owner_encryptor, public_encryptor
 from nvflare_plugins.conformance.sums import require
 from nvflare_plugins.kinds.vertical.histogram_maker import histogram_maker
-from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, gradient_owner, pair_format
-from nvflare_plugins.kinds.vertical.schemes import problem_of
+from nvflare_plugins.kinds.vertical.key_owner import ClearGradientOwner, gradient_owner, pair_format, problem_of
 
 _N_ROWS = 40
 _N_BINS = 7

@@ -33,9 +33,9 @@ from nvflare_plugins.evidence.audit import plugin_protection, threat_model
 from nvflare_plugins.evidence.reader import Log
 from nvflare_plugins.evidence.threat_model import notes_for
 from nvflare_plugins.pages.charts import page
-from nvflare_plugins.pages.ledger_page import protected
 from nvflare_plugins.pages.report import consent_words
 from nvflare_plugins.pages.run_record import RunRecord
+from nvflare_plugins.pages.runs_page import protected
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import SALT_BYTES, commitment
 

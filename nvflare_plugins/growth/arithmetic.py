@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
-from he_processors.exact_sums import to_float
+from he_processors.fixed_point import to_float
 from he_processors.histogram.sums import NodeTotal
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.parameters import TrainingParameters

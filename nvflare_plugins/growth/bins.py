@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
+from he_processors.bignum.interface import default_threads, row_blocks, run_blocks
 from nvflare_plugins.growth._native import BEST, NUMPY, growth
 from nvflare_plugins.growth.arithmetic import Arithmetic
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
+from he_processors.bignum.interface import default_threads, row_blocks, run_blocks
 from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.growth import float32, survival
 from nvflare_plugins.growth.float32 import Floats

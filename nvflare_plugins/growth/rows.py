@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
+from he_processors.bignum.interface import default_threads, row_blocks, run_blocks
 from nvflare_plugins.growth import survival
 from nvflare_plugins.growth._native import BEST, NUMPY, growth, say_so_once
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable, Codes, new_codes, right_mask

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import default_threads, row_blocks, run_blocks
+from he_processors.bignum.interface import default_threads, row_blocks, run_blocks
 from he_processors.histogram.sums import NodeTotal
 from nvflare_plugins.growth._native import BEST, NUMPY, growth
 from nvflare_plugins.growth.arithmetic import (

@@ -41,8 +41,8 @@ from nvflare_plugins.pages.charts import (
     stacked_bars,
     timeline,
 )
-from nvflare_plugins.pages.local_page import FILE_NAME as LOCAL_PAGE
 from nvflare_plugins.pages.model_charts import ClassFigures, class_figures, tree_chart
+from nvflare_plugins.pages.profile_page import FILE_NAME as LOCAL_PAGE
 from nvflare_plugins.pages.run_record import (
     REPORT,
     BestRound,

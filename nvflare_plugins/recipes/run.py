@@ -25,7 +25,7 @@ from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX
 from nvflare_plugins.evidence.verification import Verification, verify
 from nvflare_plugins.flare.attempt import FAILED, SUMMARY_FILE
-from nvflare_plugins.pages import local_page, report
+from nvflare_plugins.pages import profile_page, report
 from nvflare_plugins.pages.report import run_part
 from nvflare_plugins.pages.run_record import FILE_NAME, REPORT, RunRecord
 from nvflare_plugins.site.policy import SitePolicy
@@ -193,7 +193,7 @@ class SiteRun:
         site = self.record.site
         policy = SitePolicy.load(self.folder.parent.parent, site)
         found = compare_run(self.folder, policy, data_set)
-        write_atomically(self.folder / local_page.FILE_NAME, local_page.local_html(found).encode(), 0o600)
+        write_atomically(self.folder / profile_page.FILE_NAME, profile_page.comparison_html(found).encode(), 0o600)
         return pd.DataFrame(
             [(m.best_alone, m.federated, m.federated - m.best_alone, m.low, m.high, m.verdict) for m in found.metrics],
             columns=["alone", "federated", "difference", "low", "high", "verdict"],

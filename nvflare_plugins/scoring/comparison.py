@@ -27,12 +27,11 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.data.labels import signed
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.evidence.threat_model import is_horizontal
-from nvflare_plugins.pages.local_page import Compared, Comparison
+from nvflare_plugins.pages.profile_page import Compared, Comparison
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts, RunRecord
-from nvflare_plugins.scoring.explanation import row_figures
+from nvflare_plugins.scoring.explanation import concordance, negative_log_likelihood, row_figures
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.scoring.rows import load_again
-from nvflare_plugins.scoring.survival import concordance, negative_log_likelihood
 from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.model_json import with_lists

@@ -26,8 +26,8 @@ from nvflare_plugins.data.tabular_files import column_of_frame, days_of, distinc
 from nvflare_plugins.data.text_values import DatePattern, days_in_frame
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
+from nvflare_plugins.scoring.explanation import concordance, survival
 from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError, shap_columns
-from nvflare_plugins.scoring.survival import concordance, survival
 
 _SHOWN = 15
 

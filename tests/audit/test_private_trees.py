@@ -21,11 +21,10 @@ import numpy as np
 import pytest
 
 from dp_components import leaf_weights
-from dp_components.distributed_noise import NoiseShares, add_noise_share
 from dp_components.events import NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
 from dp_components.ledger import Budget, Ledger, LedgerIdentity
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import NoiseShares, add_gaussian_noise, add_noise_share
 from dp_components.sensitivity import Sensitivity, clip_logistic_rows
 from dp_components.split_candidates.candidates import FeatureBounds
 from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery

@@ -40,10 +40,10 @@ os.environ.setdefault("VEILBOOST_THREADS", "1")  # a worker is one thread, and s
 import numpy as np
 from numpy.typing import NDArray
 
+from he_processors.ciphertext_wire import secret_key_to_bytes
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import NodeTotal
-from he_processors.key_bytes import secret_key_to_bytes
 from he_processors.paillier import generate_paillier_key
 from nvflare_plugins.data.declaration import Cluster
 from nvflare_plugins.kinds.alignment.intersection import BLOCK, PART, BlindingKey, SpreadKey

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from he_processors.bignum import cuda
 from he_processors.bignum.cuda import CudaBatch, CudaResidues
-from he_processors.bignum.rows import ints_from_rows
+from he_processors.bignum.interface import ints_from_rows
 from he_processors.cuda.arithmetic import DeviceArithmetic
 from he_processors.cuda.device import Device, Shape, ShapePair, read_source
 from he_processors.errors import BackendUnavailable

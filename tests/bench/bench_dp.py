@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dp_components.distributed_noise import NoiseShares
+from dp_components.mechanisms import NoiseShares
 from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_11, DEFAULT_2026_12, FEW_ROUNDS, Method
 from nvflare_plugins.kinds.private_trees.plan import Trust
 from tests.bench.dp_data import SEEDS, load, preparation, set_name

@@ -23,8 +23,8 @@ import xgboost as xgb
 from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes, load_digits, load_wine, make_classification, make_friedman1
 
-from dp_components.distributed_noise import NoiseShares
 from dp_components.leaf_weights import Number, SeveralClasses, Target
+from dp_components.mechanisms import NoiseShares
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.methods import DEFAULT_2026_12, Method, dp_rf, dp_tr_newton, feverless
 from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, PrivateTreesPlan, ReleasePlan, Trust

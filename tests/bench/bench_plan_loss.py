@@ -33,9 +33,9 @@ from sklearn.datasets import load_breast_cancer, load_digits, make_classificatio
 from sklearn.metrics import roc_auc_score
 
 from dp_components.bucket_ldp import public_edges, release_buckets, wrong_bucket_rate
-from dp_components.distributed_noise import NoiseShares
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData, train
 from dp_components.dpboost.single_tree import LogisticLoss
+from dp_components.mechanisms import NoiseShares
 from dp_components.split_candidates.candidates import by_rule, uniform_candidates
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.attempt.plan import lost

@@ -29,13 +29,12 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from dp_components.distributed_noise import NoiseShares
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan, SiteData
 from dp_components.dpboost.ensemble_of_ensembles import train as train_dpboost
 from dp_components.dpboost.single_tree import LogisticLoss, SquaredLoss
 from dp_components.events import Release
 from dp_components.leaf_weights import TWO_CLASSES, Number, Target
-from dp_components.mechanisms import add_noise
+from dp_components.mechanisms import NoiseShares, add_noise
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds, by_rule, uniform_candidates
 from he_processors.randomness import OS_RANDOMNESS

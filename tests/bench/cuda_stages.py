@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.bignum.cuda import CudaBatch, CudaResidues
-from he_processors.bignum.interface import add, constant, lift, scale
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import add, constant, ints_from_rows, lift, rows_from_ints, scale
 from he_processors.cuda.device import Device
 from he_processors.paillier import PaillierPrivateKey, generate_paillier_key
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from he_processors.bignum import registry
-from he_processors.bignum.interface import ModBatch, add, constant, lift, product, scale
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ModBatch, add, constant, ints_from_rows, lift, product, rows_from_ints, scale
 from he_processors.errors import BackendUnavailable, ProtocolError
 from tests.support.he_toys import segment_products
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.curve import registry
 from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER, Curve, Points, to_compressed
 from he_processors.errors import ProtocolError

@@ -11,7 +11,7 @@ import pytest
 from nacl import bindings as libsodium
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.curve import registry
 from he_processors.curve.interface import GROUP_ORDER, Curve, Points
 from he_processors.errors import ProtocolError

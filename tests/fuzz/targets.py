@@ -107,7 +107,7 @@ def _blocks() -> Parse:
 
 
 def _public_keys() -> Parse:
-    from he_processors.key_bytes import public_key_from_bytes
+    from he_processors.ciphertext_wire import public_key_from_bytes
 
     return lambda data: public_key_from_bytes(data, allow_toy_keys=True)
 

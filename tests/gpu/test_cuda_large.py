@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from he_processors.bignum.cuda import CudaBatch, load
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.errors import BackendUnavailable
 from he_processors.paillier import PaillierDecryptor, generate_paillier_key, owner_encryptor
 from tests.support.he_toys import signed_rows

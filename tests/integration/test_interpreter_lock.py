@@ -19,7 +19,7 @@ import xgboost as xgb
 
 from he_processors import bfv, ckks
 from he_processors.bignum import native
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.paillier import generate_paillier_key
 
 LONGEST_S = 5.0

@@ -11,11 +11,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from he_processors.ciphertext_wire import public_key_to_bytes
 from he_processors.errors import ProtocolError, VeilBoostError
 from he_processors.fixed_point import REFUSED
-from he_processors.key_bytes import public_key_to_bytes
 from nvflare_plugins.base.errors import JobAborted
-from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party, schemes
+from nvflare_plugins.kinds.vertical import active_party, histogram_maker, key_owner, messages, passive_party
 from nvflare_plugins.kinds.vertical import passive_party as passive
 from nvflare_plugins.kinds.vertical.conversation import FlowControl
 from nvflare_plugins.kinds.vertical.messages import HistogramAnswer, HistogramRequest, SplitAnswer, from_bytes
@@ -42,9 +42,9 @@ def parties(tmp_path) -> Parties:
 
 
 def make_toys(monkeypatch) -> None:
-    toys = dataclasses.replace(schemes.PAILLIER, generate=lambda bits: toy_paillier())
-    ours = dataclasses.replace(schemes.BUILT_IN["paillier"], numbers=toys)
-    monkeypatch.setitem(schemes.BUILT_IN, "paillier", ours)
+    toys = dataclasses.replace(key_owner.PAILLIER, generate=lambda bits: toy_paillier())
+    ours = dataclasses.replace(key_owner.BUILT_IN["paillier"], numbers=toys)
+    monkeypatch.setitem(key_owner.BUILT_IN, "paillier", ours)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.bignum.registry import available_backends, open_backend
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.paillier import Encryptor, PaillierDecryptor, PaillierPrivateKey, centred
 from tests.support.he_toys import signed_rows
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from dp_components.distributed_noise import NoiseShares
 from dp_components.events import Release
 from dp_components.leaf_weights import LeafQuery, Number, SeveralClasses, Target, Times
+from dp_components.mechanisms import NoiseShares
 from dp_components.split_candidates.candidates import FeatureBounds, by_rule, uniform_candidates
 from nvflare_plugins.growth.survival import DISTRIBUTIONS, AftLoss
 from nvflare_plugins.kinds.private_trees import noisy_sums

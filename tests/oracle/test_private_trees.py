@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from dp_components.distributed_noise import NoiseShares
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
+from dp_components.mechanisms import NoiseShares
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_candidates.candidates import FeatureBounds
 from nvflare_plugins.kinds.private_trees.forest import public_candidates

@@ -15,7 +15,7 @@ import pytest
 from he_processors import backends
 from he_processors.bignum import cuda, registry
 from he_processors.bignum.cuda import CudaBatch
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.cuda import device as device_module
 from he_processors.cuda.arithmetic import (
     chunk_rows,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.bignum.rows import random_rows_below
+from he_processors.bignum.interface import random_rows_below
 from he_processors.curve.interface import GROUP_ORDER, base_point, rows_of
 from he_processors.elgamal.bin_sums import Hider
 from he_processors.elgamal.encryption import ElGamalPublicKey, PointColumns

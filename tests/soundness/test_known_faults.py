@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from he_processors import paillier
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from tests.support.he_toys import SeededRandomness, signed_rows, toy_paillier
 
 KEY = toy_paillier()

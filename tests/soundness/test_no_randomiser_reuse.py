@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.curve.interface import AFFINE_BYTES
 from he_processors.elgamal.bin_sums import Hider
 from he_processors.paillier import Encryptor, Rerandomiser, owner_encryptor

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.bignum.registry import open_backend
-from he_processors.bignum.rows import rows_from_ints
 from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_ciphertexts, encode_ciphertexts
 from he_processors.fixed_point import PackingLayout, PairFormat
 from he_processors.histogram.planner import BinLayout, plan_level

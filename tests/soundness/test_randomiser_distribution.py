@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from he_processors import paillier
+from he_processors.bignum.interface import ints_from_rows, random_rows_below
 from he_processors.bignum.registry import open_backend
-from he_processors.bignum.rows import ints_from_rows, random_rows_below
 from tests.support.he_toys import SeededRandomness, toy_paillier
 
 # p - 1 = 2 * 29, q - 1 = 2 * 23: n-th residues modulo n^2 form a group of 58 * 46 = 2668 elements.

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_components.distributed_noise import NoiseShares, add_noise_share
 from dp_components.events import DiscreteLaplaceEvent, NeighbouringRelation
 from dp_components.mechanisms import (
+    NoiseShares,
     add_gaussian_noise,
     add_laplace_noise,
+    add_noise_share,
     choose_exponentially,
     randomise_buckets,
     sample_discrete_gaussian,

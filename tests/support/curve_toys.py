@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.curve.interface import BASE_POINT, FIELD_PRIME, GROUP_ORDER, Curve
 from he_processors.curve.reference import ReferenceCurve
 

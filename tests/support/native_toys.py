@@ -7,8 +7,8 @@ import random
 import pytest
 
 from he_processors.bignum import native
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.bignum.native import NativeBatch, NativeResidues
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 
 VARIANTS = native.instruction_sets()
 TOY_BITS = 521

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from he_processors.bignum.rows import byte_width
+from he_processors.bignum.interface import byte_width
+from he_processors.ciphertext_wire import public_key_to_bytes
 from he_processors.curve.interface import FIELD_PRIME, base_point
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.bin_sums import write_column
 from he_processors.elgamal.encryption import generate_elgamal_key
-from he_processors.key_bytes import public_key_to_bytes
 from he_processors.ring_ciphertexts import KeyFacts, RingScheme
 from tests.support.he_toys import SeededRandomness, toy_paillier
 from tests.vectors import product_parties

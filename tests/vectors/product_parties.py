@@ -11,14 +11,13 @@ from typing import Any
 from dp_components.events import event_document
 from dp_components.ledger import Head, Journal, LedgerState
 from he_processors.bignum.registry import open_backend
-from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_for_decryption
+from he_processors.ciphertext_wire import CiphertextHeader, Content, decode_for_decryption, public_key_from_bytes
 from he_processors.curve.registry import open_curve
 from he_processors.elgamal.bin_sums import Content as PointContent
 from he_processors.elgamal.bin_sums import PointHeader, decode_points
 from he_processors.elgamal.encryption import DigitFormat, ElGamalPublicKey
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
-from he_processors.key_bytes import public_key_from_bytes
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.evidence.format import SignedHead, seal_statement
 from nvflare_plugins.evidence.reader import read_log

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import StaysInProcess
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.curve import equal_logarithms
 from he_processors.curve.equal_logarithms import PROOF_BYTES, WEIGHT_BYTES, draw_weights, hash_to_ristretto, holds
 from he_processors.curve.interface import (

@@ -26,11 +26,10 @@ from dp_components.split_candidates.candidates import (
 )
 from dp_components.split_candidates.dp_quantiles import count_cells, cut_at_quantiles, public_grid, union
 from dp_components.split_candidates.iterative_hessian import refine
-from dp_components.split_methods.greedy import GainRule, grow
 from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
-from dp_components.split_methods.tree import LEAF, Tree, gain
+from dp_components.split_methods.tree import LEAF, GainRule, Tree, gain, grow
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.kinds.private_trees.methods import CandidateSource, Interactions, Method, SplitMethod, WeightUpdate

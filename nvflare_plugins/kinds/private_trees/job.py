@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dp_components.accounting import PrivacyCost, compose, gaussian_limit
-from dp_components.distributed_noise import NoiseShares, TrustModel
 from dp_components.errors import PrivacyError
 from dp_components.integer_noise import NoiseOfOthers
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times
+from dp_components.mechanisms import NoiseShares, TrustModel
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import JobDocument, MostAttempts, OnLostParty

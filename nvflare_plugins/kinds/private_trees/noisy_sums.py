@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import PrivacyCost, compose
-from dp_components.distributed_noise import add_noise_share
 from dp_components.errors import UnusableNoise
 from dp_components.events import Release
-from dp_components.mechanisms import add_gaussian_noise, add_noise
+from dp_components.mechanisms import add_gaussian_noise, add_noise, add_noise_share
 from dp_components.sensitivity import Sensitivity
-from dp_components.split_methods.greedy import Histograms, in_numpy
+from dp_components.split_methods.tree import Histograms, in_numpy
 from he_processors.errors import ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import event_text

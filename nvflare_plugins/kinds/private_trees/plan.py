@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.batched_updates import batch_sizes
-from dp_components.distributed_noise import NoiseShares
 from dp_components.events import ComposedEvent, Event
 from dp_components.integer_noise import RESOLUTION, NoiseOfOthers, PricedNoise
 from dp_components.leaf_weights import (
@@ -28,7 +27,7 @@ from dp_components.leaf_weights import (
     residual_unit,
     surprise_unit,
 )
-from dp_components.mechanisms import noise_event
+from dp_components.mechanisms import NoiseShares, noise_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from dp_components.split_candidates.candidates import Columns, FeatureBounds
 from dp_components.split_candidates.dp_quantiles import public_grid

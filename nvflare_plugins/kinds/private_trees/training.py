@@ -31,8 +31,8 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
+from nvflare_plugins.kinds.private_trees.planner import epsilon_text, lines, report_sections, summarise
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
-from nvflare_plugins.kinds.private_trees.summary import epsilon_text, lines, report_sections, summarise
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.forgetting import ASKED, Forgetting

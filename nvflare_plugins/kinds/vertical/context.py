@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from he_processors.additive_schemes import AdditiveScheme
-from he_processors.bignum.rows import byte_width
+from he_processors.bignum.interface import byte_width
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ConfigurationError
 from he_processors.fixed_point import PackingLayout
@@ -28,12 +28,11 @@ from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowCon
 from nvflare_plugins.kinds.vertical.guards import Guard, TreeLimits
 from nvflare_plugins.kinds.vertical.histogram_maker import GRADIENT_BLOCK_ROWS
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.kinds.vertical.key_owner import pair_format
+from nvflare_plugins.kinds.vertical.key_owner import VerticalScheme, pair_format
 from nvflare_plugins.kinds.vertical.messages import ContentRecorder, most_slots
 from nvflare_plugins.kinds.vertical.model import Part, StoredPart
 from nvflare_plugins.kinds.vertical.noised import NoisePayment, NoisePlan, plan_of, trees_due, trees_per_round
 from nvflare_plugins.kinds.vertical.party_data import PartyData
-from nvflare_plugins.kinds.vertical.schemes import VerticalScheme
 from nvflare_plugins.kinds.vertical.sealed import (
     BYTES_PER_CANDIDATE,
     CANDIDATES_AT_ONCE,

@@ -24,6 +24,7 @@ from he_processors.ciphertext_wire import (
     CiphertextHeader,
     Content,
     decode_ciphertexts,
+    public_key_from_bytes,
 )
 from he_processors.curve.interface import AFFINE_BYTES, Curve, PointColumn, Points
 from he_processors.curve.registry import AUTO, BACKEND_NAMES, open_curve
@@ -32,17 +33,16 @@ from he_processors.elgamal.bin_sums import (
     Content as PointContent,
 )
 from he_processors.errors import BackendUnavailable, CapacityExceeded, ConfigurationError, ProtocolError
-from he_processors.exact_sums import WORD_BITS, lower_words
-from he_processors.fixed_point import PackingLayout, PairFormat
-from he_processors.histogram.masked import BinMasks, MaskedFormat
+from he_processors.fixed_point import WORD_BITS, PackingLayout, PairFormat, lower_words
 from he_processors.histogram.planner import BinCodes, BinLayout, plan_level
 from he_processors.histogram.sums import (
+    BinMasks,
     BinNoise,
+    MaskedFormat,
     add_unhidden,
     pack_and_hide,
     sum_bins,
 )
-from he_processors.key_bytes import public_key_from_bytes
 from he_processors.paillier import PAILLIER, Rerandomiser
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.workers.worker_connection import WorkerPart, reduce_scatter

@@ -9,6 +9,12 @@ bound. Models then equal centralized ones bit for bit, unless nodes are made of 
 together with min_child_weight near 0.
 
 Security: the key is generated for the job, held in memory only, and gone when the job ends.
+
+The additive schemes of vertical jobs: one row for each profile, and for each that a plugin brings.
+
+Schemes over big numbers are ``AdditiveScheme`` objects of he_processors, and all that is done with them is the same:
+packing, bins, re-randomisation, checks. One of others is an entry point of the group ``veilboost.vertical_schemes``,
+loaded only where the site's policy names its distribution, version and the hash of its files (site/policy.py).
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,8 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors import ciphertext_wire
-from he_processors.additive_schemes import AdditiveScheme, Decryptor, PrivateKey, Scheme
+from he_processors.additive_schemes import AdditiveScheme, Decryptor, PrivateKey, PublicKey, Scheme
 from he_processors.bignum import registry
+from he_processors.ciphertext_wire import (
+    public_key_to_bytes,
+    secret_key_from_bytes,
+    secret_key_to_bytes,
+)
 from he_processors.curve.interface import Curve
 from he_processors.curve.registry import AUTO
 from he_processors.elgamal import bin_sums, encryption
@@ -42,21 +53,19 @@ from he_processors.elgamal.bin_sums import (
 from he_processors.elgamal.decryption import ElGamalDecryptor, draw_out
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import MOST_SUM_BITS, REFUSED, PackingLayout, PairFormat, exponent_of
-from he_processors.histogram.masked import MaskedFormat, open_shares
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import (
     BinSums,
+    MaskedFormat,
     NodeTotal,
     check_node,
     decrypt_level,
-)
-from he_processors.key_bytes import (
-    public_key_to_bytes,
-    secret_key_from_bytes,
-    secret_key_to_bytes,
+    open_shares,
 )
 from he_processors.paillier import PAILLIER, Encryptor, PaillierPrivateKey, owner_encryptor
 from nvflare_plugins.base.failures import DataRefusal
+from nvflare_plugins.evidence.audit import scheme_facts
+from nvflare_plugins.evidence.format import Protection
 from nvflare_plugins.growth.arithmetic import GradientUnit
 from nvflare_plugins.kinds.vertical.histogram_maker import (
     CLEAR_CODE,
@@ -73,6 +82,8 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
 from nvflare_plugins.kinds.vertical.sealed import SealedPlan
+from nvflare_plugins.site.policy import SCHEMES, SitePolicy, load_hashed
+from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import Workers, begin, collect
 
@@ -140,7 +151,7 @@ class EncodedGradients:
     """The gradients of one tree on the grid of the number format. Shapes: g, h: int64[n_rows].
 
     Attributes:
-        n_words: of sums (``he_processors.exact_sums``).
+        n_words: of sums (``he_processors.fixed_point``).
     """
 
     g: NDArray[np.int64]
@@ -816,3 +827,72 @@ class PrecomputingKeyOwner(WrappedOwner):
         if self._filling is not None:
             self._filling.join()
             self._filling = None
+
+
+_LONGEST_TEXT = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class VerticalScheme:
+    """How gradients and their sums are protected from the parties that compute on them.
+
+    Attributes:
+        code: in the active party's announcement.
+        protection: by which the evidence names ciphertexts.
+        numbers: the scheme over big numbers; of points, and of pairs in the clear, Paillier's, which is not used.
+        release: of its plugin, equal at all parties; "" for ours.
+        facts: what the evidence records of the plugin.
+    """
+
+    code: int
+    protection: Protection
+    numbers: AdditiveScheme = PAILLIER
+    release: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+BUILT_IN = {
+    VerticalProfile.PAILLIER.value: VerticalScheme(Scheme.PAILLIER.value, Protection.PAILLIER),
+    VerticalProfile.ELGAMAL.value: VerticalScheme(Scheme.ELGAMAL.value, Protection.ELGAMAL),
+    VerticalProfile.PLAIN.value: VerticalScheme(CLEAR_CODE, Protection.CLEAR),
+}
+
+
+def choose_scheme(policy: SitePolicy, job: VerticalJob) -> VerticalScheme:
+    """Return the scheme of a job; a plugin's is loaded if the site's policy pins its files.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: as ``load_hashed``; or what it loaded is no scheme of that name; or this
+            site's cluster would need it.
+    """
+    name = plugin_of(job.profile)
+    if name is None:
+        return BUILT_IN[job.profile]
+    if policy.cluster_for(job.data_set) is not None:
+        raise ConfigurationError(
+            f"{policy.site} trains data set {job.data_set!r} on a cluster, whose workers load no plugins: "
+            f"{job.profile} is refused there. Policy key: cluster. Remedy: choose profile paillier."
+        )
+    scheme, pin = load_hashed(policy, name, SCHEMES, "which encrypt gradients")
+    problem = problem_of(scheme, name)
+    if problem or not isinstance(scheme, AdditiveScheme):
+        raise ConfigurationError(
+            f"plugin {name} of {pin} at {policy.site} is not usable: {problem}. Policy key: plugins.{name}. Remedy: "
+            "another version of it (nvflare_plugins/conformance tells its author more)."
+        )
+    facts = scheme_facts(name, pin.distribution, pin.version, pin.sha256, scheme.assumption)
+    return VerticalScheme(Scheme.PLUGIN.value, Protection.PLUGIN, scheme, f"{pin} sha256 {pin.sha256}", facts)
+
+
+def problem_of(scheme: object, name: str) -> str:
+    """Return why what a plugin brings is no scheme; "" if it is one."""
+    if not isinstance(scheme, AdditiveScheme):
+        return "its entry point is no AdditiveScheme"
+    if scheme.name != name:
+        return "it calls itself by another name than its entry point"
+    text = scheme.assumption
+    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_TEXT or not text.isprintable():
+        return f"its assumption is no text of 1 to {_LONGEST_TEXT} printable characters"
+    if not isinstance(scheme.public_key, type) or not issubclass(scheme.public_key, PublicKey):
+        return "its public_key is no kind of PublicKey"
+    return "" if callable(scheme.generate) else "its generate cannot be called"

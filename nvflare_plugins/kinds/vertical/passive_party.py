@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from dp_components.split_candidates.candidates import Columns
 from he_processors.errors import ConfigurationError, ProtocolError
-from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
-from he_processors.histogram.sums import BinNoise
+from he_processors.histogram.sums import BinMasks, BinNoise
 from nvflare_plugins.data.table import ComparedColumn
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, Arithmetic
 from nvflare_plugins.kinds.vertical import model

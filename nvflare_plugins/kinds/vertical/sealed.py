@@ -8,7 +8,7 @@ partitions and caps as in other presets.
 
 Privacy: a simulator of the active party's view needs the party's schema (how many bins each column has), the nodes that
     its caps close, for each other node whether the passive party wins, and the bits of its splits. What else arrives
-    are masked sums, each uniform but for 2^(b - 96) of a sum of b bits (histogram/masked.py), and choices of oblivious
+    are masked sums, each uniform but for 2^(b - 96) of a sum of b bits (histogram/sums.py), and choices of oblivious
     transfers, uniform under their assumptions. A simulator of the passive party's view needs the partitions, the nodes
     that it wins and its own candidate there: gradients are encrypted, and circuits are simulated from the outputs that
     they open. Both parties are honest but curious, and times are not simulated.
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from he_processors.curve.registry import open_curve
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.fixed_point import exponent_of
-from he_processors.histogram.masked import BinMasks, MaskedFormat
 from he_processors.histogram.planner import BinCodes, BinLayout
+from he_processors.histogram.sums import BinMasks, MaskedFormat
 from he_processors.randomness import OS_RANDOMNESS
 from he_processors.two_party.oblivious_transfer import (
     LABEL_BYTES,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from he_processors.curve.registry import open_curve
 from he_processors.errors import CapacityExceeded, ProtocolError
-from he_processors.exact_sums import exact_sum
+from he_processors.fixed_point import exact_sum
 from he_processors.histogram.sums import BinSums, NodeTotal
 from he_processors.two_party.oblivious_transfer import BitChooser, OffsetOwner, TransferChooser, TransferSender
 from he_processors.two_party.split_argmax import NO_SPLIT, OCTAVE, ActiveLevel, NodeSums, Widths, score

@@ -39,12 +39,11 @@ from nvflare_plugins.kinds.vertical.job import (
     VerticalProfile,
     check_vertical_parameters,
 )
-from nvflare_plugins.kinds.vertical.key_owner import FINEST, check_weights, pair_format
+from nvflare_plugins.kinds.vertical.key_owner import FINEST, VerticalScheme, check_weights, choose_scheme, pair_format
 from nvflare_plugins.kinds.vertical.messages import ContentRecorder, RowsProof, VerticalTerms, agree, rows_content
 from nvflare_plugins.kinds.vertical.noised import NOISED_FINEST, NoisePayment, NoisePlan, plan_of, trees_due
 from nvflare_plugins.kinds.vertical.party_data import PartyData, load_party
 from nvflare_plugins.kinds.vertical.passive_party import PassiveSite, open_guard
-from nvflare_plugins.kinds.vertical.schemes import VerticalScheme, choose_scheme
 from nvflare_plugins.kinds.vertical.sealed import SealedPlan, sealed_plan
 from nvflare_plugins.pages.run_record import EVALUATION, TRAINING, DataFacts
 from nvflare_plugins.pooled.queries import queries_of

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ProtocolError
-from he_processors.exact_sums import WORD_BITS, as_words, exact_sum, is_zero, join, lower_words, split
+from he_processors.fixed_point import WORD_BITS, as_words, exact_sum, is_zero, join, lower_words, split
 from he_processors.histogram.planner import BinLayout, child_to_build
 from he_processors.histogram.sums import BinSums, NodeTotal, subtract_sibling
 from nvflare_plugins.growth import arithmetic as tree_arithmetic
@@ -602,7 +602,7 @@ class OwnSums:
     def __init__(
         self, columns: OwnRows, layout: BinLayout, evaluator: PartyEvaluator, words: Sequence[NDArray[np.int64]]
     ) -> None:
-        """Args: words: what adds up to the rows' pairs (``exact_sums``). Shapes: int64[n_rows, 2] each."""
+        """Args: words: what adds up to the rows' pairs (``fixed_point``). Shapes: int64[n_rows, 2] each."""
         self._columns, self._evaluator, self._words = columns, evaluator, words
         bins = columns.layout
         feature = np.repeat(np.arange(bins.n_features), bins.bins_of_feature)

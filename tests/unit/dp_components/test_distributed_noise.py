@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from dp_components.accounting import compose
-from dp_components.distributed_noise import NoiseShares, TrustModel, add_noise_share
 from dp_components.errors import PrivacyRefusal
 from dp_components.leaf_weights import UNIT, real_noise_std
-from dp_components.mechanisms import add_gaussian_noise
+from dp_components.mechanisms import NoiseShares, TrustModel, add_gaussian_noise, add_noise_share
 from dp_components.sensitivity import Norm, Sensitivity, clip_gradients, clip_logistic_rows
 from tests.support.seeded_randomness import SeededRandomness
 

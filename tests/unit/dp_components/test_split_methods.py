@@ -10,11 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_components.leaf_weights import UNIT
-from dp_components.split_methods.greedy import GainRule, GreedyQuery, OpenNode, grow, in_numpy
 from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from dp_components.split_methods.partially_random import PartiallyRandomQuery
 from dp_components.split_methods.totally_random import grow_totally_random
-from dp_components.split_methods.tree import LEAF, Tree, TreeBuilder, gain, split_scores
+from dp_components.split_methods.tree import (
+    LEAF,
+    GainRule,
+    GreedyQuery,
+    OpenNode,
+    Tree,
+    TreeBuilder,
+    gain,
+    grow,
+    in_numpy,
+    split_scores,
+)
 
 
 def walk(tree: Tree, bins: np.ndarray, row: int) -> int:

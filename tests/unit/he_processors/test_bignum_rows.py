@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.bignum.rows import (
+from he_processors.bignum.interface import (
     add_mod,
     add_rows,
     ints_from_rows,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.bignum.registry import open_backend
-from he_processors.bignum.rows import rows_from_ints
 from he_processors.ciphertext_wire import (
     CiphertextHeader,
     Content,

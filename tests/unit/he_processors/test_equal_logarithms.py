@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.curve.equal_logarithms import PROOF_BYTES, commitment, draw_weights, holds, prove, weighted_sums
 from he_processors.curve.interface import BASE_POINT, GROUP_ORDER
 from he_processors.curve.reference import ReferenceCurve

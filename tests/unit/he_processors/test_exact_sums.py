@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.exact_sums import (
+from he_processors.fixed_point import (
     are_within,
     as_words,
     exact_sum,

@@ -8,9 +8,8 @@ import pytest
 from he_processors.bignum.registry import AUTO, open_backend
 from he_processors.errors import ProtocolError
 from he_processors.fixed_point import PackingLayout, PairFormat
-from he_processors.histogram.masked import BinMasks, MaskedFormat, open_shares
 from he_processors.histogram.planner import BinLayout, plan_level
-from he_processors.histogram.sums import add_unhidden, pack_and_hide, sum_bins
+from he_processors.histogram.sums import BinMasks, MaskedFormat, add_unhidden, open_shares, pack_and_hide, sum_bins
 from he_processors.paillier import PaillierDecryptor, Rerandomiser, owner_encryptor
 from tests.support.he_toys import toy_paillier
 

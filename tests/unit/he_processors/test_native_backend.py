@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from he_processors.bignum import native
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.bignum.native import NativeBatch
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import ProtocolError
 from tests.support.native_toys import VARIANTS, draw, each_variant, ints, needs_the_extension, product, toy
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from he_processors.bignum import rows as row_blocks
+from he_processors.bignum import interface as row_blocks
 from he_processors.bignum.native import best_window, cut_segments, sliding_window
 from he_processors.errors import ConfigurationError
 

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.errors import CapacityExceeded, ProtocolError
-from he_processors.exact_sums import as_words, join
-from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat, bit_field
+from he_processors.fixed_point import REFUSED, PackingLayout, PairFormat, as_words, bit_field, join
 
 FORMAT = PairFormat.logistic(fraction_bits=40, max_additions=227_845)
 SIGNED = PairFormat(30, 1000, g_bound=2.0, h_low=-1.0, h_high=3.0)

@@ -9,8 +9,8 @@ import phe
 import pytest
 
 from he_processors import paillier
+from he_processors.bignum.interface import ints_from_rows, rows_from_ints
 from he_processors.bignum.registry import available_backends
-from he_processors.bignum.rows import ints_from_rows, rows_from_ints
 from he_processors.errors import CapacityExceeded, ConfigurationError, ProtocolError
 from he_processors.paillier import (
     Encryptor,

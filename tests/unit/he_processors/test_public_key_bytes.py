@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from he_processors.ciphertext_wire import public_key_from_bytes, public_key_to_bytes
 from he_processors.errors import ProtocolError
-from he_processors.key_bytes import public_key_from_bytes, public_key_to_bytes
 from he_processors.paillier import PaillierPublicKey
 from tests.support.he_toys import toy_paillier
 

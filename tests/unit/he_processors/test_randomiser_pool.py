@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
+from he_processors.bignum.interface import ints_from_rows
 from he_processors.bignum.reference import ReferenceBatch
-from he_processors.bignum.rows import ints_from_rows
 from he_processors.paillier import ArithmeticFault, RandomiserPool
 from tests.support.threads import in_threads
 

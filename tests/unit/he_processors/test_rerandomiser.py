@@ -4,8 +4,8 @@ import gmpy2
 import numpy as np
 import pytest
 
+from he_processors.bignum.interface import ints_from_rows
 from he_processors.bignum.registry import available_backends, open_backend
-from he_processors.bignum.rows import ints_from_rows
 from he_processors.paillier import EXPONENT_SLACK_BITS, N_SUBSET_BASES, PaillierDecryptor, Rerandomiser, owner_encryptor
 from tests.support.he_toys import signed_rows, toy_paillier
 

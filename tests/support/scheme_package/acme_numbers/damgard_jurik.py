@@ -10,9 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.additive_schemes import AdditiveScheme, PrivateKey, PublicKey
-from he_processors.bignum.interface import ModBatch, Residues, add, constant, from_wide, scale
+from he_processors.bignum.interface import (
+    ModBatch,
+    Residues,
+    add,
+    byte_width,
+    constant,
+    from_wide,
+    ints_from_rows,
+    less_than,
+    rows_from_ints,
+    scale,
+    shift_signed,
+)
 from he_processors.bignum.registry import open_backend
-from he_processors.bignum.rows import byte_width, ints_from_rows, less_than, rows_from_ints, shift_signed
 from he_processors.errors import CapacityExceeded, ProtocolError
 from he_processors.paillier import (
     GeneratorPowers,

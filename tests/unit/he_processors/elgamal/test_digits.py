@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from he_processors.elgamal.encryption import DigitFormat
 from he_processors.errors import ConfigurationError
-from he_processors.exact_sums import join
+from he_processors.fixed_point import join
 from he_processors.histogram.sums import NodeTotal
 
 PAIRS = st.lists(st.tuples(st.integers(-(2**40), 2**40), st.integers(0, 2**40)), min_size=1, max_size=30)

@@ -21,8 +21,7 @@ from he_processors.elgamal.encryption import (
     rows_of,
 )
 from he_processors.errors import CapacityExceeded, ProtocolError
-from he_processors.exact_sums import join
-from he_processors.fixed_point import REFUSED
+from he_processors.fixed_point import REFUSED, join
 from tests.support.elgamal_toys import ToyLevel, point_of_order_8, toy_curve, toy_elgamal
 from tests.support.he_toys import SeededRandomness
 

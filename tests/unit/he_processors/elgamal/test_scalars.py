@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from he_processors.bignum.rows import ints_from_rows
+from he_processors.bignum.interface import ints_from_rows
 from he_processors.curve.interface import GROUP_ORDER, rows_of
 
 

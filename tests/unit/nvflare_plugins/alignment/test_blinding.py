@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from he_processors.bignum.rows import rows_from_ints
+from he_processors.bignum.interface import rows_from_ints
 from he_processors.curve.equal_logarithms import hash_to_ristretto
 from he_processors.curve.interface import FIELD_PRIME, GROUP_ORDER
 from he_processors.curve.reference import ReferenceCurve

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import Table, load_table
-from nvflare_plugins.pages.local_page import Compared, Comparison, local_html
+from nvflare_plugins.pages.profile_page import Compared, Comparison, comparison_html
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, RunRecord
 from nvflare_plugins.scoring import comparison
 from nvflare_plugins.xgb.model_json import with_lists
@@ -157,7 +157,7 @@ def test_verdicts_follow_the_interval_and_the_direction() -> None:
 def test_foreign_text_is_escaped() -> None:
     hostile = "<script>x</script>"
     metric = Compared(hostile, True, 0.7, None, 0.9, 0.05, 0.15)
-    html = local_html(Comparison(hostile, hostile, hostile, 1, 1, 2, None, (metric,), notes=(hostile,)))
+    html = comparison_html(Comparison(hostile, hostile, hostile, 1, 1, 2, None, (metric,), notes=(hostile,)))
     assert "<script" not in html and "&lt;script&gt;" in html
 
 

@@ -15,7 +15,7 @@ from dp_components.accounting import PrivacyCost
 from dp_components.events import LaplaceEvent, NeighbouringRelation, Release, RepeatedEvent
 from dp_components.ledger import Budget, JobSpending, Ledger, LedgerHistory, LedgerIdentity
 from nvflare_plugins.cli.main import main
-from nvflare_plugins.pages.ledger_page import ledger_html
+from nvflare_plugins.pages.runs_page import ledger_html
 from nvflare_plugins.site.policy import SitePolicy, template
 
 ROW = NeighbouringRelation.ADD_OR_REMOVE_ROW

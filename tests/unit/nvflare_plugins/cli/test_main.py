@@ -19,10 +19,8 @@ import pytest
 import nvflare_plugins.recipes as recipes
 from nvflare_plugins.cli import main as main_module
 from nvflare_plugins.cli import plan as command
-from nvflare_plugins.cli import waiting
-from nvflare_plugins.cli.main import COMMANDS, main, parse
+from nvflare_plugins.cli.main import COMMANDS, Waiting, main, parse
 from nvflare_plugins.cli.options import EXITS, Options
-from nvflare_plugins.cli.waiting import Waiting
 from nvflare_plugins.flare.kinds import KINDS
 from nvflare_plugins.recipes.recipe import JobRecipe
 from nvflare_plugins.scoring.versions import Version
@@ -219,8 +217,8 @@ def test_a_bar_is_drawn_on_terminals_alone_and_taken_away(
     out, err = (Terminal() if is_terminal else io.StringIO() for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(waiting, "_FIRST_S", 0.0)
-    monkeypatch.setattr(waiting, "_NEXT_S", 0.01)
+    monkeypatch.setattr(main_module, "_FIRST_S", 0.0)
+    monkeypatch.setattr(main_module, "_NEXT_S", 0.01)
     is_drawn = is_terminal and not is_quiet
     with Waiting("check", is_quiet=is_quiet) as progress:
         progress(1, 4)

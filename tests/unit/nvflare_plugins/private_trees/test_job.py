@@ -14,7 +14,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.private_trees import job as job_plan
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import PRESETS, resolve_method
-from nvflare_plugins.kinds.private_trees.summary import lines, report_sections, summarise, trust_text
+from nvflare_plugins.kinds.private_trees.planner import lines, report_sections, summarise, trust_text
 from tests.support.private_federation import PUBLIC, job_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_components.split_methods.greedy import in_numpy
+from dp_components.split_methods.tree import in_numpy
 from nvflare_plugins.kinds.private_trees import noisy_sums as module
 from nvflare_plugins.kinds.private_trees.methods import MAX_DEPTH
 from nvflare_plugins.kinds.private_trees.noisy_sums import node_histograms

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dp_components.accounting import compose
-from dp_components.distributed_noise import NoiseShares
 from dp_components.errors import PrivacyRefusal
 from dp_components.events import GaussianEvent, NeighbouringRelation, Release
 from dp_components.leaf_weights import LeafQuery
+from dp_components.mechanisms import NoiseShares
 from dp_components.split_candidates.candidates import FeatureBounds
 from he_processors.errors import ProtocolError
 from nvflare_plugins.kinds.private_trees.methods import (

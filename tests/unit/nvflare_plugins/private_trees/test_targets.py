@@ -18,7 +18,7 @@ from nvflare_plugins.growth.survival import AftLoss
 from nvflare_plugins.kinds.dpboost.job import DpBoostJob
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import PRESETS, WeightUpdate
-from nvflare_plugins.kinds.private_trees.summary import lines, summarise
+from nvflare_plugins.kinds.private_trees.planner import lines, summarise
 from nvflare_plugins.wire.envelope import Kind
 from tests.support import survival
 from tests.support.private_federation import PUBLIC, PrivateFederation, job_of

@@ -27,7 +27,7 @@ from nvflare_plugins.dossier.parts import Facts, Part, as_json, build_cover
 from nvflare_plugins.dossier.structure import Finding
 from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.pages import ledger_page, local_page, profile_page, runs_page, search_pages
+from nvflare_plugins.pages import profile_page, runs_page, search_pages
 from nvflare_plugins.pages.charts import Bar, environment, horizontal_bars, page, picture
 from nvflare_plugins.pages.model_charts import RowFigures, beeswarm, class_figures, waterfall
 from nvflare_plugins.pages.report import RELEASE_FACTS, build_report, build_summary, run_part
@@ -272,10 +272,10 @@ def selected(text: str, n_shadows: int) -> search_pages.SelectionFacts:
     )
 
 
-def compared(text: str) -> local_page.Comparison:
+def compared(text: str) -> profile_page.Comparison:
     metrics = (
-        local_page.Compared(text, True, 0.7, 0.75, 0.9, 0.05, 0.15),
-        local_page.Compared(text, False, 0.7, None, 0.9, -0.05, 0.15),
+        profile_page.Compared(text, True, 0.7, 0.75, 0.9, 0.05, 0.15),
+        profile_page.Compared(text, False, 0.7, None, 0.9, -0.05, 0.15),
     )
     curves = tuple((f"{text} {n}", ((1.0, 0.5), (2.0, 0.75))) for n in range(2))
     scores, names = [(0.0, 9, 2), (0.5, 4, 8)], [text, "b"]
@@ -287,7 +287,7 @@ def compared(text: str) -> local_page.Comparison:
         waterfall(names, values[0], values[0, ::-1], 0.5, lists),
         text,
     )
-    return local_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,), rows)
+    return profile_page.Comparison(text, text, text, 1, 400, 2, 3, metrics, text, curves, (text,), rows)
 
 
 def checked(text: str) -> SimpleNamespace:
@@ -327,8 +327,8 @@ PAGES: dict[str, tuple[str, Callable[[str, Path], str]]] = {
         lambda text, folder: build_summary(RunRecord(text, text, text, (text,), text), folder),
     ),
     "drift": ("drift.html", lambda text, folder: drift.build_page(shifted(text))),
-    "ledger": ("ledger.html", lambda text, folder: ledger_page.ledger_html([ledger_of(text)], text, NOW)),
-    "local": ("local.html", lambda text, folder: local_page.local_html(compared(text))),
+    "ledger": ("ledger.html", lambda text, folder: runs_page.ledger_html([ledger_of(text)], text, NOW)),
+    "local": ("local.html", lambda text, folder: profile_page.comparison_html(compared(text))),
     "profile": ("profile.html", lambda text, folder: profile_page.profile_html(profile_of(text))),
     "profile of a site": (
         "profile_local.html",

@@ -14,7 +14,7 @@ from nvflare_plugins.pages.model_charts import kaplan_meier, time_figures
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.scoring import ScoringError, VeilBoostSurvival, load_model
 from nvflare_plugins.scoring.comparison import Metric, compare, compare_run
-from nvflare_plugins.scoring.survival import concordance, negative_log_likelihood, survival
+from nvflare_plugins.scoring.explanation import concordance, negative_log_likelihood, survival
 from nvflare_plugins.site.policy import SitePolicy
 from tests.support.federation import Federation, label_facts, succeed
 from tests.support.survival import AFT, FORMS, times

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from he_processors.additive_schemes import Scheme
+from he_processors.ciphertext_wire import public_key_to_bytes
 from he_processors.errors import ProtocolError
-from he_processors.key_bytes import public_key_to_bytes
 from he_processors.paillier import PaillierPublicKey
 from nvflare_plugins.kinds.vertical.histogram_maker import unpack_public_key
 from tests.support.he_toys import toy_paillier

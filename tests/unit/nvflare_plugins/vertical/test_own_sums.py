@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from he_processors.exact_sums import join
+from he_processors.fixed_point import join
 from he_processors.histogram.sums import NodeTotal
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, GradientUnit, SplitFormula, arithmetic_here
 from nvflare_plugins.growth.rows import ROOT, NodeSplit

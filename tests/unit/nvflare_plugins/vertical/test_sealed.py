@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError
-from he_processors.histogram.masked import BinMasks
 from he_processors.histogram.planner import BinLayout
+from he_processors.histogram.sums import BinMasks
 from he_processors.two_party.split_argmax import NodeSums
 from nvflare_plugins.data.declaration import VerticalRules
 from nvflare_plugins.kinds.vertical import key_owner, messages

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from he_processors.ciphertext_wire import secret_key_from_bytes, secret_key_to_bytes
 from he_processors.curve.registry import available_backends, open_curve
 from he_processors.elgamal.encryption import DigitFormat, generate_elgamal_key
 from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.fixed_point import REFUSED, PairFormat
 from he_processors.histogram.planner import BinLayout
 from he_processors.histogram.sums import BinNoise, NodeTotal
-from he_processors.key_bytes import secret_key_from_bytes, secret_key_to_bytes
 from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
