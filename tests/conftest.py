@@ -19,7 +19,8 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108 - the tests make folders of their own ther
 if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 4 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY
 
-from hypothesis import HealthCheck, settings  # noqa: E402 - after the settings of the process
+import pytest  # noqa: E402 - after the settings of the process
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # A test is red because something is wrong, not because the machine is busy or the dice fell so: times are no property
 # here, and the examples are the same in every run. HYPOTHESIS_PROFILE=explore draws others each time.
@@ -37,3 +38,9 @@ _SPEC = importlib.util.spec_from_file_location(
 assert _SPEC is not None and _SPEC.loader is not None
 sys.modules["veilboost"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["veilboost"])
+
+
+@pytest.fixture(autouse=True)
+def _no_trial_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out of `site-setup --check` the process that tries a start: it loads all libraries, seconds each time."""
+    monkeypatch.setattr("nvflare_plugins.cli.site_setup.start_faults", lambda *of, **named: [])

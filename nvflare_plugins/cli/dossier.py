@@ -22,6 +22,7 @@ from nvflare_plugins.cli.verify import render, said, to_json, trusted, verdict_t
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.dossier.archive import Dossier, open_dossier, seal
 from nvflare_plugins.dossier.attacks import AttackReport, allowed, attack_run, build_page
+from nvflare_plugins.dossier.decision import read_rules
 from nvflare_plugins.dossier.parts import (
     COVER,
     Facts,
@@ -35,7 +36,7 @@ from nvflare_plugins.dossier.parts import (
     policy_part,
     threats_part,
 )
-from nvflare_plugins.dossier.release import DECISION, Case, decide, read_rules
+from nvflare_plugins.dossier.release import DECISION, Case, decide
 from nvflare_plugins.dossier.structure import Finding, judge_run, training_facts
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import time_text

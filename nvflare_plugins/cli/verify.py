@@ -19,7 +19,7 @@ from he_processors.errors import AuthenticationError, ConfigurationError, Protoc
 from nvflare_plugins.base.formatting import counted, human_bytes, printable, table_lines
 from nvflare_plugins.cli.options import ROOT_CERTIFICATE, Options
 from nvflare_plugins.dossier.archive import MAX_BYTES, Dossier, open_dossier
-from nvflare_plugins.dossier.release import Decision, broken, check_bound, is_decision, open_decision
+from nvflare_plugins.dossier.decision import Decision, broken, check_bound, is_decision, open_decision
 from nvflare_plugins.evidence.audit import (
     RELEASE_FACTS,
     Audit,

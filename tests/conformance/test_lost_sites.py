@@ -214,7 +214,7 @@ def full_for_a_while(monkeypatch: pytest.MonkeyPatch, federation: Federation, ow
     monkeypatch.setattr(executors, "FIRST_PAUSE_S", 0.05)
 
 
-@pytest.mark.parametrize("first", [1, 4, 12, 20])
+@pytest.mark.parametrize("first", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 12, 20))])
 @pytest.mark.parametrize("name", KINDS_THAT_WAIT)
 def test_a_full_disk_pauses_a_job_and_costs_nothing(tmp_path: Path, monkeypatch, name: str, first: int) -> None:
     parties = CASES[name].give(tmp_path)

@@ -253,7 +253,7 @@ def _dossier() -> Target:
 
 
 def _decision() -> Target:
-    from nvflare_plugins.dossier.release import FORMAT, Decision, Judged, open_decision
+    from nvflare_plugins.dossier.decision import FORMAT, Decision, Judged, open_decision
     from nvflare_plugins.evidence.audit import FlareAuthority
     from nvflare_plugins.evidence.format import canonical
 

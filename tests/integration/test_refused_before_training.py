@@ -107,8 +107,7 @@ def test_another_job_at_one_site_is_refused_before_a_private_byte(federation, mo
     assert not private_frames(frames)
 
 
-@pytest.mark.parametrize("package", ["xgboost", "veilboost"])
-def test_another_version_at_one_site_is_refused_before_a_private_byte(federation, monkeypatch, package):
+def test_another_wheel_at_one_site_is_refused_before_a_private_byte(federation, monkeypatch):
     real_run, real_versions, this = support.run_site, session.versions, threading.local()
 
     def run_site(job, place, *rest):
@@ -116,16 +115,15 @@ def test_another_version_at_one_site_is_refused_before_a_private_byte(federation
         return real_run(job, place, *rest)
 
     def versions():
-        return {**real_versions(), **({package: "3.2.99"} if this.site == "site-2" else {})}
+        return {**real_versions(), **({"xgboost": "3.2.99"} if this.site == "site-2" else {})}
 
     monkeypatch.setattr(support, "run_site", run_site)
     monkeypatch.setattr(pooled_attempt, "versions", versions)
     frames: list = []
     # Where the sites grow the trees, they agree on an arithmetic instead of the wheel.
-    engine = "xgboost" if package == "xgboost" else "own"
-    outcomes = federation.run(small_job(engine=engine), frames=frames)
+    outcomes = federation.run(small_job(engine="xgboost"), frames=frames)
     assert_failed_cleanly(federation, outcomes)
-    assert any(isinstance(e, ConfigurationError) and f"{package} 3.2.99" in str(e) for e in outcomes.values())
+    assert any(isinstance(e, ConfigurationError) and "xgboost 3.2.99" in str(e) for e in outcomes.values())
     assert not private_frames(frames)
 
 

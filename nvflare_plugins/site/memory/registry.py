@@ -794,8 +794,9 @@ def _reserved(db: sqlite3.Connection, job_id: str, terms: Terms, beside: tuple[i
     """Return the run that an earlier attempt of a job has reserved under these very terms, and not begun to train."""
     key = (job_id, terms.data, json.dumps(terms.sites), terms.parameters, terms.draw)
     of_job = (
-        "SELECT runs.id FROM runs JOIN terms ON terms.id = terms WHERE (job_id, data, sites, parameters, draw) = "
-        "(?, ?, ?, ?, ?) AND (state, trees) = ('reserved', 0) ORDER BY runs.id DESC"
+        "SELECT runs.id FROM runs INDEXED BY runs_by_job JOIN terms ON terms.id = terms "
+        "WHERE (job_id, data, sites, parameters, draw) = (?, ?, ?, ?, ?) "
+        "AND (state, trees) = ('reserved', 0) ORDER BY runs.id DESC"
     )
     return next((int(run) for (run,) in db.execute(of_job, key) if run not in beside), None)
 

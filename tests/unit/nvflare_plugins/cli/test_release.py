@@ -20,7 +20,8 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from he_processors.errors import ProtocolError, VeilBoostError
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.dossier import release as dossier_release
-from nvflare_plugins.dossier.release import DECISION, open_decision
+from nvflare_plugins.dossier.decision import open_decision
+from nvflare_plugins.dossier.release import DECISION
 from nvflare_plugins.dossier.structure import _spent
 from nvflare_plugins.evidence.audit import FlareAuthority
 from nvflare_plugins.evidence.format import canonical
