@@ -168,6 +168,7 @@ class SiteContext:
         number: of the attempt in its job, from 1; a job that waits for lost sites may have several.
         name: of the job, for people; "" where it has none that FLARE would take.
         server_speaks: protocols of this kind of job that the server knows; None where there is no server of FLARE.
+        server_pins: SHA-256 of the files of the job's scheme that the server's policy pins; "" of other jobs.
     """
 
     site: str
@@ -180,6 +181,7 @@ class SiteContext:
     number: int = 1
     name: str = ""
     server_speaks: Span | None = None
+    server_pins: str = ""
 
 
 class RoundFacts(Protocol):

@@ -19,8 +19,7 @@ from nvflare_plugins.flare.start_check import start_faults
 from nvflare_plugins.scoring.versions import NAMES_FILE
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.memory.store import Memory, note_backup
-from nvflare_plugins.site.policy import FILE as TRAIL
-from nvflare_plugins.site.policy import SitePolicy, no_duplicates, policy_path
+from nvflare_plugins.site.policy import TRAIL_FILE, SitePolicy, no_duplicates, policy_path
 from nvflare_plugins.site.policy_values import POLICY_FILE
 from nvflare_plugins.site.setup import (
     SetupOptions,
@@ -194,7 +193,7 @@ def _copy(policy: SitePolicy, folder: Path) -> dict[str, str]:
     for ledger in ledger_files(policy.ledgers):
         back_up(ledger, folder / ledger.name)
         copied[ledger.name] = str(ledger)
-    for source in (policy_path(policy.workspace, policy.site), policy.runs / NAMES_FILE, policy.runs / TRAIL):
+    for source in (policy_path(policy.workspace, policy.site), policy.runs / NAMES_FILE, policy.runs / TRAIL_FILE):
         if source.is_file():
             shutil.copyfile(source, folder / source.name)
             (folder / source.name).chmod(0o600)

@@ -51,7 +51,7 @@ from nvflare_plugins.flare.timeouts import (
 from nvflare_plugins.flare.transport import CHANNEL
 from nvflare_plugins.pooled.processors import check_plugin
 from nvflare_plugins.site.flare_boundary import check_set_up, check_tracking
-from nvflare_plugins.site.policy import load_adder, require_pin_of_server
+from nvflare_plugins.site.policy import hash_pinned_by_server, load_adder
 from nvflare_plugins.site.protocols import PROTOCOLS
 from nvflare_plugins.wire.aggregation import OpenSum
 from nvflare_plugins.wire.profiles import SCHEME, plugin_of
@@ -95,6 +95,7 @@ class JobController(Controller):
         self.sites = sites
         self.min_clients = min_clients
         self._attempt: ServerAttempt | None = None
+        self._pinned = ""
         self._parent = os.getppid()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -185,7 +186,7 @@ class JobController(Controller):
         """
         name, workspace = plugin_of(job.profile), Path(self._engine.get_workspace().get_root_dir())
         if name is not None and SCHEME.fullmatch(job.profile):
-            require_pin_of_server(workspace, name)
+            self._pinned = hash_pinned_by_server(workspace, name)
             return None
         loaded = None if name is None else load_adder(workspace, name)
         return None if loaded is None or name is None else check_plugin(loaded, name).add
@@ -381,7 +382,7 @@ class JobController(Controller):
     def _task(self, job: Job, attempt: ServerAttempt, server: str) -> Task:
         data = Shareable()
         data.update({"job": job.stated(), "sites": attempt.sites, "attempt": attempt.attempt, "server": server})
-        data.update({"number": attempt.number, "protocols": list(PROTOCOLS[job.KIND])})
+        data.update({"number": attempt.number, "protocols": list(PROTOCOLS[job.KIND]), "pinned": self._pinned})
 
         def on_result(client_task: ClientTask, fl_ctx: FLContext) -> None:
             attempt.add_report(client_task.client.name, _report_of(client_task.result))

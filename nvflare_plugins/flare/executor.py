@@ -80,6 +80,7 @@ class JobTask:
     server: str
     protocols: Span
     number: int = 1
+    pinned: str = ""
 
     @classmethod
     def from_shareable(cls, data: Shareable, site: str, job_type: type[Job]) -> JobTask:
@@ -107,7 +108,10 @@ class JobTask:
         known = data.get("protocols")
         if not isinstance(known, list) or len(known) != 2 or not all(is_whole(one, 1) for one in known):
             raise ConfigurationError("the server does not say which protocols it speaks: update VeilBoost there first")
-        return cls(read, tuple(sites), attempt, server, Span(*known), number)
+        pinned = data.get("pinned", "")
+        if not isinstance(pinned, str):
+            raise ProtocolError("the server sent a task with an unusable hash of a plugin")
+        return cls(read, tuple(sites), attempt, server, Span(*known), number, pinned)
 
 
 class JobExecutor(Executor):
@@ -284,6 +288,7 @@ class JobExecutor(Executor):
             task.number,
             job_name(_run_folder(fl_ctx)),
             task.protocols,
+            task.pinned,
         )
         waits_s = waiting_s(task.job)
         if waits_s is not None:

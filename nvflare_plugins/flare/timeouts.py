@@ -13,19 +13,22 @@ from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 #
 # Nothing is ever waited for without end:
 #
-# * Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the job
-# when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been. Any
-# message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived. * A site that hears
-# nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it (transport.py). * A site that
-# lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's local work
-# between two exchanges, plus the transfer of the messages that this exchange really has. * After the last exchange
-# nothing is left to be missing from: who has not reported REPORT_S, or the job's own longer deadline, after the first
-# site that is done is not waited for. One party may have a long result to write by then. * A site's own wait for a
-# reply is the last resort against a server that sends signs and never answers. * After the end of a job a site's work
-# has STOP_GRACE_S to return. Work that does not (XGBoost waits without end for a thread that the system refused) is
-# left behind, evidence and report are made without it, and the process is left. * FLARE's own knobs do not matter to
-# the training: it runs inside one task without time limit. Before the task all sites must be there within
-# START_TIMEOUT_S.
+# * Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the
+#   job when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been.
+#   Any message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
+# * A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it
+#   (transport.py).
+# * A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's
+#   local work between two exchanges, plus the transfer of the messages that this exchange really has.
+# * After the last exchange nothing is left to be missing from: who has not reported REPORT_S, or the job's own
+#   longer deadline, after the first site that is done is not waited for. One party may have a long result to write
+#   by then.
+# * A site's own wait for a reply is the last resort against a server that sends signs and never answers.
+# * After the end of a job a site's work has STOP_GRACE_S to return. Work that does not (XGBoost waits without end
+#   for a thread that the system refused) is left behind, evidence and report are made without it, and the process is
+#   left.
+# * FLARE's own knobs do not matter to the training: it runs inside one task without time limit. Before the task all
+#   sites must be there within START_TIMEOUT_S.
 
 
 QUERY_INTERVAL_S = 10.0

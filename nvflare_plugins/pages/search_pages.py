@@ -65,7 +65,20 @@ class TunedTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class TuningFacts:
+class SearchFacts:
+    """What both pages show of the job."""
+
+    job_id: str
+    data_set: str
+    label: str
+    metric: str
+    is_larger_better: bool
+    n_sites: int
+    n_folds: int
+
+
+@dataclass(frozen=True, slots=True)
+class TuningFacts(SearchFacts):
     """What ``tuning.html`` shows.
 
     Attributes:
@@ -75,13 +88,6 @@ class TuningFacts:
         now: when the page was written, in UTC, for people.
     """
 
-    job_id: str
-    data_set: str
-    label: str
-    metric: str
-    is_larger_better: bool
-    n_sites: int
-    n_folds: int
     trials: tuple[TunedTrial, ...]
     script: str
     n_trials: int
@@ -257,7 +263,7 @@ class SelectedColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionFacts:
+class SelectionFacts(SearchFacts):
     """What ``selection.html`` shows.
 
     Attributes:
@@ -266,13 +272,6 @@ class SelectionFacts:
         script: the text of train_chosen.py.
     """
 
-    job_id: str
-    data_set: str
-    label: str
-    metric: str
-    is_larger_better: bool
-    n_sites: int
-    n_folds: int
     importance: str
     rule: str
     steps: tuple[SelectionStep, ...]

@@ -100,16 +100,15 @@ def _blocks(bits: list[NDArray[np.bool_]]) -> Iterator[list[NDArray[np.bool_]]]:
 
 # The grid of times of survival:cox, on which rows of one bin are tied: agreed by the sites, no row shown.
 #
-# Bins are found in two steps of spans (spans.py), over rows with an event alone: first the powers of two between which
+# Bins are found in two steps of spans, over rows with an event alone: first the powers of two between which
 # events lie, then runs of 2,048 equal parts of what lies between. A part is a range of the order-preserving image of
 # float32, so that times in days and in seconds get bins alike. Every bin holds k pooled events at least, and so as many
 # rows. Where there are more bins than the job wants, neighbours are joined.
 #
 # Events count as what they weigh beside the largest weight of all sites (effective rows), so that no bin is one row's.
 #
-# Privacy: every site learns the bits of spans.py of these parts, and the pooled events of bins of at least k; no
-# smaller
-#     count is opened. Edges of bins are ends of parts and no times of rows.
+# Privacy: every site learns the bits of spans of these parts, and the pooled events of bins of at least k; no smaller
+# count is opened. Edges of bins are ends of parts and no times of rows.
 
 LEAST_BINS = 2
 Runs = Callable[[Ints], Ints]

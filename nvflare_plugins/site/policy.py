@@ -759,17 +759,19 @@ def load_pinned_by_server(workspace: Path, name: str, group: str) -> tuple[objec
     return None if pin is None else (_load_pinned(pin, "server", name, group), pin)
 
 
-def require_pin_of_server(workspace: Path, name: str) -> None:
-    """Refuse a plugin that the server's policy does not pin, although the server loads nothing of it.
+def hash_pinned_by_server(workspace: Path, name: str) -> str:
+    """Return the hash of a plugin's files that the server's policy pins; the server loads nothing of it, sites compare.
 
     Raises:
         PolicyRefusal, ConfigurationError: it does not; or the server's policy cannot be read.
     """
-    if server_policy(workspace).plugins.get(name) is None:
+    pin = server_policy(workspace).plugins.get(name)
+    if pin is None:
         raise PolicyRefusal(
             f"this server pins no plugin {name}, under whose scheme the job's parties would encrypt. Remedy: have the "
             f"server's operator pin it ({SERVER_POLICY_FILE}, key plugins), or choose another profile."
         )
+    return pin.sha256
 
 
 def server_policy(workspace: Path) -> ServerPolicy:
@@ -900,7 +902,7 @@ def _load_pinned(pin: PluginPin, site: str, name: str, group: str) -> object:
 # A job and ``veilboost site-setup`` add a line when the policy is another than on the last line. Lines are chained by
 # hashes, so that one that was changed or taken out is noticed, unless it is the last. The trail stays at the site.
 
-FILE = "policy_changes.jsonl"
+TRAIL_FILE = "policy_changes.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -936,7 +938,7 @@ def note_policy(policy: SitePolicy, noticed_by: str) -> tuple[str, ...]:
         return ()
     source = policy_path(policy.workspace, policy.site)
     document: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
-    path, status = policy.runs / FILE, source.stat()
+    path, status = policy.runs / TRAIL_FILE, source.stat()
     with _locked(path) as descriptor:
         changes, last = _read(path, _content(descriptor))
         before = changes[-1].policy if changes else {}
@@ -960,7 +962,7 @@ def note_policy(policy: SitePolicy, noticed_by: str) -> tuple[str, ...]:
 
 def trail(runs: Path) -> list[PolicyChange]:
     """Return the trail beside a site's runs, the oldest line first. Raises: ConfigurationError, if it is damaged."""
-    path = runs / FILE
+    path = runs / TRAIL_FILE
     try:
         return _read(path, path.read_bytes())[0]
     except FileNotFoundError:

@@ -27,6 +27,7 @@ from nvflare_plugins.kinds.vertical_tuning.job import VerticalTuningJob
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site import policy
 from nvflare_plugins.site.policy import SitePolicy, hash_of
+from nvflare_plugins.site.protocols import PROTOCOLS
 from tests.support import plugins
 from tests.support.federation import Parties, succeed
 from tests.support.he_toys import toy_paillier
@@ -142,7 +143,28 @@ def test_a_server_that_does_not_pin_the_scheme_ends_the_job_and_none_imports_it(
             JobController._open_plugin(server, job(**FIELDS))
     (tmp_path / "local" / "veilboost_server.json").write_text(json.dumps({"plugins": {NAME: pin()}}))
     assert JobController._open_plugin(server, job(**FIELDS)) is None
+    assert server._pinned == pin()["sha256"] and not plugins.imported()
+
+
+def test_a_party_refuses_where_the_server_pins_other_files(tmp_path: Path) -> None:
+    at_site = SitePolicy.from_dict({"plugins": {NAME: pin()}}, workspace=tmp_path, site="site-1")
+    place = {"policy": at_site, "server_speaks": PROTOCOLS["vertical"]}
+    for other in ("", "0" * 64):
+        with pytest.raises(ConfigurationError, match=f"the server pins other files of plugin {NAME} than site-1"):
+            key_owner.choose_scheme(job(**FIELDS), SimpleNamespace(**place, server_pins=other))
     assert not plugins.imported()
+    at_both = SimpleNamespace(**place, server_pins=pin()["sha256"])
+    assert key_owner.choose_scheme(job(**FIELDS), at_both).facts and not key_owner.choose_scheme(job(), at_both).facts
+
+
+def test_a_private_key_that_may_show_itself_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_primes: None
+) -> None:
+    import acme_numbers.damgard_jurik as scheme
+
+    monkeypatch.setattr(scheme.DamgardJurikPrivateKey, "__repr__", lambda self: str(self.primes.p), raising=False)
+    outcomes = run(parties_of(tmp_path / "sites"), job(**FIELDS, key_bits=2048))
+    assert any("may show themselves" in str(one) for one in outcomes.values()), outcomes
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,10 @@ class Draw:
     @property
     def may_end(self) -> bool:
         """Whether the job may end without a result, by name."""
-        if self.fault in (KILL_SERVER_JOB, FULL_DISK):
-            return True
+        if self.fault == FULL_DISK:
+            return not self.waits
+        if self.fault == KILL_SERVER_JOB:  # DPBoost's server draws noise, and never again for what it has answered
+            return not self.waits or self.kind == "dpboost" or self.moment == 0
         is_survived = self.fault == NONE or (self.fault in (CUT, STOP) and self.lasts_s < SURVIVED_S)
         return not is_survived and (not self.waits or self.moment == 0)
 

@@ -30,7 +30,10 @@ def test_which_jobs_may_end_without_a_result() -> None:
     assert dataclasses.replace(cut, kind="bagging", lasts_s=110.0).may_end
     assert not dataclasses.replace(cut, fault=soak.KILL_MACHINE).may_end
     assert dataclasses.replace(cut, fault=soak.KILL_MACHINE, moment=0.0).may_end, "before it takes part"
-    assert dataclasses.replace(cut, fault=soak.FULL_DISK).may_end
+    for fault in (soak.FULL_DISK, soak.KILL_SERVER_JOB):
+        assert not dataclasses.replace(cut, fault=fault).may_end
+        assert dataclasses.replace(cut, fault=fault, kind="bagging").may_end
+    assert dataclasses.replace(cut, fault=soak.KILL_SERVER_JOB, kind="dpboost").may_end, "it draws no noise again"
 
 
 @pytest.mark.parametrize("kind", ["horizontal", "tuning"])

@@ -63,6 +63,7 @@ from he_processors.histogram.sums import (
     open_shares,
 )
 from he_processors.paillier import PAILLIER, Encryptor, PaillierPrivateKey, owner_encryptor
+from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.evidence.audit import scheme_facts
 from nvflare_plugins.evidence.format import Protection
@@ -82,7 +83,7 @@ from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
 from nvflare_plugins.kinds.vertical.messages import TrainingSetup
 from nvflare_plugins.kinds.vertical.noised import NoisePlan
 from nvflare_plugins.kinds.vertical.sealed import SealedPlan
-from nvflare_plugins.site.policy import SCHEMES, SitePolicy, load_hashed
+from nvflare_plugins.site.policy import SCHEMES, load_hashed
 from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.workers.worker_connection import WorkerPart
 from nvflare_plugins.workers.workers import Workers, begin, collect
@@ -751,6 +752,11 @@ def open_owner(
         if not job.is_encrypted:
             return ClearGradientOwner(pairs)
         key = numbers.generate(job.key_bits)
+        if type(key).__repr__ is not PrivateKey.__repr__:
+            raise ConfigurationError(
+                f"private keys of scheme {numbers.name} may show themselves: its class has a repr of its own. Remedy: "
+                "have its author leave out repr (`@dataclass(repr=False)`)"
+            )
         owner = gradient_owner(key, pairs, backend)
         secret = partial(secret_key_to_bytes, key)
     return owner if workers is None else ShardedOwner(owner, workers, backend, secret())
@@ -858,20 +864,25 @@ BUILT_IN = {
 }
 
 
-def choose_scheme(policy: SitePolicy, job: VerticalJob) -> VerticalScheme:
-    """Return the scheme of a job; a plugin's is loaded if the site's policy pins its files.
+def choose_scheme(job: VerticalJob, context: SiteContext) -> VerticalScheme:
+    """Return the scheme of a job; a plugin's is loaded if the site's policy, and the server's, pin its files.
 
     Raises:
-        PolicyRefusal, ConfigurationError: as ``load_hashed``; or what it loaded is no scheme of that name; or this
-            site's cluster would need it.
+        PolicyRefusal, ConfigurationError: as ``load_hashed``; or the server pins other files; or what it loaded is no
+            scheme of that name; or this site's cluster would need it.
     """
-    name = plugin_of(job.profile)
+    name, policy = plugin_of(job.profile), context.policy
     if name is None:
         return BUILT_IN[job.profile]
     if policy.cluster_for(job.data_set) is not None:
         raise ConfigurationError(
             f"{policy.site} trains data set {job.data_set!r} on a cluster, whose workers load no plugins: "
             f"{job.profile} is refused there. Policy key: cluster. Remedy: choose profile paillier."
+        )
+    if context.server_speaks is not None and context.server_pins != policy.plugin(name).sha256:
+        raise ConfigurationError(
+            f"the server pins other files of plugin {name} than {policy.site}: have both operators compare its sha256. "
+            f"Policy key: plugins.{name}"
         )
     scheme, pin = load_hashed(policy, name, SCHEMES, "which encrypt gradients")
     problem = problem_of(scheme, name)

@@ -298,7 +298,7 @@ def prepare(job: VerticalJob, context: SiteContext, group: str | None = None) ->
     check_predictor(arithmetic_here())
     policy, is_active = context.policy, context.site == job.active
     _check_policy(job, context, is_active=is_active)
-    scheme = choose_scheme(policy, job)
+    scheme = choose_scheme(job, context)
     unconstrained = {n: v for n, v in job.params.items() if ALIASES.get(n, n) not in _NAMES_COLUMNS}
     parameters = check_vertical_parameters(unconstrained, ["any"], label=job.label)
     noised, sealed = plan_of(job, parameters), sealed_plan(job, parameters)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.pages.run_record import DataFacts, RunRecord
 from nvflare_plugins.pages.runs_page import due
-from nvflare_plugins.site.policy import FILE, SitePolicy, note_policy, trail
+from nvflare_plugins.site.policy import TRAIL_FILE, SitePolicy, note_policy, trail
 from nvflare_plugins.site.policy_values import Retention
 
 NOW = datetime(2031, 5, 1, tzinfo=UTC)
@@ -174,7 +174,7 @@ def test_the_trail_names_what_changed_and_notices_a_line_that_was_taken_out(
     assert [one.policy["min_sites"] for one in changes] == [2, 3, 4] and changes[0].noticed_by == "job 7"
     command = ["runs", "--workspace", str(place), "--site", SITE, "--policy-changes"]
     assert main(command) == 0 and capsys.readouterr().out.count("min_sites") == 3
-    path = policy.runs / FILE
+    path = policy.runs / TRAIL_FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines) + b'{"at": ')  # a crash in the middle of a line
     workspace(tmp_path, min_sites=5)
