@@ -754,8 +754,8 @@ def open_owner(
         key = numbers.generate(job.key_bits)
         if type(key).__repr__ is not PrivateKey.__repr__:
             raise ConfigurationError(
-                f"private keys of scheme {numbers.name} may show themselves: its class has a repr of its own. Remedy: "
-                "have its author leave out repr (`@dataclass(repr=False)`)"
+                f"private keys of scheme {numbers.name} may show themselves: their class has a __repr__ of its own. "
+                "Remedy: ask the scheme's author to leave it out."
             )
         owner = gradient_owner(key, pairs, backend)
         secret = partial(secret_key_to_bytes, key)
