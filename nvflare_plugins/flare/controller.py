@@ -33,7 +33,7 @@ from nvflare_plugins.evidence.format import is_name
 from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt
 from nvflare_plugins.flare.kept_jobs import Lead, note_over, note_waiting, noted_attempt, noted_lead
 from nvflare_plugins.flare.kinds import kind_of
-from nvflare_plugins.flare.loading import MOST_CHARS, TOPIC_FAULT
+from nvflare_plugins.flare.loading import MOST_CHARS, TOPIC_FAULT, note_step
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
 from nvflare_plugins.flare.presence import Presence
 from nvflare_plugins.flare.timeouts import (
@@ -119,6 +119,7 @@ class JobController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the attempt; a failure ends the FLARE job with one clear reason."""
+        note_step(None, self._run_folder(fl_ctx))
         try:
             check_set_up(Path(self._engine.get_workspace().get_root_dir()), "the server")
             check_tracking(self._engine.run_manager.components.values())

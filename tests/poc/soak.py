@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -564,6 +565,15 @@ def check_ended_by_name(draw: Draw, said: Sequence[str]) -> None:
         raise Violation(f"the job ended, and no reason names {wanted!r}: {said}")
 
 
+def check_no_errors(kits: Path, job_id: str) -> None:
+    """Hold that no log calls anything of a job an error that nothing befell."""
+    of_job = [path.read_text(errors="replace") for path in kits.glob(f"*/{job_id}/error_log.txt")]
+    of_parents = [path.read_text(errors="replace") for path in kits.glob("*/error_log.txt")]
+    said = [*filter(None, of_job), *(line for text in of_parents for line in text.splitlines() if job_id in line)]
+    if said:
+        raise Violation(f"nothing befell the job, and logs call it an error: {said}")
+
+
 # -- growth -----------------------------------------------------------------------------------------------------------
 
 
@@ -584,19 +594,31 @@ def idle(poc: SoakPoc) -> Idle:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         numbers[f"handles of {name}"] = len(os.listdir(f"/proc/{pid}/fd"))
         numbers[f"threads of {name}"] = len(os.listdir(f"/proc/{pid}/task"))
+        numbers[f"children of {name}"] = len(_children(pid))
         numbers[f"resident_mb of {name}"] = round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
-        numbers[f"disk_mb of {name}"] = round(sum(map(_bytes, (poc.kits / name, poc.kept(name)))) / 1e6, 2)
+        kept = (poc.folder / "poc").glob("*-storage") if name == "server" else [poc.kept(name)]
+        numbers[f"disk_mb of {name}"] = round(sum(map(_bytes, (poc.kits / name, *kept))) / 1e6, 2)
     return Idle(pids, numbers)
+
+
+def _children(pid: int) -> list[str]:
+    """Return the states of processes that another one has started, also where it has not noticed that they ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            found += [state] if int(parent) == pid else []
+    return found
 
 
 def _bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-NONE_YET = Idle({}, {})
-MOST_A_JOB = {"handles": 0.5, "threads": 0.5, "resident_mb": 1.5, "disk_mb": 3.0, "temporary": 0.5, "processes": 0.2}
+MOST_A_JOB = {"handles": 0.5, "threads": 0.5, "resident_mb": 1.5, "disk_mb": 3.0, "temporary": 0.5}
+MOST_A_JOB |= {"processes": 0.2, "children": 0.2}
 """What may be added a job, over a dozen of jobs and more: less is the noise of the measurement."""
-FEWEST = 16
+FEWEST, WARM_UP = 16, 10
 
 
 def growth(values: Sequence[float]) -> float:
@@ -608,13 +630,22 @@ def growth(values: Sequence[float]) -> float:
 
 
 def series(measured: Sequence[Idle]) -> dict[str, list[float]]:
-    """Return each number over the jobs; those of a process begin anew where another one took its place."""
-    found = {}
-    for name in measured[-1].numbers:
-        party = "" if name.startswith("disk") else name.rpartition(" ")[2]
-        same = [one for one in measured if one.pids.get(party) == measured[-1].pids.get(party)]
-        found[name] = [one.numbers[name] for one in same]
+    """Return each number over the jobs; where another process took a process's place, it goes on as before."""
+    found = {name: [value] for name, value in measured[0].numbers.items()} if measured else {}
+    for before, now in pairwise(measured):
+        for name, values in found.items():
+            party = "" if name.startswith("disk") else name.rpartition(" ")[2]
+            is_same = before.pids.get(party) == now.pids.get(party)
+            values.append(values[-1] + (now.numbers[name] - before.numbers[name] if is_same else 0.0))
     return found
+
+
+def added(values: Sequence[float]) -> list[float]:
+    """Return what ten jobs add to a number, and the standard error of that: of what each job adds, after a warm-up."""
+    steps = [after - before for before, after in pairwise(values[WARM_UP:])]
+    if len(steps) < 2:
+        return []
+    return [round(10 * one, 2) for one in (statistics.mean(steps), statistics.stdev(steps) / len(steps) ** 0.5)]
 
 
 def check_growth(measured: Sequence[Idle]) -> None:
@@ -673,7 +704,7 @@ class Soak:
         line |= {"ended": how, "attempts": first.attempts}
         line |= {"said": [] if is_whole else first.said, "jobs": [one.job_id for one in submitted]}
         line |= {"seconds": round(time.monotonic() - began, 1), "load": round(os.getloadavg()[0], 1)}
-        return line | {"idle": self.measured[-1].numbers}
+        return line | {"idle": dataclasses.asdict(self.measured[-1])}
 
     def _ledgers(self) -> dict[str, Path]:
         return {site: self.poc.policy(site).ledgers for site in SITES}
@@ -703,19 +734,18 @@ class Soak:
         run, lines = self.poc.run_of(draw.site, job_id), draw.moment * expected(draw.kind).lines[draw.site]
         if draw.fault == FULL_DISK:
             fill(self.poc.kept(draw.site), 4 << 20)
-        asked = began = time.monotonic()
-        at_site, targets, seen = list[int](), list[int](), 0
+        looked = began = time.monotonic()
+        targets = list[int]()
         while time.monotonic() - began < JOB_S:
-            written = n_lines(run)
-            if at_site and (draw.moment == 0 or written >= max(1, lines)):
+            if targets and (draw.moment == 0 or n_lines(run) >= max(1, lines)):
                 return targets
-            if written != seen:  # the server is not asked meanwhile: its answer takes as long as many rounds
-                seen, asked = written, time.monotonic()
             time.sleep(0.005)
-            if not at_site or time.monotonic() - asked > 2:
-                at_site = job_processes(self.poc, job_id, str(self.poc.kits / draw.site))
-                asked, targets = time.monotonic(), targets_of(self.poc, draw, job_id)
-                if _status(session, job_id).startswith("FINISHED"):
+            if not targets or time.monotonic() - looked > 2:
+                looked, had = time.monotonic(), bool(targets)
+                is_there = bool(job_processes(self.poc, job_id, str(self.poc.kits / draw.site)))
+                targets = targets_of(self.poc, draw, job_id) if is_there else []
+                # While the site takes part the server is not asked: its answer takes as long as many rounds.
+                if not is_there and (had or _status(session, job_id).startswith("FINISHED")):
                     (self.poc.kept(draw.site) / FILLING).unlink(missing_ok=True)
                     return None
         raise Violation(f"job {job_id} neither ends nor goes on")
@@ -756,6 +786,8 @@ class Soak:
             raise Violation(f"left behind: {partial} {notes}")
         if is_whole:
             check_result(draw.kind, runs)
+            if not ended.befell:
+                check_no_errors(self.poc.kits, ended.job_id)
         elif ended.befell and (draw.may_end or ended.is_late):
             check_ended_by_name(draw, ended.said)
         else:
@@ -773,9 +805,7 @@ class Soak:
             "faults": dict(Counter(one["fault"] if one["befell"] else NONE for one in lines)),
             "attempts": sum(one["attempts"] for one in lines),
             "seconds": round(sum(one["seconds"] for one in lines)),
-            "growth_a_job": {
-                name: round(growth(found), 3) for name, found in series(self.measured or [NONE_YET]).items()
-            },
+            "added_by_ten_jobs": {name: added(found) for name, found in series(self.measured).items()},
         }
 
 

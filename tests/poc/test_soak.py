@@ -78,13 +78,33 @@ def test_what_grows_is_found_and_noise_is_not() -> None:
     def over_jobs(a_job: float) -> list[Idle]:
         return [Idle({"server": 1}, {"handles of server": 17 + n % 3 + a_job * n, "processes": 8}) for n in range(30)]
 
-    soak.check_growth(over_jobs(0.0))
-    with pytest.raises(Violation, match="handles of server grows by 1"):
-        soak.check_growth(over_jobs(1.0))
-    another = [dataclasses.replace(one, pids={"server": n // 10}) for n, one in enumerate(over_jobs(1.0))]
-    assert soak.series(another)["handles of server"] == [n % 3 + 17 + n for n in range(20, 30)], (
-        "its last process alone"
-    )
+    def restarted(a_job: float) -> list[Idle]:
+        """Each process of the server begins with 17 handles, and is gone after six jobs."""
+        numbers = [{"handles of server": 17 + a_job * (n % 6), "processes": 8} for n in range(30)]
+        return [Idle({"server": n // 6}, one) for n, one in enumerate(numbers)]
+
+    for held, grows in ((over_jobs(0.0), over_jobs(1.0)), (restarted(0.0), restarted(1.0))):
+        soak.check_growth(held)
+        with pytest.raises(Violation, match="handles of server grows by"):
+            soak.check_growth(grows)
+    assert soak.added([*range(0, 100, 10), *range(100, 120)]) == [10.0, 0.0], "the first ten jobs are a warm-up"
+    steady, error = soak.added(soak.series(over_jobs(0.0))["handles of server"])
+    assert abs(steady) < 2 * error
+
+
+def test_an_error_in_a_log_of_a_job_that_nothing_befell_is_found(tmp_path: Path) -> None:
+    for party in ("server", "site-1"):
+        (tmp_path / party / "job").mkdir(parents=True)
+        (tmp_path / party / "error_log.txt").write_text("another job failed\n")
+        (tmp_path / party / "job" / "error_log.txt").touch()
+    soak.check_no_errors(tmp_path, "job-1")
+    for wrong in ("server/error_log.txt", "site-1/job-1/error_log.txt"):
+        path = tmp_path / wrong
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("job-1: it ended before it began\n")
+        with pytest.raises(Violation, match="logs call it an error"):
+            soak.check_no_errors(tmp_path, "job-1")
+        path.unlink()
 
 
 def test_an_end_that_names_nothing_is_found() -> None:

@@ -28,6 +28,7 @@ from nvflare_plugins.flare.attempt import (
     SiteReport,
 )
 from nvflare_plugins.flare.controller import JobController
+from nvflare_plugins.flare.loading import died_early, note_step
 from nvflare_plugins.flare.timeouts import REPORT_S, START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.wire.channel import Channel
@@ -376,7 +377,10 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
     monkeypatch.setattr(controller, "_engine", engine, raising=False)
     monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: [object()])
     monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
+    note_step("before its connection stood", federation.folder)
+    assert died_early(federation.folder) is not None
     controller.control_flow(None, MagicMock())
+    assert died_early(federation.folder) is None, "FLARE's process of the server would call each job's end too early"
     assert said == [f"VeilBoost job failed: {federation.attempt.reason}"]
     assert "the server could not go on: the file system is read-only" in said[0] and "secret" not in said[0]
     assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
