@@ -101,7 +101,7 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def _noise_of_trees(job: PrivateTreesJob, n_sites: int, workspace: Path) -> ServerSum | None:
-    from nvflare_plugins.kinds.private_trees.noise_of_others import server_of
+    from nvflare_plugins.kinds.private_trees.noisy_sums import server_of
 
     server = server_of(job, n_sites, workspace)
     return None if server is None else server.answer

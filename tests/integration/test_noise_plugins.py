@@ -14,7 +14,7 @@ from nvflare_plugins.attempt.plan import PlanRequest
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.evidence.verification import verify
 from nvflare_plugins.kinds.private_trees.job import JobPlan
-from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site, server_of
+from nvflare_plugins.kinds.private_trees.noisy_sums import noise_at_site, server_of
 from nvflare_plugins.kinds.private_trees.planner import plan
 from nvflare_plugins.site import policy
 from nvflare_plugins.site.policy import SitePolicy, hash_of

@@ -14,8 +14,7 @@ from dp_components.ledger import Ledger
 from dp_components.mechanisms import add_noise
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.noise_of_others import server_of
-from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer
+from nvflare_plugins.kinds.private_trees.noisy_sums import Mechanism, TrustedServer, server_of
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import unpack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +12,23 @@ from numpy.typing import NDArray
 from dp_components.accounting import PrivacyCost, compose
 from dp_components.errors import UnusableNoise
 from dp_components.events import Release
+from dp_components.integer_noise import RARE, NoiseMechanism, NoiseOfOthers, rareness_of_draws
 from dp_components.mechanisms import add_gaussian_noise, add_noise, add_noise_share
 from dp_components.sensitivity import Sensitivity
 from dp_components.split_methods.tree import Histograms, in_numpy
-from he_processors.errors import ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from he_processors.randomness import OS_RANDOMNESS, RandomSource
 from nvflare_plugins.attempt.payment import event_text
+from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.growth._native import growth
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable
 from nvflare_plugins.growth.rows import BinnedRows
-from nvflare_plugins.kinds.private_trees.job import JobPlan
+from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.plan import PlannedRelease, PrivateTreesPlan, ReleaseSchedule
+from nvflare_plugins.site.policy import NOISES, SitePolicy, load_hashed, load_pinned_by_server
+from nvflare_plugins.site.policy_values import SERVER_POLICY_FILE, PluginPin
 from nvflare_plugins.wire.envelope import Codec, Frame, Kind, Phase
+from nvflare_plugins.wire.profiles import plugin_of
 from nvflare_plugins.wire.sums import ProtectedSums
 
 # Sums over the sites with the plan's noise on them, each charged before it leaves a site.
@@ -35,6 +41,7 @@ The query is words, then ``STATE`` and a hash of everything public that its exac
 """
 
 STATE = "; after "
+_CHECKED_DRAWS = 20_000
 
 
 def without_ledger(query: str, make: Callable[[], Release]) -> NDArray[np.int64]:
@@ -181,3 +188,67 @@ class TrustedServer:
         epsilon = self._spent.for_person(job.rows_per_person).epsilon(job.at_delta)
         spend(f"{frame.kind.name} at {frame.moment}", event_text([planned.event]), epsilon, job.at_delta)
         return noisy.astype("<i8").tobytes()
+
+
+# Noise mechanisms that others wrote: what a site's policy, or the server's, pins by its files and loads.
+
+
+def noise_at_site(policy: SitePolicy, job: PrivateTreesJob) -> NoiseOfOthers | None:
+    """Return the mechanism that a job names, for its price; None of a job with our noise. A site draws nothing of it.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: as ``load_hashed``.
+    """
+    name = plugin_of(job.noise)
+    if name is None:
+        return None
+    if policy.cluster_for(job.data_set) is not None:
+        raise ConfigurationError(
+            f"{policy.site} trains data set {job.data_set!r} on a cluster, whose workers load no plugins: noise of "
+            "others is refused there. Remedy: leave noise out."
+        )
+    loaded, pin = load_hashed(policy, name, NOISES, "on which the price of its noise depends")
+    return _named(loaded, name, pin)
+
+
+def noise_at_server(workspace: Path, job: PrivateTreesJob) -> NoiseOfOthers | None:
+    """Return the mechanism that the server's policy pins for a job; None of a job with our noise.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: it pins none, or as ``load_pinned_by_server``.
+    """
+    name = plugin_of(job.noise)
+    if name is None:
+        return None
+    found = load_pinned_by_server(workspace, name, NOISES)
+    if found is None:
+        raise PolicyRefusal(
+            f"this server pins no plugin {name}, whose noise the job asks for. Remedy: have the server's operator pin "
+            f"it ({SERVER_POLICY_FILE}, key plugins), or leave noise out."
+        )
+    loaded, pin = found
+    return _named(loaded, name, pin)
+
+
+def _named(loaded: object, name: str, pin: PluginPin) -> NoiseOfOthers:
+    if not isinstance(loaded, NoiseMechanism) or loaded.name != name:
+        raise ConfigurationError(f"plugin {name} of {pin} is no NoiseMechanism of that name: choose another noise")
+    return NoiseOfOthers(loaded, f"{name} {pin.distribution} {pin.version} sha256 {pin.sha256}")
+
+
+def server_of(job: PrivateTreesJob, n_sites: int, workspace: Path) -> TrustedServer | None:
+    """Return the server's part in a job; None where it is trusted with no sums.
+
+    Draws of noise of others are compared with its mass function, before any is given away.
+
+    Raises:
+        PolicyRefusal, ConfigurationError: see ``noise_at_server``; or its draws are of another mass function.
+    """
+    plan = JobPlan.of(job, n_sites, (), noise_at_server(workspace, job))
+    found = {id(release.noise.others): release.noise.others for release in plan.releases.releases}
+    for priced in found.values():
+        if priced is not None and rareness_of_draws(priced.noise, _CHECKED_DRAWS) <= RARE:
+            raise ConfigurationError(
+                f"noise {priced.event.mechanism} is not drawn from the mass function that it states: choose another"
+            )
+    return TrustedServer(plan) if plan.training.trust.is_trusted_aggregator else None

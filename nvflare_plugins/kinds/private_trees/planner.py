@@ -28,7 +28,7 @@ from nvflare_plugins.base.formatting import human_bytes, human_number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
-from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site
+from nvflare_plugins.kinds.private_trees.noisy_sums import noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.pages.run_record import PointCurve, ReportSection
 

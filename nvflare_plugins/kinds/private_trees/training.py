@@ -28,8 +28,7 @@ from nvflare_plugins.data.table import Table, column_names, load_table, log_coun
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.private_trees.forest import clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.noise_of_others import noise_at_site
-from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums
+from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums, noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.kinds.private_trees.planner import epsilon_text, lines, report_sections, summarise
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
