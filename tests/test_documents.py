@@ -318,4 +318,4 @@ def test_recipes_of_the_documents_are_accepted(tmp_path: Path, monkeypatch: pyte
         for code in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL):
             exec(code, {})  # noqa: S102  # the document's own code
     assert len(run) == 2
-    assert len(list(tmp_path.glob("jobs/*/meta.json"))) == 6
+    assert len(list(tmp_path.glob("jobs/*/meta.json"))) == 3
