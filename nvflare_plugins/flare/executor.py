@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +33,10 @@ from nvflare_plugins.base.files import takes_files
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
-from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, set_aside
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, read_log, set_aside
 from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
 from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
-from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_result, note_waiting, noted_attempt, noted_result
+from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import note_step
 from nvflare_plugins.flare.metrics import MetricsFile, SiteMetrics, metrics_folder
@@ -130,10 +129,12 @@ class JobExecutor(Executor):
     _pause_s: float = 0.0  # how long this process has paused last
     _pauses: Callable[[], bool] | None = None  # it takes no part until this says so
     _stays_kept: bool = False  # this process ends for no reason of the job's, and is to be started again
+    _done: Signal | None = None  # FLARE's, of an attempt that has ended well, and whose report is to be sent
 
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         self.kind = kind
+        self._parent = os.getppid()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Go on with the signs of life until the server has the site's report, or the run is over."""
@@ -143,17 +144,23 @@ class JobExecutor(Executor):
             note_step(None, _run_folder(fl_ctx))
             cell = fl_ctx.get_engine().get_cell().core_cell
             self._ready = Ready(cell, FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]))
-        if self._ready is None:
-            return
-        run = _run_folder(fl_ctx)
-        if event_type in (EventType.START_RUN, EventType.AFTER_SEND_TASK_RESULT):
+        if self._ready is not None:
+            self._say_whether_it_waits(self._ready, event_type, fl_ctx)
+
+    def _say_whether_it_waits(self, ready: Ready, event_type: str, fl_ctx: FLContext) -> None:
+        run, is_sent = _run_folder(fl_ctx), event_type == EventType.AFTER_SEND_TASK_RESULT
+        if is_sent and self._done is not None and not self._done.triggered:  # else FLARE gave up sending it
+            note_over(run)
+        if os.getppid() != self._parent and is_noted(run):  # FLARE's own process has ended, and ends this one with it
+            self._stays_kept = True
+        if is_sent or event_type == EventType.START_RUN:
             # This process was started again, or the job may go on.
             if (self._pauses is not None or is_noted(run)) and not self._stays_kept:
-                self._ready.waits(self._pauses)
+                ready.waits(self._pauses)
             else:
-                self._ready.end()
+                ready.end()
         elif event_type == EventType.END_RUN:
-            self._ready.end()
+            ready.end()
             if not self._stays_kept:
                 note_over(run)
                 self._drop_kept(fl_ctx)
@@ -180,7 +187,7 @@ class JobExecutor(Executor):
         evidence: Path | None = None
         task: JobTask | None = None
         policy: SitePolicy | None = None
-        self._watch, self._pauses = None, None
+        self._watch = self._pauses = self._done = None
         try:
             check_set_up(workspace, site)
             policy = SitePolicy.load(workspace, site)
@@ -200,7 +207,7 @@ class JobExecutor(Executor):
                 evidence=_content(evidence),
                 earlier=_earlier(evidence),
             )
-            note_over(_run_folder(fl_ctx))
+            self._done = abort_signal
             self.log_info(fl_ctx, f"finished: {outcome.message}")
         except Exception as error:  # the edge of the process: whatever it is, it becomes the site's report
             text = error_text(error)
@@ -294,9 +301,8 @@ class JobExecutor(Executor):
         if waits_s is not None:
             run = _run_folder(fl_ctx)
             if noted_attempt(run) == task.attempt:  # FLARE gives the task of a process that died to the next one
-                done = noted_result(run)
-                if done is not None:
-                    return JobResult(done[0], "an earlier process of this job had ended it, and died", done[1])
+                if (done := _ended_well(context)) is not None:
+                    return done
                 raise _DiedBefore("its job process had ended in the middle of this attempt, and another one is there")
             note_waiting(run, waits_s, task.attempt)
             if self._ready is not None:
@@ -313,10 +319,7 @@ class JobExecutor(Executor):
         counted, shown = metrics.metered(transport), metrics.watched(progress)
         try:
             with metrics.running(lambda: transport.waiting_s):
-                result = watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
-            with suppress(OSError):  # all sites have ended it: a full disk undoes nothing
-                note_result(_run_folder(fl_ctx), result.hmac, result.summary)
-            return result
+                return watch.wait(Work(lambda: kind.run(task.job, context, counted, timeout_s, shown)))
         except Stuck:
             guard.arm(JobReturnCode.ABORTED if abort_signal.triggered else JobReturnCode.EXCEPTION)
             raise
@@ -337,6 +340,17 @@ class JobExecutor(Executor):
                 send_analytic_dxo(self, dxo, context, METRICS_EVENT, fire_fed_event=True)
 
         return send
+
+
+def _ended_well(context: SiteContext) -> JobResult | None:
+    """Return what an attempt came to that an earlier process has ended well, as its evidence says; None if none has."""
+    try:
+        log = read_log(RunFolder(context.runs, context.job_id).evidence / export_name(context.site))
+    except (ProtocolError, OSError):
+        return None
+    if log.unfinished or not log.completed or not log.models or log.attempt != context.attempt.hex():
+        return None
+    return JobResult(log.models[-1]["hmac"], "an earlier process of this job had ended it, and died", {})
 
 
 class ProgressLog:

@@ -127,20 +127,6 @@ def noted_attempt(run: Path) -> str | None:
     return attempt if isinstance(attempt, str) else None
 
 
-def note_result(run: Path, hmac: str, summary: dict[str, Any]) -> None:
-    """Keep how the noted attempt ended well, so that a further process can report it where this one dies first."""
-    if is_noted(run):
-        _write(run, {**_read(run), "result": [hmac, summary]})
-
-
-def noted_result(run: Path) -> tuple[str, dict[str, Any]] | None:
-    """Return the HMAC and summary with which the noted attempt ended well; None if it has not."""
-    match _read(run).get("result"):
-        case [str(hmac), dict(summary)]:
-            return hmac, summary
-    return None
-
-
 def note_over(run: Path) -> None:
     """Say that this site's part in a job is over."""
     (run / NOTE).unlink(missing_ok=True)

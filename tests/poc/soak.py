@@ -258,8 +258,12 @@ def expected(kind: str) -> Expected:
 
 
 def n_lines(run: Path) -> int:
-    """Return how many lines of evidence a run has so far."""
-    return sum(path.read_bytes().count(b"\n") for path in run.glob("evidence/*.jsonl"))
+    """Return how many lines of evidence a run has so far: until it ends the file has another name."""
+    found = 0
+    for path in (*run.glob("evidence/*.jsonl"), *run.glob("evidence/*.jsonl.partial")):
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            found += path.read_bytes().count(b"\n")
+    return found
 
 
 def spending(ledgers: Path) -> list[JobSpending]:
@@ -436,12 +440,12 @@ def has_disks() -> bool:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def _parents(poc: Poc, participant: str) -> list[int]:
+def _parents(poc: Poc, participant: str, which: bytes = rb"(client|server)_train") -> list[int]:
     """Return FLARE's own processes of a participant."""
     found = []
     for pid in machine(poc, participant):
         with contextlib.suppress(OSError):
-            if re.search(rb"(client|server)_train", Path(f"/proc/{pid}/cmdline").read_bytes()):
+            if re.search(which, Path(f"/proc/{pid}/cmdline").read_bytes()):
                 found.append(pid)
     return found
 
@@ -472,7 +476,7 @@ def struck(poc: SoakPoc, draw: Draw, targets: Sequence[int], children: list[subp
         start, before = poc.starts[site], _registrations(poc, site)
         _kill(targets)
         yield
-        if not _parents(poc, site):  # FLARE's own script starts it again where it lives
+        if not _parents(poc, site, rb"(sub_start|client_train)"):  # FLARE's own script starts it again, in 5 s
             children.append(start())
         until(lambda: _registrations(poc, site) > before, BACK_S, f"{site} is back")
     elif draw.fault == STOP:
@@ -588,6 +592,9 @@ class Idle:
 def idle(poc: SoakPoc) -> Idle:
     """Measure it."""
     pids = {name: _parents(poc, name)[0] for name in ("server", *SITES)}
+    twice = [name for name in pids if len(_parents(poc, name)) > 1]
+    if twice:
+        raise Violation(f"more than one FLARE process of {twice}")
     numbers: dict[str, float] = {"processes": len(poc.pids())}
     numbers["temporary"] = sum(1 for _ in (poc.folder / "tmp").rglob("*"))
     for name, pid in pids.items():
@@ -661,13 +668,18 @@ def check_growth(measured: Sequence[Idle]) -> None:
 
 @dataclass
 class Ended:
-    """How a submitted job ended. Attributes: said: the reasons that server and sites give."""
+    """How a submitted job ended.
+
+    Attributes:
+        said: the reasons that server and sites give.
+        befell: the share of the site's evidence that was written when the fault came; None where the job ended before.
+    """
 
     job_id: str
     status: str
     said: list[str]
     attempts: int = 1
-    befell: bool = False
+    befell: float | None = None
 
     @property
     def is_late(self) -> bool:
@@ -716,8 +728,10 @@ class Soak:
         with poc.session() as session:
             job_id = str(session.submit_job(str(folder)))
             targets = self._comes(draw, job_id, session) if draw.fault != NONE else None
-            befell = targets is not None
+            befell = None
             if targets is not None:
+                written = n_lines(poc.run_of(draw.site, job_id))
+                befell = round(written / expected(draw.kind).lines[draw.site], 3)
                 with struck(poc, draw, targets, self._children):
                     time.sleep(draw.lasts_s if draw.fault not in (KILL_JOB, KILL_SERVER_JOB) else 0)
             until(lambda: _status(session, job_id).startswith("FINISHED"), JOB_S, f"the end of {draw.kind} {job_id}")
@@ -786,9 +800,9 @@ class Soak:
             raise Violation(f"left behind: {partial} {notes}")
         if is_whole:
             check_result(draw.kind, runs)
-            if not ended.befell:
+            if ended.befell is None:
                 check_no_errors(self.poc.kits, ended.job_id)
-        elif ended.befell and (draw.may_end or ended.is_late):
+        elif ended.befell is not None and (draw.may_end or ended.is_late):
             check_ended_by_name(draw, ended.said)
         else:
             raise Violation(f"{draw.kind} ended as {ended.status} after {draw.fault} ({ended.befell=}): {ended.said}")
@@ -802,7 +816,7 @@ class Soak:
             "jobs": len(lines),
             "submitted": sum(len(one["jobs"]) for one in lines),
             "ends": dict(ends),
-            "faults": dict(Counter(one["fault"] if one["befell"] else NONE for one in lines)),
+            "faults": dict(Counter(NONE if one["befell"] is None else one["fault"] for one in lines)),
             "attempts": sum(one["attempts"] for one in lines),
             "seconds": round(sum(one["seconds"] for one in lines)),
             "added_by_ten_jobs": {name: added(found) for name, found in series(self.measured).items()},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.flare.kinds import KINDS
 from tests.poc import soak
 from tests.poc.soak import Draw, Idle, Violation, drawn, expected, give
@@ -90,6 +91,15 @@ def test_what_grows_is_found_and_noise_is_not() -> None:
     assert soak.added([*range(0, 100, 10), *range(100, 120)]) == [10.0, 0.0], "the first ten jobs are a warm-up"
     steady, error = soak.added(soak.series(over_jobs(0.0))["handles of server"])
     assert abs(steady) < 2 * error
+
+
+def test_lines_of_a_log_that_is_being_written_count(tmp_path: Path) -> None:
+    log = EvidenceLog(tmp_path / "evidence" / "site-1.evidence.jsonl", "site-1", "job", "aa" * 16, "masks")
+    log.round(0)
+    assert soak.n_lines(tmp_path) == 2
+    log.end("completed")
+    log.close()
+    assert soak.n_lines(tmp_path) == 4
 
 
 def test_an_error_in_a_log_of_a_job_that_nothing_befell_is_found(tmp_path: Path) -> None:

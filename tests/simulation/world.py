@@ -472,13 +472,14 @@ class World:
         lives = dict(self.lives)
 
         def handed_over() -> None:
+            if self.lives[site] != lives[site] or site in scheduler.dead:
+                return
             if self.lives[SERVER] == lives[SERVER] and SERVER not in scheduler.dead:
                 scheduler.spawn(lambda: task.result_received_cb(client_task, at_server), "report", SERVER)
-            if self.lives[site] == lives[site] and site not in scheduler.dead:
-                sent = EventType.AFTER_SEND_TASK_RESULT
-                scheduler.spawn(lambda: component.handle_event(sent, own), "sent", site)
+            sent = EventType.AFTER_SEND_TASK_RESULT
+            scheduler.spawn(lambda: component.handle_event(sent, own), "sent", site)
 
-        # FLARE hands reports over by itself, and tries until they are there.
+        # FLARE hands reports over by itself, and tries until they are there, or the process dies that has them.
         scheduler.at(0.1, handed_over)
 
 

@@ -18,6 +18,8 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import JobResult
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import HeldElsewhere, WorkerFailure, WorkerLost, time_mends
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
@@ -28,10 +30,11 @@ from nvflare_plugins.flare.executor import (
     error_text,
     job_name,
 )
-from nvflare_plugins.flare.kept_jobs import is_noted
+from nvflare_plugins.flare.kept_jobs import is_noted, note_waiting
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.site.certificates import load_identity
 from nvflare_plugins.site.memory.store import NAME
+from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.site.protocols import Span
 from nvflare_plugins.site.setup import SetupOptions, set_up
 from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
@@ -267,27 +270,65 @@ def test_a_process_takes_no_part_where_the_one_before_it_died(tmp_path: Path) ->
     assert taken == [1, 2]
 
 
-def test_a_process_reports_what_the_one_before_it_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def ended_evidence(root: Path, attempt: str, *, is_closed: bool = True) -> None:
+    """Leave what a process leaves that has ended an attempt well."""
+    path = SitePolicy.load(root, "site-1").runs / "job" / "evidence" / export_name("site-1")
+    log = EvidenceLog(path, "site-1", "job", attempt, "masks")
+    log.model("model.json", 3, bytes.fromhex("ab" * 32))
+    if is_closed:
+        log.end("completed")
+        log.close()
+    else:
+        log.flush()
+
+
+def must_not_run(*of: object) -> JobResult:
+    raise AssertionError("it was done before")
+
+
+@pytest.mark.parametrize(("attempt", "is_closed"), [("aa", True), ("bb", True), ("aa", False)])
+def test_a_process_reports_what_the_one_before_it_had_ended(tmp_path: Path, attempt: str, is_closed: bool) -> None:
     """The one before died with all written and its report not sent: the job is not lost, and nothing is done again."""
-    context, run, taken = flare_context(tmp_path), tmp_path / "job", []
+    context, run = flare_context(tmp_path), tmp_path / "job"
+    run.mkdir()
+    note_waiting(run, 60.0, "aa" * 16)
+    with executor_that(must_not_run) as second:
+        ended_evidence(tmp_path, attempt * 16, is_closed=is_closed)
+        reply = second.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
+    if attempt == "aa" and is_closed:
+        assert (reply["status"], reply["model_hmac"]) == (COMPLETED, "ab" * 32) and reply["evidence"]
+    else:
+        assert reply["status"] == INTERRUPTED and "another one is there" in reply["error"]
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+@pytest.mark.parametrize("is_orphan", [False, True])
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_part_is_over_when_the_server_has_its_report_and_not_when_flare_dies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sent: bool, is_orphan: bool, ends_well: bool
+) -> None:
+    """FLARE's process of the site ends those of its jobs with it: what they have done is reported by the next ones."""
+    context, run, signal = flare_context(tmp_path), tmp_path / "job", Signal()
     run.mkdir()
 
-    def ends_well(job, context, transport, timeout_s, progress):
-        taken.append(context.number)
-        return JobResult("ab" * 32, "the model is there", {"n_rounds": 3})
+    def ends(*of: object) -> JobResult:
+        if ends_well:
+            return JobResult("ab" * 32, "the model is there")
+        raise JobAborted("site-2 is lost")
 
-    with executor_that(ends_well) as first, monkeypatch.context() as dying:
-        dying.setattr(executor, "note_over", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            first.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
-    with executor_that(ends_well) as second:
-        reply = second.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, Signal())
-    assert (
-        reply["status"] == COMPLETED
-        and reply["model_hmac"] == "ab" * 32
-        and json.loads(reply["summary"]) == {"n_rounds": 3}
-    )
-    assert taken == [1] and not is_noted(run)
+    with executor_that(ends) as ending:
+        ending._ready = SimpleNamespace(takes_part=lambda attempt: None, waits=lambda over: None, end=lambda: None)
+        ending.execute(TRAIN_TASK, waiting_task("aa" * 16, 1), context, signal)
+        assert is_noted(run), "the server has no report yet"
+        if is_orphan:
+            monkeypatch.setattr(executor.os, "getppid", lambda: -1)
+        if not is_sent:  # FLARE gives it up, and fires the event all the same
+            signal.trigger(True)
+        ending.handle_event(EventType.AFTER_SEND_TASK_RESULT, context)
+        is_open = not (ends_well and is_sent)
+        assert is_noted(run) == is_open
+        ending.handle_event(EventType.END_RUN, context)
+    assert is_noted(run) == (is_open and is_orphan)
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("no such column"), MemoryError(), ValueError("secret")])
