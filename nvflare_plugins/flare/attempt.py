@@ -429,6 +429,14 @@ class ServerAttempt:
         self.lose([SERVER] if time_mends(error) else [], f"the server could not go on: {text}")
 
 
+def has_completed(run: Path) -> bool:
+    """Return whether the server's part of a job, whose folder this is, has ended well: all sites had completed."""
+    try:
+        return bool(json.loads((run / RESULT_FOLDER / SUMMARY_FILE).read_bytes())["status"] == COMPLETED)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
 def _write(path: Path, content: bytes) -> None:
     make_folder(path.parent)
     write_atomically(path, content)

@@ -44,12 +44,14 @@ from nvflare.fuel.f3.message import Message
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import verify_folder_signature
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
+from nvflare_plugins.flare.attempt import has_completed
 from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
@@ -276,6 +278,7 @@ def _tell_server(cell: Any, job_id: str, fault: str) -> None:
 _flares_launch_on_server = ServerProcessJobLauncher.launch_job
 _flares_abort_on_server = ServerEngine.abort_app_on_server
 _flares_sync = FederatedServer._sync_client_jobs
+_flares_fail = JobRunner.fail_run
 
 
 def _launch_kept_on_server(
@@ -308,11 +311,18 @@ def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
     return [job_id for job_id in ended if not (JOB_ID.fullmatch(job_id) and is_noted(root / job_id))]
 
 
+def _fail_unless_completed(runner: JobRunner, job_id: str, process_return_code: int, fl_ctx: FLContext) -> str:
+    """Let no end of a site's process, or of FLARE's there, undo a job that all its sites have completed before."""
+    run = Path(fl_ctx.get_engine().args.workspace) / job_id
+    return "" if has_completed(run) else str(_flares_fail(runner, job_id, process_return_code, fl_ctx))
+
+
 def keep_jobs() -> None:
     """Have FLARE's process of a site or server start jobs so that they are kept."""
     ClientProcessJobLauncher.launch_job = _launch_kept
     ServerProcessJobLauncher.launch_job = _launch_kept_on_server
     ServerEngine.abort_app_on_server = _abort_on_server
+    JobRunner.fail_run = _fail_unless_completed
 
 
 def keep_sites() -> None:

@@ -19,6 +19,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
@@ -125,6 +126,7 @@ def undo_guard(monkeypatch: pytest.MonkeyPatch) -> None:
         (ServerEngine, "start_app_on_server"),
         (ServerEngine, "abort_app_on_server"),
         (FederatedServer, "_sync_client_jobs"),
+        (JobRunner, "fail_run"),
         (ClientProcessJobLauncher, "launch_job"),
         (ServerProcessJobLauncher, "launch_job"),
         (CommConfigurator, "_configuration"),

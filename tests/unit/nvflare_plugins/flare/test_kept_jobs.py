@@ -17,9 +17,11 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_engine import ServerEngine
 
 from nvflare_plugins.flare import kept_jobs
+from nvflare_plugins.flare.attempt import RESULT_FOLDER, SUMMARY_FILE
 from nvflare_plugins.flare.kept_jobs import (
     NOTE,
     KeptJob,
@@ -397,3 +399,18 @@ def test_an_operators_abort_is_noted_before_flare_does_anything(workspace, monke
     engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()))
     ServerEngine.abort_app_on_server(engine, JOB)
     assert seen == [False]
+
+
+@pytest.mark.parametrize("summary", ['{"status": "completed"}', '{"status": "failed"}', "[]", "{", None])
+def test_what_befalls_a_site_afterwards_fails_no_job_that_all_have_completed(workspace, monkeypatch, summary):
+    undo_guard(monkeypatch)
+    failed = []
+    monkeypatch.setattr(kept_jobs, "_flares_fail", lambda runner, job_id, *_: failed.append(job_id) or "")
+    path = Path(workspace.get_root_dir()) / JOB / RESULT_FOLDER / SUMMARY_FILE
+    path.parent.mkdir(parents=True)
+    if summary is not None:
+        path.write_text(summary)
+    keep_jobs()
+    engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()))
+    JobRunner.fail_run(None, JOB, 1, SimpleNamespace(get_engine=lambda: engine))
+    assert failed == ([] if summary == '{"status": "completed"}' else [JOB])
