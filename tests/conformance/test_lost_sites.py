@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,12 @@ KINDS_THAT_WAIT = sorted(
 )
 LOST = "site-2"
 FRAMES = {"private_trees": (7, 5), "dpboost": (7, 5)}  # a small job has few
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits_long_for_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "Ready", partial(executors.Ready, interval_s=0.1))
+    monkeypatch.setattr(controllers, "EXPIRE_POLL_S", 0.05)
 
 
 class Federation:

@@ -340,11 +340,11 @@ def test_ciphertexts_of_others_train_the_model_of_masks(
     if name == "acme_ckks":
         pytest.importorskip("tenseal", reason="TenSEAL is not installed")
     plugins.install(tmp_path / "packages", monkeypatch)
-    server = server_policy(tmp_path / "server", pinned(), name)
+    server, small = server_policy(tmp_path / "server", pinned(), name), {**PARAMS, "max_depth": 2, "max_bin": 8}
     one = sites(tmp_path / "plugin", {"plugins": {name: pinned()}})
-    succeed(one.run(job(f"plugin.{name}"), make_server=with_adder(server, name)))
+    succeed(one.run(replace(job(f"plugin.{name}"), params=small), make_server=with_adder(server, name)))
     other = sites(tmp_path / "masks", {})
-    succeed(other.run(job("masks")))
+    succeed(other.run(replace(job("masks"), params=small)))
     assert one.model() == other.model()
     report = (one.workspace("site-1") / "runs" / "job" / "report.html").read_text()
     assert "Every contribution: the site has the key." in report

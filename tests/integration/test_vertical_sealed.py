@@ -57,7 +57,8 @@ def test_a_lost_job_is_resumed_under_new_transfers_and_masks(tmp_path, monkeypat
         return found
 
     monkeypatch.setattr(active_party, "SealedTraining", noted)
-    parties, stopped = parties_with(tmp_path), job(**SEALED)
+    short = {**SEALED, "params": {**PARAMS, "max_depth": 2}}
+    parties, stopped = parties_with(tmp_path), job(**short)
 
     def stop(self, number):
         if number == 2:
@@ -69,7 +70,7 @@ def test_a_lost_job_is_resumed_under_new_transfers_and_masks(tmp_path, monkeypat
         patch.setattr(active_party.VerticalTraining, "_grow_round", stop)
         outcomes = run(parties, stopped, "lost")
     assert isinstance(outcomes["site-1"], JobAborted)
-    succeed(run(parties, job(**SEALED, resume_from="lost"), "resumed"))
+    succeed(run(parties, job(**short, resume_from="lost"), "resumed"))
     succeed(run(parties, stopped, "whole"))
     assert len(set(offers)) == 3
     assert np.isclose(auc_of(merged(parties, "resumed")), auc_of(merged(parties, "whole")))
