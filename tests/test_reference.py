@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,13 @@ from nvflare_plugins.xgb.parameters import _ALLOWED as ALLOWED
 from tests.conformance.kind_cases import CASES
 from tests.property.test_hostile_jobs import HOSTILE
 
-WRITTEN = reference.files()
+WRITTEN = (*reference.schemas(), reference.REFERENCE, reference.ERRORS, reference.STUB)
 FOLDERS = sorted(reference.FOLDER.glob("*/*/config/config_fed_server.json"))
+
+
+@cache
+def written() -> dict[Path, str]:
+    return reference.files()
 
 
 def fits(kind: str, document: object) -> bool:
@@ -35,7 +41,11 @@ def fits(kind: str, document: object) -> bool:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(reference.FOLDER.parent)))
 def test_what_is_written_is_what_is_declared(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == WRITTEN[path], "run python jobs/reference.py"
+    assert path.read_text(encoding="utf-8") == written()[path], "run python jobs/reference.py"
+
+
+def test_all_that_is_written_is_compared() -> None:
+    assert set(written()) == set(WRITTEN)
 
 
 def test_no_schema_is_left_of_a_kind_that_has_gone() -> None:

@@ -7,11 +7,9 @@ grow: ``python -m tests.test_size "why"``, which keeps the reason beside the fig
 
 from __future__ import annotations
 
-import ast
-import io
 import json
+import re
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -28,27 +26,24 @@ RUNS = {"workspace", "__pycache__", ".ipynb_checkpoints"}
 """Folders that runs leave in the house."""
 SLACK = 0.02
 """By how much a figure may lie below its record before the record has to follow."""
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_TEXTS = re.compile(
+    r"""(?:\b[bfru]{1,2})?(?P<quote>\"{3}|'{3}|"|')(?:\\.|(?!(?P=quote)).)*(?P=quote)|\#[^\n]*""", re.S | re.I
+)
 
 
 def code_lines(source: str) -> int:
     """Return the number of lines of a module that hold code."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
-            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(lines)
+    code, end, last = "", 0, ":"
+    for text in _TEXTS.finditer(source):
+        before = source[end : text.start()]
+        last, end = before.rstrip()[-1:] or last, text.end()
+        code += before
+        if text["quote"]:
+            # The first statement of a module, a class or a function documents it.
+            documents = last == ":" and not before.rpartition("\n")[2].strip() and source[end : end + 1] in ("\n", "")
+            code += "" if documents else re.sub("(?m)^.*$", "x", text[0])
+            last = '"'
+    return sum(not line.isspace() for line in (code + source[end:]).splitlines() if line)
 
 
 def package_of(path: Path) -> str:

@@ -64,13 +64,14 @@ def test_no_key_hashes_a_label_twice(terms, n_candidates, monkeypatch):
 
     def noted(self, key, blocks):
         n_hashed.append(blocks.size // 2)
-        assert len(np.unique(blocks.reshape(-1, 2), axis=0)) == n_hashed[-1]
+        assert len(set(zip(*blocks.reshape(-1, 2).T.tolist(), strict=True))) == n_hashed[-1]
         return encrypt(self, key, blocks)
 
     monkeypatch.setattr(garbling._Hash, "_encrypted", noted)
+    parties = Parties.of(terms)
     for n_rows in (1, 2, 3, 5, 12, 16, 40, 300, 5000):
         nodes, g, h = drawn_nodes(terms, [n_rows, n_rows], n_candidates)
-        active, passive = Parties.of(terms).level(nodes, n_candidates)
+        active, passive = parties.level(nodes, n_candidates)
         messages_of_level(active, passive, g, h)
     assert max(n_hashed) > 2 * n_candidates
 
