@@ -18,6 +18,7 @@ TINY = TableShape(3_000, 4, 0.3)
 is_federated = bool(xgb.build_info().get("USE_FEDERATED"))
 
 
+@pytest.mark.slow
 def test_the_last_line_has_the_figures_of_each_lane(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -45,6 +46,7 @@ def test_every_lane_is_a_way_to_train() -> None:
         assert name in ("native", UNTAGGED) or name.removeprefix(OWN) in profiles
 
 
+@pytest.mark.slow
 def test_an_aim_that_is_missed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     """The control: with an aim that nothing meets, the quotient is among the missed."""
     monkeypatch.setattr(bench_horizontal, "variants", lambda: (NUMPY,))

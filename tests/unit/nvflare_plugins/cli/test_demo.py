@@ -90,6 +90,7 @@ def test_wrong_files_and_labels_are_named(tmp_path):
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_the_demo_runs_to_its_summary(tmp_path, capsys):
     assert main(["demo", "--rounds", "2", "--runs", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
