@@ -126,10 +126,14 @@ TREE_PARAMETERS = {
     "interaction",
     "dart",
 }
-OBJECTIVES = {"plain_logistic", "base_score"} | (set(EQUAL_TO_CENTRAL) - TREE_PARAMETERS)
+OBJECTIVES = {"base_score"} | (set(EQUAL_TO_CENTRAL) - TREE_PARAMETERS)
 LIKE_ANOTHER = {
     "alpha",
+    "lambda_0",
+    "gamma",
+    "child_weight_0",
     "child_weight_20",
+    "gamma_regression",
     "max_leaves",
     "depth_1",
     "scale_pos_weight",

@@ -154,7 +154,7 @@ def test_with_noise_whoever_a_job_names_the_bytes_are_the_same(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("missing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_three_sites_make_the_model_of_the_pooled_rows(name: str, missing: bool) -> None:
     data, test = table(missing=missing), table(300, missing=True)
     plan = small_plan(name)

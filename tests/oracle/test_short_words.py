@@ -99,6 +99,7 @@ def test_trees_are_those_of_centralized_training_and_scores_nearly(tmp_path, fin
                 "base_score": None,
                 "eval_metric": None,
                 "grow_policy": "lossguide",
+                "max_leaves": 8,
             },
             {},
         ),

@@ -51,7 +51,10 @@ def test_honest_shares_hold_the_variance_that_is_accounted(n_sites: int, n_collu
 
 
 @pytest.mark.parametrize("sensitivity", [SENSITIVITY, PURE_SENSITIVITY], ids=lambda s: s.norm.name)
-@pytest.mark.parametrize(("n_sites", "n_colluders"), [(3, 1), (5, 1), (10, 1), (10, 4)])
+@pytest.mark.parametrize(
+    ("n_sites", "n_colluders"),
+    [(3, 1), pytest.param(5, 1, marks=pytest.mark.slow), pytest.param(10, 1, marks=pytest.mark.slow), (10, 4)],
+)
 def test_the_sum_is_exact_but_for_the_noise_that_colluders_cost(
     sensitivity: Sensitivity, n_sites: int, n_colluders: int
 ) -> None:

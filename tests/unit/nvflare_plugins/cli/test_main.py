@@ -114,17 +114,17 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE, **options)
 
 
-def test_what_cannot_be_printed_is_no_success() -> None:
+def test_what_cannot_be_printed_is_no_success(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        run = started("plan", "--rows", "1000", "--features", "4", stdout=full)
+        run = started(*policy_with(tmp_path, {}), stdout=full)
         said = run.communicate()[1]
     assert (run.returncode, "Traceback" in said) == (1, False) and "the disk is full" in said
 
 
-def test_a_reader_that_has_read_enough_gets_no_traceback() -> None:
+def test_a_reader_that_has_read_enough_gets_no_traceback(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    run = started("plan", "--rows", "1000", "--features", "4", stdout=write)
+    run = started(*policy_with(tmp_path, {}), stdout=write)
     os.close(write)
     assert run.communicate()[1] == "" and run.returncode == 1
 

@@ -261,7 +261,7 @@ def test_models_and_metrics_are_those_of_one_held_file(
     monkeypatch.setattr(matrices, "_PAGE_VALUES", 400)
     found = {}
     for mode in ("file", "passes", "external"):
-        sites = federation(tmp_path / mode, mode, rows_of(500), drop_unlabelled=True)
+        sites = federation(tmp_path / mode, mode, rows_of(300), drop_unlabelled=True)
         succeed(sites.run(job_of(**changes)))
         found[mode] = sites.model(), sites.cuts().to_lists(), sites.metrics("site-2")
         assert not list((sites.workspace("site-1") / "runs").glob("*/pages"))

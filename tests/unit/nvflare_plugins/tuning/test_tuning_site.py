@@ -83,9 +83,14 @@ def folds_of(parties: Parties, group: str | None, n_folds: int) -> np.ndarray:
 TRIALS = [{"max_depth": 2, "eta": 0.5}, {"max_depth": 4, "lambda": 0.3, "colsample_bytree": 0.7}]
 
 
-@pytest.mark.parametrize("engine", ["xgboost", "own"])
+@pytest.mark.parametrize(
+    ("engine", "patience"),
+    [
+        *(("xgboost", 2), ("own", None)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("xgboost", None), ("own", 2))),
+    ],
+)
 @pytest.mark.parametrize("profile", ["masks", pytest.param("bfv", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("patience", [None, 2])
 def test_scores_and_models_are_those_of_the_pooled_rows(
     engine: str, profile: str, patience: int | None, models: dict[bytes, int], tmp_path: Path
 ) -> None:

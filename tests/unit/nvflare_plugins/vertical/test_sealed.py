@@ -127,6 +127,7 @@ class _Noting(SealedGradientOwner):
         return opened
 
 
+@pytest.mark.slow
 def test_the_attack_on_all_that_the_active_party_sees_does_not_beat_the_splits(monkeypatch):
     """It even gets which columns split, which sealed does not say. With the masks taken off the attack succeeds."""
     joined, masks, won = table(150, widths=(1, 3)), [], []
