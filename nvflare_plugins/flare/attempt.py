@@ -429,12 +429,13 @@ class ServerAttempt:
         self.lose([SERVER] if time_mends(error) else [], f"the server could not go on: {text}")
 
 
-def has_completed(run: Path) -> bool:
-    """Return whether the server's part of a job, whose folder this is, has ended well: all sites had completed."""
+def completed_at(run: Path) -> float | None:
+    """Return when all sites had completed the job of this folder at the server, seconds since 1970; None if not."""
+    path = run / RESULT_FOLDER / SUMMARY_FILE
     try:
-        return bool(json.loads((run / RESULT_FOLDER / SUMMARY_FILE).read_bytes())["status"] == COMPLETED)
+        return path.stat().st_mtime if json.loads(path.read_bytes())["status"] == COMPLETED else None
     except (OSError, ValueError, LookupError, TypeError):
-        return False
+        return None
 
 
 def _write(path: Path, content: bytes) -> None:

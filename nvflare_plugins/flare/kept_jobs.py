@@ -51,12 +51,13 @@ from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
-from nvflare_plugins.flare.attempt import has_completed
+from nvflare_plugins.flare.attempt import completed_at
 from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
     FAULT_ANSWER_S,
     FAULT_TRIES,
+    LEAVE_S,
     LONGEST_RESTART_PAUSE_S,
     RESTART_PAUSE_S,
 )
@@ -299,7 +300,11 @@ def _abort_on_server(engine: ServerEngine, job_id: str, *args: Any, **kwargs: An
 
 
 def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
-    """Let no site end a job that is about to run again here, and know a site again that is back as another client."""
+    """Let no site end a job that is about to run again here, and know a site again that is back as another client.
+
+    FLARE waits up to a quarter of an hour for each site's process to leave a job that all have completed. One that was
+    started again in the meantime, as the site could not know, is not waited for: FLARE ends it.
+    """
     ended = _flares_sync(server, request, token)
     client, clients = server.client_manager.clients.get(token), server.client_manager.clients
     for job in list(server.engine.run_processes.values()):
@@ -307,14 +312,18 @@ def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
         if client and known is not clients and client.name in {one.name for one in known.values()}:
             others = {key: one for key, one in known.items() if one.name != client.name}
             job[RunProcessKey.PARTICIPANTS] = {**others, token: client}
-    root = Path(server.engine.args.workspace)
+    root, runner = Path(server.engine.args.workspace), server.engine.job_runner
+    for job_id in runner.get_client_outcome_jobs(client.name) if client else ():
+        since = completed_at(root / job_id)
+        if since is not None and time.time() - since > LEAVE_S:
+            runner.resolve_client_outcome(job_id, client.name)
     return [job_id for job_id in ended if not (JOB_ID.fullmatch(job_id) and is_noted(root / job_id))]
 
 
 def _fail_unless_completed(runner: JobRunner, job_id: str, process_return_code: int, fl_ctx: FLContext) -> str:
     """Let no end of a site's process, or of FLARE's there, undo a job that all its sites have completed before."""
     run = Path(fl_ctx.get_engine().args.workspace) / job_id
-    return "" if has_completed(run) else str(_flares_fail(runner, job_id, process_return_code, fl_ctx))
+    return "" if completed_at(run) is not None else str(_flares_fail(runner, job_id, process_return_code, fl_ctx))
 
 
 def keep_jobs() -> None:

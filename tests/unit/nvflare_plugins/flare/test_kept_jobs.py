@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -384,6 +386,7 @@ def test_a_heartbeat_ends_no_job_that_is_about_to_run_again_and_makes_a_site_kno
     client, before = SimpleNamespace(name="site-1"), SimpleNamespace(name="site-1")
     job = {RunProcessKey.PARTICIPANTS: {"old": before}}
     engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()), run_processes={JOB: job})
+    engine.job_runner = SimpleNamespace(get_client_outcome_jobs=lambda name: set())
     server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(clients={"new": client}))
     keep_sites()
     ended = FederatedServer._sync_client_jobs(server, None, "new")
@@ -399,6 +402,25 @@ def test_an_operators_abort_is_noted_before_flare_does_anything(workspace, monke
     engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()))
     ServerEngine.abort_app_on_server(engine, JOB)
     assert seen == [False]
+
+
+@pytest.mark.parametrize(("status", "age_s"), [("completed", 60), ("completed", 5), ("failed", 60)])
+def test_a_process_that_runs_long_after_all_have_completed_is_not_waited_for(workspace, monkeypatch, status, age_s):
+    undo_guard(monkeypatch)
+    monkeypatch.setattr(kept_jobs, "_flares_sync", lambda *_: [])
+    path, resolved = Path(workspace.get_root_dir()) / JOB / RESULT_FOLDER / SUMMARY_FILE, []
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"status": status}))
+    os.utime(path, (time.time() - age_s,) * 2)
+    runner = SimpleNamespace(get_client_outcome_jobs=lambda name: {JOB})
+    runner.resolve_client_outcome = lambda *of: resolved.append(of)
+    engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()), run_processes={})
+    engine.job_runner = runner
+    clients = {"new": SimpleNamespace(name="site-1")}
+    server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(clients=clients))
+    keep_sites()
+    assert FederatedServer._sync_client_jobs(server, None, "new") == []
+    assert resolved == ([(JOB, "site-1")] if (status, age_s) == ("completed", 60) else [])
 
 
 @pytest.mark.parametrize("summary", ['{"status": "completed"}', '{"status": "failed"}', "[]", "{", None])
