@@ -206,3 +206,5 @@ CASES: dict[str, KindCase] = {
         results=("predictions.csv",),
     ),
 }
+ONE_OF_EACH = ("bagging", "dpboost", "horizontal", "private_trees", "vertical")
+"""Kinds that train in ways of their own; what is the same in all kinds is tried on these in the quick suite."""

@@ -9,8 +9,9 @@ import pytest
 
 from nvflare_plugins.wire.aggregation import Aggregator
 from nvflare_plugins.wire.envelope import Frame, Kind, Operation, pack_list, unpack_list
-from tests.conformance.kind_cases import CASES
+from tests.conformance.kind_cases import CASES, ONE_OF_EACH
 from tests.conformance.test_kinds import SITES, recipe_of
+from tests.support.examples import quick, slow
 from tests.support.flare_job import Finished, run_flare_job
 
 WITH_SUMS = ("horizontal", "private_trees")
@@ -52,10 +53,10 @@ def assert_noticed(run: Finished, name: str, lie: Lie) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pytest.param(Kind.MODEL_CHECK, marks=pytest.mark.slow), Kind.CLOSING],
+    [*slow(Kind.MODEL_CHECK), Kind.CLOSING],
     ids=lambda kind: kind.name,
 )
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, *ONE_OF_EACH))
 def test_a_changed_part_of_the_last_messages_is_noticed(name: str, kind: Kind, tmp_path: Path, monkeypatch) -> None:
     lie = Lie(monkeypatch, lambda first: first.kind is kind)
     assert_noticed(run_flare_job(recipe_of(name), CASES[name].give(tmp_path)), name, lie)

@@ -19,7 +19,8 @@ from nvflare_plugins.pages.report import build_summary
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.profiles import THREAT_MODELS
 from nvflare_plugins.xgb.model_json import LEAST_XGBOOST, LEAST_XGBOOST_ATTRIBUTE, PART_ATTRIBUTE
-from tests.conformance.kind_cases import CASES, DATA, recipe_of_kind
+from tests.conformance.kind_cases import CASES, DATA, ONE_OF_EACH, recipe_of_kind
+from tests.support.examples import quick
 from tests.support.flare_job import Finished, run_flare_job
 from tests.support.scoring import check_covers_add_up
 
@@ -204,7 +205,7 @@ def test_an_abort_in_the_middle_leaves_evidence_and_no_result(finished: tuple[st
     assert run.summary["status"] == "failed"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, *ONE_OF_EACH))
 def test_every_kind_runs_on_a_wheel_without_a_communicator(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from nvflare_plugins.pooled.job import HorizontalJob, check_horizontal_early
 from nvflare_plugins.pooled.plan import final_messages, message_bytes, round_messages, setup_messages, workload_of_job
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, unpack
 from tests.support import survival, vertical_jobs
+from tests.support.examples import slow
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
 from tests.support.shards import in_shards
 
@@ -218,8 +219,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return federation.model()
 
 
-@pytest.mark.parametrize("how", ["wait", "resume"])
-@pytest.mark.parametrize("nth", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("nth", "how"),
+    [(1, "wait"), (3, "resume"), *slow((1, "resume"), (3, "wait"), (4, "wait"), (4, "resume"))],
+)
 def test_a_training_goes_on_to_the_same_model(tmp_path: Path, undisturbed: bytes, how: str, nth: int) -> None:
     one = job(checkpoint_every=1, **({"on_lost_site": "wait"} if how == "wait" else {}))
     federation = sites(tmp_path)
@@ -240,7 +243,7 @@ def test_shards_of_a_site_train_the_same_model(
     assert federation.model() == undisturbed
 
 
-@pytest.mark.parametrize("memory", ["passes", "external"])
+@pytest.mark.parametrize("memory", ["passes", *slow("external")])
 def test_rows_that_are_not_held_train_the_same_model(tmp_path: Path, undisturbed: bytes, memory: str) -> None:
     federation = sites(tmp_path)
     for site in federation.sites:

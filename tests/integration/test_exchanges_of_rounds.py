@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.plan import ProtectionRate, TreeRate, Workload, estimate, final_messages, round_messages
 from nvflare_plugins.wire.envelope import FrameType, Kind, Operation, Phase, TrainingStep, unpack
 from nvflare_plugins.wire.sums import Family, ProtectedSums, metric_quantity
+from tests.support.examples import quick, slow
 from tests.support.federation import Federation, SiteDied, dies_at, succeed
 from tests.support.horizontal_jobs import BOUNDS, job, table
 from tests.support.shards import in_shards
@@ -115,8 +117,19 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("profile", ["plain", "masks"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    quick(
+        itertools.product(OBJECTIVES, ["plain", "masks"]),
+        *(
+            ("logistic", "masks"),
+            ("classes", "plain"),
+            ("infinite", "masks"),
+            ("parallel", "plain"),
+            ("adaptive", "masks"),
+        ),
+    ),
+)
 def test_metrics_that_ride_are_those_that_come_alone(tmp_path, monkeypatch, name, profile):
     one = training({"max_depth": 2, **OBJECTIVES[name]}, profile=profile, eval_data_set="held_out")
     riding, frames = run(tmp_path / "riding", one)
@@ -183,8 +196,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return run(tmp_path_factory.mktemp("whole"), training({"max_depth": 2}))[0]
 
 
-@pytest.mark.parametrize("hook", ["tamper", "tamper_reply"])
-@pytest.mark.parametrize(("how", "nth"), [("wait", 1), ("wait", 2), ("wait", 3), ("resume", 2), ("resume", 3)])
+@pytest.mark.parametrize(
+    ("how", "nth", "hook"),
+    [
+        *(("wait", 1, "tamper"), ("wait", 2, "tamper_reply"), ("resume", 3, "tamper")),
+        *slow(("wait", 1, "tamper_reply"), ("wait", 2, "tamper"), ("wait", 3, "tamper"), ("wait", 3, "tamper_reply")),
+        *slow(("resume", 2, "tamper"), ("resume", 2, "tamper_reply"), ("resume", 3, "tamper_reply")),
+    ],
+)
 def test_a_site_lost_between_a_round_and_its_metrics_loses_none(tmp_path, undisturbed, nth, hook, how):
     one = training({"max_depth": 2}, checkpoint_every=1, **({"on_lost_site": "wait"} if how == "wait" else {}))
     federation, told = sites(tmp_path), Told()

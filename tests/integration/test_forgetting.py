@@ -22,6 +22,7 @@ from nvflare_plugins.site.policy import SitePolicy
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.conformance.kind_cases import CASES
 from tests.support import survival
+from tests.support.examples import quick
 from tests.support.federation import Federation, Parties, dies_at, succeed
 from tests.support.horizontal_jobs import job, table
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
@@ -93,7 +94,7 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", quick(TRAININGS, "masks", "bfv", "cox"))
 def test_the_model_is_that_of_training_without_them_byte_for_byte(tmp_path: Path, name: str) -> None:
     rows, training = frame(), TRAININGS[name]
     if name == "cox":
@@ -263,7 +264,9 @@ DIES = {
 }
 
 
-@pytest.mark.parametrize("where", DIES)
+@pytest.mark.parametrize(
+    "where", quick(DIES, "before anything is counted", "in the first tree", "before all have written")
+)
 def test_no_request_is_lost_or_done_too_early_wherever_a_machine_dies(tmp_path: Path, where: str) -> None:
     rows = frame()
     federation = federation_of(tmp_path / "a", rows)

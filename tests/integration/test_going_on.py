@@ -25,6 +25,7 @@ from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.continuation import with_last_round_weighed
 from nvflare_plugins.xgb.model_json import PARTS_ATTRIBUTE
+from tests.support.examples import slow
 from tests.support.federation import Federation, SiteDied, central_model, dies_at, leaf_difference, succeed
 from tests.support.horizontal_jobs import LOGISTIC, dies_after, job, table
 from tests.support.opened_sums import Opened
@@ -73,7 +74,7 @@ def parts_of(model: bytes) -> list[tuple[int, int, list[str]]]:
 
 @pytest.mark.parametrize(
     ("nth", "params"),
-    [(8, {}), (5, {"objective": "reg:logistic", "lambda": 2.0}), (12, {"num_parallel_tree": 2, "max_depth": 2})],
+    [(8, {}), *slow((5, {"objective": "reg:logistic", "lambda": 2.0})), (12, {"num_parallel_tree": 2, "max_depth": 2})],
 )
 def test_the_model_is_that_of_xgboost_going_on_with_the_rows_that_are_left(tmp_path: Path, nth: int, params) -> None:
     federation, training = federation_of(tmp_path), going(params)
@@ -101,7 +102,7 @@ def test_the_model_is_that_of_xgboost_going_on_with_the_rows_that_are_left(tmp_p
         going({"subsample": 0.5, "colsample_bytree": 0.8}),
         going({"eval_metric": ["logloss", "auc"]}, evaluate_training=True),
         going({"grow_policy": "lossguide", "max_leaves": 6}, cuts="exact"),
-        going({}, weight="f3"),
+        *slow(going({}, weight="f3")),
     ],
     ids=["classes", "samples", "metrics", "leaves", "weights"],
 )
@@ -139,7 +140,7 @@ def opened() -> Iterator[Opened]:
         yield watch
 
 
-@pytest.mark.parametrize("engine", ["own", "xgboost"])
+@pytest.mark.parametrize("engine", ["own", *slow("xgboost")])
 def test_the_attack_works_on_a_new_job_without_the_site(tmp_path: Path, opened: Opened, engine: str) -> None:
     """The control: what the registry refuses unless a site consents gives away counts and the first histogram."""
     federation = federation_of(tmp_path, consents={**CONSENTS, "recompute_with_changes": True})
@@ -164,10 +165,8 @@ def test_the_attack_works_where_a_state_is_summed_twice(tmp_path: Path, opened: 
 @pytest.mark.parametrize(
     ("nth", "engine"),
     [
-        *((nth, "own") for nth in (4, 6, 9)),
-        (6, "xgboost"),
-        *(pytest.param(nth, "own", marks=pytest.mark.slow) for nth in (5, 7, 8)),
-        pytest.param(8, "xgboost", marks=pytest.mark.slow),
+        *((6, "own"), (6, "xgboost")),
+        *slow(*((nth, "own") for nth in (4, 5, 7, 8, 9)), (8, "xgboost")),
     ],
 )
 def test_no_two_opened_sums_differ_by_what_one_site_gave(tmp_path: Path, opened: Opened, nth: int, engine: str) -> None:
@@ -191,7 +190,7 @@ def test_a_state_at_which_nothing_was_sent_is_gone_on_from_as_it_is(tmp_path: Pa
 # -- where it cannot go on --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.AGREEMENT, Kind.CUT_COUNTS, Kind.SCALE, Kind.HISTOGRAM])
+@pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.CUT_COUNTS, *slow(Kind.AGREEMENT, Kind.SCALE), Kind.HISTOGRAM])
 def test_before_a_round_is_done_the_job_waits_and_opens_nothing(tmp_path: Path, opened: Opened, kind: Kind) -> None:
     federation, training = federation_of(tmp_path), going()
     lose(federation, training, tamper={"site-2": dies_at(kind, 1 if kind is Kind.SCALE else 2)})

@@ -20,6 +20,7 @@ from nvflare_plugins.kinds.dpboost.training import run_dpboost_site
 from nvflare_plugins.kinds.federboost_vertical.tables import load_rows
 from nvflare_plugins.pages.run_record import RunRecord
 from tests.support import bagging
+from tests.support.examples import slow
 from tests.support.federation import Federation, Parties, succeed
 from tests.support.private_federation import BUDGET, DATA, PrivateFederation, frame_of, job_of
 from tests.support.seeded_randomness import SeededRandomness
@@ -60,9 +61,9 @@ def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     "changes",
     [
         {},
-        {"method": "dp_tr_newton_ih", "components": {"n_trees": 4}},
+        *slow({"method": "dp_tr_newton_ih", "components": {"n_trees": 4}}),
         {"method": "dp_gbm", "components": {"n_trees": 2}, "weight": "w", "max_weight": 2.0},
-        {"method": "dp_tr_newton", "components": {"n_trees": 4, "grower": "xgboost"}},
+        *slow({"method": "dp_tr_newton", "components": {"n_trees": 4, "grower": "xgboost"}}),
     ],
     ids=["default", "refined_candidates", "greedy", "that_xgboost_once_held"],
 )
@@ -128,7 +129,7 @@ def vertical_parties(folder: Path, mode: str) -> Parties:
     return parties
 
 
-@pytest.mark.parametrize("preset", ["exact", "guarded"])
+@pytest.mark.parametrize("preset", [*slow("exact"), "guarded"])
 def test_vertical_parties_train_on_rows_that_are_read_in_passes(
     tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

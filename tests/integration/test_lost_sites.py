@@ -16,6 +16,7 @@ from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind, unpack
 from tests.support import vertical_jobs as vertical
+from tests.support.examples import slow
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 from tests.support.horizontal_jobs import dies_after, federate, job, table
 from tests.support.private_federation import PrivateFederation, job_of
@@ -64,7 +65,9 @@ def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undistu
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 
-@pytest.mark.parametrize("kind", [Kind.HANDSHAKE, Kind.AGREEMENT, Kind.CUT_PLAN, Kind.CUT_COUNTS, Kind.MODEL_CHECK])
+@pytest.mark.parametrize(
+    "kind", [Kind.HANDSHAKE, Kind.CUT_PLAN, *slow(Kind.AGREEMENT, Kind.CUT_COUNTS, Kind.MODEL_CHECK)]
+)
 def test_a_site_may_be_lost_at_any_message(tmp_path, undisturbed, kind):
     federation, training = federation_of(tmp_path), waiting()
     lose(federation, training, 1, tamper={"site-2": dies_at(kind)})
@@ -229,7 +232,11 @@ def test_a_vertical_job_goes_on_after_the_last_round_of_all_parties(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [(Kind.CONVERSATION, 2), (Kind.AGREEMENT, 5), (Kind.CONVERSATION, 20)],  # the second before it keeps the result
+    [
+        *slow((Kind.CONVERSATION, 2)),
+        (Kind.AGREEMENT, 5),
+        (Kind.CONVERSATION, 20),
+    ],  # the second before it keeps the result
 )
 def test_a_vertical_job_that_aligns_first_is_waited_for(tmp_path, kind, message):
     parties = Parties(tmp_path, 3, {**vertical.POLICY, "vertical": {"min_intersection": 50}})

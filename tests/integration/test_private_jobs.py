@@ -22,6 +22,7 @@ from nvflare_plugins.kinds.private_trees.plan import OwnRows
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.wire.envelope import Kind, unpack
 from nvflare_plugins.xgb.model_json import with_positive_covers
+from tests.support.examples import slow
 from tests.support.federation import SiteDied, dies_at
 from tests.support.private_federation import BUDGET, PrivateFederation, Run, frame_of, job_of
 from tests.support.refreshed import refreshed
@@ -58,7 +59,7 @@ def nothing_released(run: Run, federation: PrivateFederation) -> None:
     assert not list(federation.folder.rglob("model.json"))
 
 
-@pytest.mark.parametrize("missing", [False, True], ids=["complete", "with_gaps"])
+@pytest.mark.parametrize("missing", [*slow(False), True], ids=["complete", "with_gaps"])
 def test_without_noise_it_is_centralized_refresh(
     tmp_path: Path, missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

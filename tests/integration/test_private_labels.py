@@ -18,6 +18,7 @@ from nvflare_plugins.recipes.recipe import PrivateTreesRecipe, write_folder
 from nvflare_plugins.scoring.model import FinishedModel
 from nvflare_plugins.site.setup import SetupOptions
 from nvflare_plugins.wire.envelope import Kind
+from tests.support.examples import slow
 from tests.support.federation import SiteDied, dies_at
 from tests.support.private_federation import BUDGET, DATA, PUBLIC, PrivateFederation, frame_of, job_of
 from tests.support.simulator import SITES, run_simulator
@@ -125,7 +126,7 @@ def test_a_pure_job_from_policy_to_verified_evidence(tmp_path: Path, budget: dic
     assert FinishedModel(federation.model(), "model").clipped_at == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("label", [NUMBERS, CLASSES, {**NUMBERS, **PURE}], ids=["numbers", "classes", "pure"])
+@pytest.mark.parametrize("label", [*slow(NUMBERS), CLASSES, {**NUMBERS, **PURE}], ids=["numbers", "classes", "pure"])
 def test_what_was_released_is_replayed_by_a_job_that_resumes_or_waits(tmp_path: Path, label: dict) -> None:
     for number, goes_on in enumerate(({"on_lost_site": "wait"}, {"resume_from": "first"})):
         federation = PrivateFederation(tmp_path / str(number), rows_of(label))

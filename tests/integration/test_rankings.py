@@ -22,6 +22,7 @@ from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
 from tests.support import vertical_jobs
+from tests.support.examples import slow
 from tests.support.federation import Federation, Parties, SiteDied, dies_at, succeed
 
 RANK = {"objective": "rank:ndcg", "max_depth": 2, "max_bin": 8}
@@ -167,7 +168,7 @@ def test_another_column_of_queries_is_a_change_of_the_rows(tmp_path) -> None:
     assert all("recompute_with_changes" in str(one) for one in federation.run(job, job_id="other").values())
 
 
-@pytest.mark.parametrize(("how", "method"), [("wait", "mean"), ("resume", "topk")])
+@pytest.mark.parametrize(("how", "method"), [*slow(("wait", "mean")), ("resume", "topk")])
 def test_a_ranking_goes_on_to_the_same_model(tmp_path, how: str, method: str) -> None:
     params = {**RANK, "lambdarank_pair_method": method}
 

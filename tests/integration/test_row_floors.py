@@ -42,7 +42,8 @@ FLOORED = {
 
 
 @pytest.mark.parametrize(
-    "name", names(FLOORED, "lossguide", "softprob", "hinge", "absolute_error", "scale_pos_weight", "sampled")
+    "name",
+    names(FLOORED, "lossguide", "softprob", "hinge", "absolute_error", "scale_pos_weight", "sampled", "squared_error"),
 )
 def test_no_node_holds_fewer_rows_than_the_sites_ask_for(tmp_path, name):
     params, raised = FLOORED[name]

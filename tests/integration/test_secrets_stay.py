@@ -26,6 +26,7 @@ from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.processors import BUILT_IN
 from nvflare_plugins.wire.envelope import Codec, Frame, FrameType, Kind, unpack
 from nvflare_plugins.wire.sums import ProtectedSums
+from tests.support.examples import quick
 from tests.support.federation import Federation, succeed
 
 PROFILES = [name for name in BUILT_IN if name != "plain"]
@@ -95,7 +96,7 @@ def reused(payloads: list[np.ndarray]) -> str | None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in ("lossguide", "parallel_trees") else []) for name in JOBS],
+    quick(JOBS, "growing_scales", "classes", "adaptive_leaves"),
 )
 def test_no_keystream_is_used_twice(federation, name):
     """Over all trees, over retries of every single message, and over a restart of the whole job."""
@@ -319,7 +320,7 @@ def watched_run(tmp_path, monkeypatch, caplog, profile: str):
     return federation, witness, [data for _, data in frames]
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, "plain"])
+@pytest.mark.parametrize("profile", quick([*PROFILES, "plain"], "masks", "bfv", "plain"))
 def test_neither_server_nor_logs_nor_files_hold_a_secret(tmp_path, monkeypatch, caplog, capfd, profile):
     federation, witness, frames = watched_run(tmp_path, monkeypatch, caplog, profile)
     words = witness.words()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nvflare_plugins.base.failures import TooFewRows
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.pooled.row_floors import TOO_FEW
 from nvflare_plugins.wire.envelope import unpack
+from tests.support.examples import quick
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 
 ROWS = 120
@@ -72,8 +74,13 @@ def sent(frames: list[tuple[str, bytes]], site: str) -> list[tuple]:
     return [(f.kind.name, str(f.moment), f.codec.name, f.n_values, len(f.payload)) for f in unpacked]
 
 
-@pytest.mark.parametrize("lacking", ["rows", "a class"])
-@pytest.mark.parametrize("profile", ["plain", "masks", "bfv"])
+@pytest.mark.parametrize(
+    ("profile", "lacking"),
+    quick(
+        itertools.product(["plain", "masks", "bfv"], ["rows", "a class"]),
+        *(("plain", "rows"), ("masks", "rows"), ("masks", "a class"), ("bfv", "a class")),
+    ),
+)
 def test_the_model_is_the_pooled_one_and_others_see_no_difference(
     tmp_path: Path, profile: str, lacking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,8 +105,10 @@ def test_the_model_is_the_pooled_one_and_others_see_no_difference(
 OBJECTIVES = ["reg:squarederror", "binary:hinge", "count:poisson", "multi:softprob", "reg:pseudohubererror"]
 
 
-@pytest.mark.parametrize("weight", [None, "w"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize(
+    ("objective", "weight"),
+    quick(itertools.product(OBJECTIVES, [None, "w"]), *zip(OBJECTIVES, [None, "w", None, "w", None], strict=True)),
+)
 def test_objectives_and_weights(tmp_path: Path, objective: str, weight: str | None) -> None:
     """XGBoost takes weights of no row for no weights, and would send the count of rows in the place of their weight."""
     federation, frame = federation_of(tmp_path, "rows")

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import xgboost as xgb
 
+from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import BOUNDS, LOGISTIC, federate, job, metrics_of, table
 
@@ -76,11 +77,7 @@ class Replay(xgb.callback.TrainingCallback):
     ("metric", "patience"),
     [
         ("logloss", 3),
-        ("error", 1),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("logloss", 1), ("auc", 1), ("auc", 3), ("error", 3))
-        ),
+        *slow(("error", 1), ("logloss", 1), ("auc", 1), ("auc", 3), ("error", 3)),
     ],
 )
 def test_early_stopping_decides_as_xgboost_does(tmp_path, metric, patience):

@@ -13,6 +13,7 @@ import xgboost as xgb
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.pooled.processors import BUILT_IN
+from tests.support.examples import slow
 from tests.support.federation import Federation, central_model, leaf_difference, succeed
 from tests.support.horizontal_jobs import BOUNDS, LABEL_MEAN_TOLERANCE, LOGISTIC, federate, job, table
 
@@ -86,7 +87,7 @@ ODD_TABLES = {
             name,
             cuts,
             id=f"{name}-{cuts}",
-            marks=[pytest.mark.slow] if cuts == "exact" and name not in ("only_missing", "huge", "integers") else [],
+            marks=[pytest.mark.slow] if cuts == "exact" and name != "huge" else [],
         )
         for name in ODD_TABLES
         for cuts in ("quantile", "exact")
@@ -114,10 +115,8 @@ def test_values_beyond_the_outermost_cut_are_refused_before_anything_is_sent(tmp
     [
         {},
         {"objective": "reg:absoluteerror"},
-        {"objective": "reg:quantileerror", "quantile_alpha": 0.3},
-        pytest.param({"objective": "count:poisson"}, marks=pytest.mark.slow),
-        pytest.param({"objective": "multi:softprob", "num_class": 2}, marks=pytest.mark.slow),
-        {"subsample": 0.5},
+        *slow({"objective": "reg:quantileerror", "quantile_alpha": 0.3}, {"objective": "count:poisson"}),
+        *slow({"objective": "multi:softprob", "num_class": 2}, {"subsample": 0.5}),
     ],
 )
 def test_a_site_of_one_row(tmp_path, params):
@@ -129,9 +128,7 @@ def test_a_site_of_one_row(tmp_path, params):
     assert masked.model() == plain.model()
 
 
-@pytest.mark.parametrize(
-    "profile", ["masks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfv", "ckks"))]
-)
+@pytest.mark.parametrize("profile", ["masks", *slow("bfv", "ckks")])
 def test_ten_sites(tmp_path, profile):
     frame = table(600)
     federation = federate(tmp_path, frame, job(num_rounds=2, profile=profile), n_sites=10)

@@ -18,6 +18,7 @@ from nvflare_plugins.kinds.vertical import key_owner as owner
 from nvflare_plugins.kinds.vertical import site as vertical_site
 from nvflare_plugins.workers.workers import Workers
 from tests.integration.test_vertical_jobs import dies_in_round, nothing_written, overlapping, same
+from tests.support.examples import slow
 from tests.support.federation import Parties, SiteDied, succeed
 from tests.support.vertical_jobs import PARAMS, central, federation, job, merged, run, table
 from tests.support.workers_here import workers_here
@@ -105,7 +106,7 @@ def test_a_lost_job_goes_on_with_another_number_of_workers(parties) -> None:
     assert merged(parties, "resumed") == merged(parties, "whole")
 
 
-@pytest.mark.parametrize("preset", ["exact", "guarded"])
+@pytest.mark.parametrize("preset", [*slow("exact"), "guarded"])
 def test_presets_give_what_they_give_without_workers(tmp_path, preset) -> None:
     models = []
     for n_workers in (0, 1, 2, 3):

@@ -24,6 +24,7 @@ from nvflare_plugins.site.memory.registry import Registry
 from nvflare_plugins.site.memory.released import ReleasedSums
 from nvflare_plugins.wire.envelope import Kind
 from tests.integration.test_vertical_inference import Case, make_case
+from tests.support.examples import slow
 from tests.support.federation import Parties, dies_at, succeed
 from tests.support.memories import changed, memory_in, states, told
 from tests.support.vertical_federation import first_difference
@@ -209,15 +210,9 @@ WRITERS = {  # what is written, by whom, the write that fails, and what of the c
 @pytest.mark.parametrize(
     ("writer", "victim"),
     [
-        ("checkpoint", "site-1"),
-        ("registry", "site-2"),
-        ("ledger_of_sums", "site-2"),
-        ("predictions", "site-2"),
-        ("part", "site-3"),
-        *(
-            pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in (("checkpoint", "site-3"), ("registry", "site-1"), ("part", "site-1"))
-        ),
+        *(("checkpoint", "site-1"), ("ledger_of_sums", "site-2"), ("part", "site-3")),
+        *slow(("registry", "site-2"), ("predictions", "site-2")),
+        *slow(("checkpoint", "site-3"), ("registry", "site-1"), ("part", "site-1")),
     ],
 )
 def test_a_full_disk_is_named_at_once_and_the_job_resumes_when_there_is_room(tmp_path, monkeypatch, writer, victim):

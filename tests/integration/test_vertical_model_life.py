@@ -12,6 +12,7 @@ from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.kinds.vertical_inference.job import InferenceJob
 from nvflare_plugins.kinds.vertical_inference.site import run_inference
 from nvflare_plugins.wire.envelope import Kind, unpack
+from tests.support.examples import slow
 from tests.support.federation import Parties, succeed
 from tests.support.vertical_federation import first_difference
 from tests.support.vertical_jobs import PARAMS, POLICY, central, federation, give_columns, job, run, table
@@ -140,8 +141,13 @@ def flips(frame: bytes) -> bytes:
     return frame[:-20] + bytes([frame[-20] ^ 1]) + frame[-19:]
 
 
-@pytest.mark.parametrize("site", ["site-1", "site-3"])
-@pytest.mark.parametrize(("act", "kind"), [(fails, JobAborted), (flips, AuthenticationError)], ids=["fails", "flips"])
+@pytest.mark.parametrize(
+    ("act", "kind", "site"),
+    [
+        *((fails, JobAborted, "site-1"), (flips, AuthenticationError, "site-3")),
+        *slow((fails, JobAborted, "site-3"), (flips, AuthenticationError, "site-1")),
+    ],
+)
 def test_a_party_that_fails_midway_leaves_no_result(tmp_path, site, act, kind):
     parties = federation(tmp_path)
     succeed(run(parties, job()))
