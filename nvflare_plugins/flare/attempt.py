@@ -260,18 +260,19 @@ class ServerAttempt:
         """Look after deadlines and signs of life; call about once a second."""
         self._note_metrics()
         silent = [site for site in self.missing if self._is_silent(site)]
-        self._gone = frozenset(silent)
-        begun = [site for site in silent if self._frames.life_signs.has_begun(site)]
-        if begun:
-            hint = " (all sites at once: look at this server's own connection first)" if begun == self.sites else ""
+        signs = self._frames.life_signs
+        slow = [one for one in self.missing if signs.lasted_s > START_SILENCE_S and not signs.has_begun(one)]
+        self._gone = frozenset(silent).union(slow)
+        if silent:
+            hint = " (all sites at once: look at this server's own connection first)" if silent == self.sites else ""
             self.lose(
-                begun,
-                f"no sign of life from {', '.join(begun)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process "
+                silent,
+                f"no sign of life from {', '.join(silent)} for {SILENCE_LIMIT_S:.0f} s: the machine, its FLARE process "
                 f"or its connection is gone{hint}",
             )
-        elif silent:
-            what = f"{', '.join(silent)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
-            self.lose(silent, what)
+        elif slow:
+            what = f"{', '.join(slow)} did not begin within {START_SILENCE_S:.0f} s; see the log of FLARE there"
+            self.lose(slow, what)
         self._aggregator.expire()  # last: a site that is not there is lost, and not late
         if self._completed_at is not None and self._clock() - self._completed_at > self._report_s and self.missing:
             late = ", ".join(self.missing)
@@ -296,7 +297,11 @@ class ServerAttempt:
 
     def _is_silent(self, site: str) -> bool:
         signs = self._frames.life_signs
-        return signs.silent_s(site) > (SILENCE_LIMIT_S if signs.has_begun(site) else START_SILENCE_S)
+        return signs.silent_s(site) > SILENCE_LIMIT_S and (signs.sees_machines or signs.has_begun(site))
+
+    def lives(self, site: str) -> None:
+        """Take note that a site's machine is there, whether or not its part has begun."""
+        self._frames.life_signs.lives(site)
 
     def fail(self, reason: str) -> None:
         """End the attempt: every site gets the reason, wherever it is. The first reason stays."""
@@ -436,6 +441,12 @@ def completed_at(run: Path) -> float | None:
         return path.stat().st_mtime if json.loads(path.read_bytes())["status"] == COMPLETED else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def note_refusal(folder: Path, job_id: str, reason: str) -> None:
+    """Write the summary of a job that ends before any attempt. Raises: OSError."""
+    document = {"job_id": job_id, "attempts": 0, "status": FAILED, "reason": reason, "sites": {}}
+    _write(folder / SUMMARY_FILE, json.dumps(document, indent=2).encode() + b"\n")
 
 
 def _write(path: Path, content: bytes) -> None:

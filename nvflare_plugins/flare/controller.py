@@ -21,6 +21,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
@@ -30,8 +31,15 @@ from nvflare_plugins.attempt.job_context import Job, attempts_of, goes_on_withou
 from nvflare_plugins.base.checks import checked_sites, shown
 from nvflare_plugins.base.failures import machine_failure, reason_of, time_mends
 from nvflare_plugins.evidence.format import is_name
-from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt
-from nvflare_plugins.flare.kept_jobs import Lead, note_over, note_waiting, noted_attempt, noted_lead
+from nvflare_plugins.flare.attempt import FAILED, RESULT_FOLDER, ServedJob, ServerAttempt, note_refusal
+from nvflare_plugins.flare.kept_jobs import (
+    TOPIC_LIVES,
+    Lead,
+    note_over,
+    note_waiting,
+    noted_attempt,
+    noted_lead,
+)
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import MOST_CHARS, TOPIC_FAULT, note_step
 from nvflare_plugins.flare.metrics import MetricsFile, ServerMetrics, metrics_folder
@@ -44,6 +52,7 @@ from nvflare_plugins.flare.timeouts import (
     PAUSE_LINE_S,
     REMIND_INTERVAL_S,
     SILENCE_LIMIT_S,
+    START_SILENCE_S,
     START_TIMEOUT_S,
     exchange_deadline_s,
     transfer_s,
@@ -59,6 +68,8 @@ from nvflare_plugins.wire.profiles import SCHEME, plugin_of
 TRAIN_TASK = "veilboost_train"
 LEFT_OUT = "left_out"
 """In a task for a site that is back and that the job goes on without."""
+REFUSED = "refused"
+"""In a task by which all sites hear why there is no attempt."""
 NOT_SIMULATED = (
     "FLARE's simulator starts no site's process again, so that nobody is waited for. Remedy: run the job anew; in a "
     "POC or in production it goes on"
@@ -136,9 +147,27 @@ class JobController(Controller):
                 self.log_exception(fl_ctx, f"a defect of VeilBoost or of its set-up, please report it: {reason}")
             if self._attempt is not None:
                 self._attempt.abandon(reason)
+            else:
+                self._refuse(reason, abort_signal, fl_ctx)
         note_over(self._run_folder(fl_ctx))
         if reason is not None:
             self.system_panic(f"VeilBoost job failed: {reason}", fl_ctx)
+
+    def _refuse(self, reason: str, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Say why the job ends before any attempt: in the summary, and to the sites that are there or come soon."""
+        try:
+            note_refusal(self._run_folder(fl_ctx) / RESULT_FOLDER, fl_ctx.get_job_id(), reason)
+            data, deaf = Shareable(), {client.name for client in self._engine.get_clients()}
+            data[REFUSED] = reason
+            on_result = lambda client_task, fl_ctx: deaf.discard(client_task.client.name)  # noqa: E731
+            task = Task(name=TRAIN_TASK, data=data, result_received_cb=on_result)
+            self.broadcast(task=task, fl_ctx=fl_ctx, targets=sorted(deaf), min_responses=0)
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while deaf and not abort_signal.triggered and time.monotonic() < deadline:
+                time.sleep(self._task_check_period)
+            self.cancel_task(task)
+        except Exception as error:  # the job's end and its reason stay
+            self.log_warning(fl_ctx, f"not all can be told why the job is refused: {type(error).__name__}")
 
     def _run_folder(self, fl_ctx: FLContext) -> Path:
         return Path(self._engine.get_workspace().get_run_dir(fl_ctx.get_job_id()))
@@ -196,7 +225,7 @@ class JobController(Controller):
         job_id, waits_s = fl_ctx.get_job_id(), waiting_s(job)
         _check_names(clients)
         site_cells = {client.name: f"{client.get_fqcn()}.{job_id}" for client in clients}
-        self._hear_faults(clients)
+        self._hear_of_sites(clients)
         presence = None if waits_s is None else self._presence(clients, site_cells)
         workspace = Path(self._engine.get_workspace().get_root_dir())
         standing = _Standing(self._run_folder(fl_ctx), waits_s, clients)
@@ -241,9 +270,11 @@ class JobController(Controller):
                 missing = sorted(set(standing.members) - set(taking_part))
                 self.log_warning(fl_ctx, f"the job tries to go on without {', '.join(missing)}")
 
-    def _hear_faults(self, clients: list[Client]) -> None:
+    def _hear_of_sites(self, clients: list[Client]) -> None:
         self._site_of_parent = {client.get_fqcn(): client.name for client in clients}
-        self._engine.get_cell().core_cell.register_request_cb(CHANNEL, TOPIC_FAULT, self._on_fault)
+        cell = self._engine.get_cell().core_cell
+        cell.register_request_cb(CHANNEL, TOPIC_FAULT, self._on_fault)
+        cell.register_request_cb(CHANNEL, TOPIC_LIVES, self._on_life)
 
     def _finish(
         self, attempt: ServerAttempt, presence: Presence | None, waits_s: float | None, abort_signal: Signal
@@ -340,6 +371,15 @@ class JobController(Controller):
                 reminded = now
             time.sleep(min(EXPIRE_POLL_S, self._task_check_period))
 
+    def _on_life(self, message: Message) -> None:
+        """Take from this server's own FLARE process that it had a heartbeat of a site's."""
+        attempt, payload = self._attempt, message.payload
+        if message.get_header(MessageHeaderKey.ORIGIN) != FQCN.ROOT_SERVER or attempt is None:
+            return
+        site = bytes(payload).decode("utf-8", "replace") if isinstance(payload, (bytes, bytearray, memoryview)) else ""
+        if site in attempt.sites:
+            attempt.lives(site)
+
     def _on_fault(self, message: Message) -> Message:
         """Take from a site's FLARE process why the job's process there could not begin: its part has failed."""
         site = self._site_of_parent.get(message.get_header(MessageHeaderKey.ORIGIN))
@@ -401,12 +441,16 @@ class JobController(Controller):
     ) -> None:
         """Return when every site that is not gone has reported, or some time after a failure at the latest.
 
-        A site whose process still starts then is to hear why, too.
+        A site whose process still starts then is to hear why, too; where the job waits, it would else not be heard of.
         """
-        give_up_at, started_by = float("inf"), time.monotonic() + START_TIMEOUT_S
+        start_s = START_TIMEOUT_S if presence is None else START_SILENCE_S
+        give_up_at, started_by = float("inf"), time.monotonic() + start_s
         while attempt.awaited:
+            heard, replaced = ([], []) if presence is None else (presence.heard(), presence.replaced())
+            for site in heard:
+                attempt.lives(site)
             attempt.poll()
-            replaced = [] if presence is None else [site for site in presence.replaced() if site in attempt.sites]
+            replaced = [site for site in replaced if site in attempt.sites]
             left_out.tell(attempt)
             standing.look(attempt)
             if replaced:

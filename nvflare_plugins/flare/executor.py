@@ -34,8 +34,15 @@ from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
 from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, read_log, set_aside
-from nvflare_plugins.flare.attempt import CANNOT_GO_ON, COMPLETED, FAILED, INTERRUPTED, SiteReport
-from nvflare_plugins.flare.controller import LEFT_OUT, TRAIN_TASK
+from nvflare_plugins.flare.attempt import (
+    CANNOT_GO_ON,
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    MAX_ERROR_CHARS,
+    SiteReport,
+)
+from nvflare_plugins.flare.controller import LEFT_OUT, REFUSED, TRAIN_TASK
 from nvflare_plugins.flare.kept_jobs import is_noted, note_over, note_waiting, noted_attempt
 from nvflare_plugins.flare.kinds import kind_of
 from nvflare_plugins.flare.loading import note_step
@@ -141,7 +148,7 @@ class JobExecutor(Executor):
         if event_type in (EventType.AFTER_SEND_TASK_RESULT, EventType.END_RUN) and self._beats is not None:
             self._beats.stop()
         if event_type == EventType.START_RUN:
-            note_step(None, _run_folder(fl_ctx))
+            note_step("before it had its task", _run_folder(fl_ctx))
             cell = fl_ctx.get_engine().get_cell().core_cell
             self._ready = Ready(cell, FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()]))
         if self._ready is not None:
@@ -151,7 +158,8 @@ class JobExecutor(Executor):
         run, is_sent = _run_folder(fl_ctx), event_type == EventType.AFTER_SEND_TASK_RESULT
         if is_sent and self._done is not None and not self._done.triggered:  # else FLARE gave up sending it
             note_over(run)
-        if os.getppid() != self._parent and is_noted(run):  # FLARE's own process has ended, and ends this one with it
+        is_orphan = os.getppid() != self._parent  # FLARE's own process has ended, and ends this one with it
+        if is_orphan and is_noted(run):
             self._stays_kept = True
         if is_sent or event_type == EventType.START_RUN:
             # This process was started again, or the job may go on.
@@ -161,6 +169,8 @@ class JobExecutor(Executor):
                 ready.end()
         elif event_type == EventType.END_RUN:
             ready.end()
+            if not is_orphan:  # else FLARE's next process starts one that had no task yet again
+                note_step(None, run)
             if not self._stays_kept:
                 note_over(run)
                 self._drop_kept(fl_ctx)
@@ -182,6 +192,7 @@ class JobExecutor(Executor):
         """Run the task and return the site's report; an error becomes text free of data."""
         if task_name != TRAIN_TASK:
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        note_step(None, _run_folder(fl_ctx))
         site, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
         workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         evidence: Path | None = None
@@ -189,6 +200,7 @@ class JobExecutor(Executor):
         policy: SitePolicy | None = None
         self._watch = self._pauses = self._done = None
         try:
+            _hear_refusal(shareable)
             check_set_up(workspace, site)
             policy = SitePolicy.load(workspace, site)
             check_memory_is_kept(workspace, policy)
@@ -416,6 +428,12 @@ def error_text(error: Exception) -> str:
         is_plain = isinstance(error, (ConfigurationError, PolicyRefusal)) or text != str(error)
         return text if is_plain else f"{type(error).__name__}: {text}"
     return machine_failure(error) or f"{reason_of(error)}; see the log of that site"
+
+
+def _hear_refusal(task: Shareable) -> None:
+    """Raise JobAborted: the server says in its task why the job ends before any attempt."""
+    if isinstance(reason := task.get(REFUSED), str):
+        raise JobAborted(f"the job ends before it began, says the server: {printable(reason, MAX_ERROR_CHARS)}")
 
 
 def _place(error: Exception, workspace: Path) -> str:

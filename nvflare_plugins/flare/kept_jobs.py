@@ -7,13 +7,18 @@ attempt (``on_lost_site="wait"``).
 
 Only what FLARE has started for a job here is ever started again, and only where the job's process has said so in a
 note in the job's folder: it does when it takes part in a job that waits, and removes the note when its part is over,
-whatever way. After a restart of FLARE's own process the deployed folder's signature is checked anew, as it was when it
-came; a job that the server no longer runs is ended by FLARE's next heartbeat.
+whatever way. After a restart of FLARE's own process so is one that had been started and had no task yet (loading.py):
+it may be a job that waits. Each time the deployed folder's signature is checked anew, as it was when it came; a job
+that the server no longer runs is ended by FLARE's next heartbeat.
 
 At the server the note says which attempt the process leads, before any site hears of it. The next process leads a later
 one. It is started as often as the server's policy says (``restarts``), and never after an operator's abort. When FLARE
 itself is started again, it knows of its jobs only that they ran, and would have the sites end them. Those with a note
 run again, and any other is called abandoned (FLARE 2.9 itself leaves it running for ever).
+
+FLARE's process of the server also hands the heartbeats of sites' processes on to its jobs, which else hear nothing of a
+site before its part begins, be it slow or gone. Not those of a process that was started since the job was: it knows
+nothing of the job, or starts that again, which then speaks for itself (presence.py).
 """
 
 from __future__ import annotations
@@ -52,6 +57,7 @@ from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
 from nvflare_plugins.flare.attempt import completed_at
+from nvflare_plugins.flare.loading import NOTE as STARTS
 from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
     EXPIRE_POLL_S,
@@ -66,6 +72,8 @@ from nvflare_plugins.site.flare_boundary import JOB_ID
 from nvflare_plugins.site.policy import server_policy
 
 NOTE = "veilboost_waits.json"
+TOPIC_LIVES = "lives"  # FLARE's process of the server to that of a job: the site whose heartbeat it had
+_RETURNED = "veilboost_returned"  # of a job in FLARE's table: the sites that are back as other clients
 _LONGEST_WAIT_S = 7 * 86400.0
 
 logger = logging.getLogger(__name__)
@@ -169,7 +177,7 @@ class KeptJob(JobHandleSpec):
     Args:
         launch: starts it.
         run: the job's folder in FLARE's workspace.
-        may_start: asked before each further start.
+        may_start: asked before each further start; what it raises is why there is none.
         tell: called with why the process ended before its part began, where it did.
     """
 
@@ -223,8 +231,11 @@ class KeptJob(JobHandleSpec):
         begun: str | None = ""
         while True:
             self._handle.wait()
+            if self._terminated.is_set():
+                note_over(self._run)  # the process may have written it again until it ended
+                return
             waits_s, now = _waits_s(self._run), self._clock()
-            if waits_s is None or self._terminated.is_set():
+            if waits_s is None:
                 return
             taken = noted_attempt(self._run)
             if taken != begun:  # since the last time it died it has taken part
@@ -261,9 +272,12 @@ def _launch_kept(launcher: ClientProcessJobLauncher, job_meta: dict[str, Any], f
         note_step("before it could load anything", run)
         return _flares_launch(launcher, job_meta, fl_ctx)
 
-    return KeptJob(
-        launch, run, tell=lambda fault: _tell_server(fl_ctx.get_engine().client.cell.core_cell, run.name, fault)
-    )
+    def may_start() -> bool:
+        _check_deployed(workspace, run.name, WorkspaceConstants.CLIENT_STARTUP_CONFIG)
+        return True
+
+    tell = lambda fault: _tell_server(fl_ctx.get_engine().client.cell.core_cell, run.name, fault)  # noqa: E731
+    return KeptJob(launch, run, may_start=may_start, tell=tell)
 
 
 def _tell_server(cell: Any, job_id: str, fault: str) -> None:
@@ -289,7 +303,11 @@ def _launch_kept_on_server(
     for key in (FLContextKey.WORKSPACE_OBJECT, FLContextKey.JOB_PROCESS_ARGS):
         own.set_prop(key, fl_ctx.get_prop(key), private=True, sticky=False)
     run, root = Path(workspace.get_run_dir(job_meta["job_id"])), Path(workspace.get_root_dir())
-    may_start = lambda: count_start(run, server_policy(root).restarts)  # noqa: E731
+
+    def may_start() -> bool:
+        _check_deployed(workspace, run.name, WorkspaceConstants.SERVER_STARTUP_CONFIG)
+        return count_start(run, server_policy(root).restarts)
+
     return KeptJob(lambda: _flares_launch_on_server(launcher, job_meta, own), run, may_start=may_start)
 
 
@@ -307,11 +325,14 @@ def _sync_kept(server: FederatedServer, request: Any, token: str) -> list[str]:
     """
     ended = _flares_sync(server, request, token)
     client, clients = server.client_manager.clients.get(token), server.client_manager.clients
-    for job in list(server.engine.run_processes.values()):
-        known = job.get(RunProcessKey.PARTICIPANTS)
+    for job_id, job in list(server.engine.run_processes.items()):
+        known, returned = job.get(RunProcessKey.PARTICIPANTS), job.setdefault(_RETURNED, set())
         if client and known is not clients and client.name in {one.name for one in known.values()}:
             others = {key: one for key, one in known.items() if one.name != client.name}
             job[RunProcessKey.PARTICIPANTS] = {**others, token: client}
+            returned |= set() if token in known else {client.name}
+            if client.name not in returned:
+                _hand_on(server.cell.core_cell, job_id, client.name)
     root, runner = Path(server.engine.args.workspace), server.engine.job_runner
     for job_id in runner.get_client_outcome_jobs(client.name) if client else ():
         since = completed_at(root / job_id)
@@ -324,6 +345,13 @@ def _fail_unless_completed(runner: JobRunner, job_id: str, process_return_code: 
     """Let no end of a site's process, or of FLARE's there, undo a job that all its sites have completed before."""
     run = Path(fl_ctx.get_engine().args.workspace) / job_id
     return "" if completed_at(run) is not None else str(_flares_fail(runner, job_id, process_return_code, fl_ctx))
+
+
+def _hand_on(cell: Any, job_id: str, site: str) -> None:
+    """Say to the process of a job that a site was heard of."""
+    with contextlib.suppress(RuntimeError):  # the cell is closed
+        message = Message({}, site.encode())
+        cell.fire_and_forget(CHANNEL, TOPIC_LIVES, FQCN.join([FQCN.ROOT_SERVER, job_id]), message, optional=True)
 
 
 def keep_jobs() -> None:
@@ -343,18 +371,20 @@ def keep_sites() -> None:
 
 
 def rejoin_jobs(engine: Any, workspace: Workspace) -> list[str]:
-    """Start the processes of jobs that waited when FLARE's process of this site ended; return the jobs' ids.
+    """Start the processes of jobs that waited, or began, when FLARE's process of this site ended; return their ids.
 
     Args:
         engine: FLARE's client engine, registered at the server.
     """
-    joined = []
-    for note in sorted(Path(workspace.get_root_dir()).glob(f"*/{NOTE}")):
-        job_id = note.parent.name
+    joined, root = [], Path(workspace.get_root_dir())
+    for run in sorted({note.parent for name in (NOTE, STARTS) for note in root.glob(f"*/{name}")}):
+        job_id = run.name
         try:
             _check_deployed(workspace, job_id, WorkspaceConstants.CLIENT_STARTUP_CONFIG)
             meta = json.loads(Path(workspace.get_job_meta_path(job_id)).read_bytes())
-            (note.parent / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)
+            (run / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)
+            if not is_noted(run):
+                note_waiting(run, 0.0, "")  # the process says that it is ready, and what the job is, once it has a task
             engine.start_app(job_id, meta)
         except Exception as error:  # one job must not keep FLARE's process from starting
             logger.error("job %s, which waited for this site, cannot be joined again: %s", job_id, _kind_of(error))

@@ -155,6 +155,7 @@ class _MuteExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Return the reason as a site's report."""
+        note_step(None)
         self.log_error(fl_ctx, self.fault)
         reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
         reply.update({"status": "failed", "error": self.fault})
@@ -180,6 +181,7 @@ class _MuteController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """End the FLARE job with the reason."""
+        note_step(None)
         self.system_panic(f"VeilBoost job failed: the server could not go on: {self.fault}", fl_ctx)
 
 

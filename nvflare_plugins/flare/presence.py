@@ -151,6 +151,12 @@ class Presence:
             sites = self._site_of_cell.values()
             return sorted(site for site in sites if now - self._ready_at.get(site, never) > READY_FRESH_S)
 
+    def heard(self) -> list[str]:
+        """Return the sites of which a process said anything just now."""
+        with self._lock:
+            now = self._clock()
+            return [site for site in self._name if now - self._heard_at[site] <= READY_FRESH_S]
+
     def is_ready(self, site: str) -> bool:
         """Return whether a process of a site waits for a task now."""
         return site not in self.absent()

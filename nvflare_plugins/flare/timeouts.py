@@ -16,6 +16,9 @@ from nvflare_plugins.wire.envelope import MAX_FRAME_BYTES
 # * Sites and server send each other a sign of life each BEAT_INTERVAL_S, whatever they work on. The server ends the
 #   job when a site has been silent for SILENCE_LIMIT_S, and names it; a site ends its part when the server has been.
 #   Any message counts as a sign of life. Shorter silence (a lost line, a stopped process) is survived.
+# * A site whose part has not begun is slow, or gone. FLARE's main process there sends the server's a heartbeat each 10
+#   s, whatever the job's process loads; the server's job hears of it (kept_jobs.py). Where these stop, SILENCE_LIMIT_S
+#   counts from the last one. Where they go on, or where none are handed on (the simulator), START_SILENCE_S does.
 # * A site that hears nothing of its own frame for QUERY_INTERVAL_S asks the server what has become of it
 #   (transport.py).
 # * A site that lives and sends signs but is missing from an exchange has ``exchange_deadline_s``: the slowest site's
@@ -108,6 +111,10 @@ class LifeSigns:
     the others' signs lie unread in this process's own buffers: it must read them before it may take anyone for dead.
     So of a longer time between two looks only LONGEST_STEP_S counts; look about once a second.
 
+    Attributes:
+        lasted_s: how long it has counted.
+        sees_machines: it is told of machines that live, also where nothing else is heard of them.
+
     Threads: any thread may call any method.
     """
 
@@ -116,6 +123,7 @@ class LifeSigns:
         self._lock = threading.Lock()
         self._silent_s = dict.fromkeys(names, 0.0)
         self._begun: set[str] = set()
+        self.lasted_s, self.sees_machines = 0.0, False
         self._looked_at = clock()
 
     def heard(self, name: str) -> None:
@@ -123,6 +131,13 @@ class LifeSigns:
         with self._lock:
             self._silent_s[name] = 0.0
             self._begun.add(name)
+
+    def lives(self, name: str) -> None:
+        """Take note that the machine of ``name`` is there, though it may not have begun."""
+        with self._lock:
+            self.sees_machines = True
+            if name not in self._begun:
+                self._silent_s[name] = 0.0
 
     def has_begun(self, name: str) -> bool:
         """Return whether anything was ever heard of ``name``."""
@@ -134,6 +149,7 @@ class LifeSigns:
             now = self._clock()
             step = min(now - self._looked_at, LONGEST_STEP_S)
             self._looked_at = now
+            self.lasted_s += step
             for other in self._silent_s:
                 self._silent_s[other] += step
             return self._silent_s[name]

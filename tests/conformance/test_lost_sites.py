@@ -124,7 +124,7 @@ class Federation:
             reply = component.execute(TRAIN_TASK, Shareable(json.loads(json.dumps(task.data))), own, self._signal)
             done = task
             if cell not in self._dead:
-                self.reports.append((site, task.data["number"], dict(reply)))
+                self.reports.append((site, task.data.get("number", 0), dict(reply)))
                 client = SimpleNamespace(name=site)
                 task.result_received_cb(SimpleNamespace(client=client, result=reply), own)
                 component.handle_event(EventType.AFTER_SEND_TASK_RESULT, own)

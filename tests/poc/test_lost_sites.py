@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dp_components.ledger import Ledger
+from nvflare_plugins.flare.loading import NOTE as STARTS
 from nvflare_plugins.recipes.examples import PATIENTS, write_patients
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from poc_workspace.run_poc import ADMIN, SITES, Poc, verify
@@ -149,6 +150,46 @@ def test_a_machine_that_is_back_after_its_death_is_taken_in_again(tmp_path: Path
         finally:
             child.kill()
             child.wait()
+
+
+def killed_before_its_part(poc: Poc, site: str, known: set[str]) -> str:
+    """Kill a site with all its processes as soon as that of a new job was started there; return the job's id."""
+
+    def new() -> set[str]:
+        return {path.parent.name for path in poc.kits.glob(f"{site}/*/{STARTS}")} - known
+
+    wait_until(lambda: bool(new()), 60)
+    for pid in machine(poc, site):
+        os.kill(pid, signal.SIGKILL)
+    (job_id,) = new()
+    assert "taking part" not in site_log(poc, site, job_id)
+    return job_id
+
+
+def test_a_machine_that_dies_before_its_part_began_is_named_and_waited_for(tmp_path: Path) -> None:
+    with Poc(tmp_path / "poc") as poc:
+        start, children, known = started_by(poc, "site-2"), list[subprocess.Popen](), set[str]()
+        try:
+            for on_loss, begins in (("stop", "VeilBoost job failed: "), ("wait", "the job waits for site-2, until ")):
+                outcome: dict = {"changes": {"on_lost_site": on_loss}}
+                thread = submitted(poc, outcome)
+                job_id = killed_before_its_part(poc, "site-2", known)
+                killed = time.monotonic()
+                known.add(job_id)
+                log = lambda job_id=job_id: site_log(poc, "server", job_id)  # noqa: E731
+                wait_until(lambda begins=begins, log=log: begins in log(), 240)
+                print(f"{on_loss}: noticed {time.monotonic() - killed:.0f} s after its machine had died")
+                said = "no sign of life from site-2 for 90 s"
+                assert said in log() and said in site_log(poc, "site-1", job_id)
+                children.append(start())
+                thread.join(400)
+            assert outcome["status"] == "FINISHED:COMPLETED" and attempts(poc, "site-2", job_id) == 2
+            models = {(poc.kits / site / "veilboost_runs" / job_id / "model.json").read_bytes() for site in SITES}
+            assert len(models) == 1
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
 
 
 def test_a_site_that_does_not_come_back_ends_the_job_at_the_deadline(tmp_path: Path) -> None:

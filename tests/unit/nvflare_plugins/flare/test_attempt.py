@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.message import Message
 
-from he_processors.errors import ProtocolError
+from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.errors import JobAborted
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import read_log
@@ -29,7 +30,7 @@ from nvflare_plugins.flare.attempt import (
 )
 from nvflare_plugins.flare.controller import JobController
 from nvflare_plugins.flare.loading import died_early, note_step
-from nvflare_plugins.flare.timeouts import REPORT_S, START_SILENCE_S
+from nvflare_plugins.flare.timeouts import REPORT_S, SILENCE_LIMIT_S, START_SILENCE_S
 from nvflare_plugins.flare.transport import CHANNEL, STOPPING, TOPIC_BEAT, SiteTransport
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Kind
@@ -86,12 +87,14 @@ class Federation:
         for site in sites:
             self.attempt._frames.life_signs.heard(site)
 
-    def pass_time(self, seconds: float, alive: tuple[str, ...]) -> None:
-        """Let time pass in steps of a second; the sites that are alive beat every ten."""
+    def pass_time(self, seconds: float, alive: tuple[str, ...], machines: tuple[str, ...] = ()) -> None:
+        """Let time pass in steps of a second; sites that are alive beat every ten, and the machines of others."""
         for second in range(int(seconds)):
             self.clock.now += 1.0
             if second % 10 == 9:
                 self.all_beat(alive)
+                for site in machines:
+                    self.attempt.lives(site)
             self.attempt.poll()
 
     def summary(self) -> dict:
@@ -312,6 +315,36 @@ def test_a_site_that_never_begins_has_longer(federation: Federation) -> None:
     assert str(federation.attempt.reason).startswith("site-3 did not begin within")
 
 
+def test_a_machine_that_dies_before_its_part_began_is_noticed_as_any_other(federation: Federation) -> None:
+    federation.pass_time(30.0, alive=("site-1",), machines=SITES)
+    federation.pass_time(SILENCE_LIMIT_S - 5.0, alive=("site-1",), machines=("site-1", "site-2"))
+    assert federation.attempt.reason is None
+    federation.pass_time(10.0, alive=("site-1",), machines=("site-1", "site-2"))
+    assert str(federation.attempt.reason).startswith("no sign of life from site-3 for 90 s")
+    assert federation.attempt.lost == ["site-3"] and federation.attempt.awaited == ["site-1", "site-2"]
+
+
+def test_a_machine_that_was_gone_before_the_servers_process_began_is_noticed_too(federation: Federation) -> None:
+    federation.pass_time(SILENCE_LIMIT_S + 5.0, alive=(), machines=("site-1", "site-2"))
+    assert federation.attempt.lost == ["site-3"]
+
+
+def test_a_site_that_is_slow_to_start_is_not_taken_for_dead(federation: Federation) -> None:
+    """Its job's process loads libraries, or its container is pulled: FLARE's process there says that it lives."""
+    federation.pass_time(START_SILENCE_S - 10.0, alive=("site-1", "site-2"), machines=SITES)
+    assert federation.attempt.reason is None and federation.attempt.starting == ["site-3"]
+    federation.pass_time(20.0, alive=("site-1", "site-2"), machines=SITES)
+    assert str(federation.attempt.reason).startswith("site-3 did not begin within 600 s")
+    federation.pass_time(5.0, alive=("site-1", "site-2"), machines=SITES)
+    assert federation.attempt.awaited == ["site-1", "site-2"]
+
+
+def test_a_machine_that_lives_is_no_sign_of_a_part_that_had_begun(federation: Federation) -> None:
+    federation.all_beat()
+    federation.pass_time(SILENCE_LIMIT_S + 5.0, alive=("site-1", "site-2"), machines=SITES)
+    assert federation.attempt.lost == ["site-3"]
+
+
 def test_a_site_that_is_not_there_is_lost_and_not_late(federation: Federation, monkeypatch) -> None:
     """An exchange may wait as long for it; a job that waits for lost sites goes on only where the site is lost."""
     began = federation.clock.now
@@ -386,11 +419,14 @@ def test_a_controller_that_cannot_go_on_ends_the_attempt_and_says_why(
     assert read_log(federation.folder / "evidence" / export_name("server")).end["status"] == "aborted"
 
 
-@pytest.mark.parametrize(("begins_s", "ends_s"), [(0, 20), (60, 80), (10_000, 140)])
+@pytest.mark.parametrize(
+    ("begins_s", "waits", "ends_s"),
+    [(0, False, 20), (60, False, 80), (10_000, False, 140), (300, True, 320), (10_000, True, 602)],
+)
 def test_a_site_whose_process_still_starts_when_another_fails_hears_why(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch, begins_s: int, ends_s: int
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, begins_s: int, waits: bool, ends_s: int
 ) -> None:
-    """It has until all sites must be there, and then as long as any other."""
+    """It has until all sites must be there, and then as long as any other; a job that waits cannot do without it."""
     federation.all_beat(SITES[:2])
     federation.attempt.add_report("site-1", GOOD.to_dict())
     federation.attempt.add_report("site-2", SiteReport(FAILED, "its wheel does not load").to_dict())
@@ -403,24 +439,57 @@ def test_a_site_whose_process_still_starts_when_another_fails_hears_why(
 
     monkeypatch.setattr(controller_module, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
     controller = JobController({"data_set": "train", "label": "y"}, kind="horizontal")
-    controller._supervise(federation.attempt, None, None, SimpleNamespace(triggered=False), MagicMock(), MagicMock())
+    presence = SimpleNamespace(heard=list, replaced=list) if waits else None
+    ends = SimpleNamespace(triggered=False)
+    controller._supervise(federation.attempt, None, presence, ends, MagicMock(), MagicMock())
     assert ends_s <= clock() - began <= ends_s + 3 and federation.attempt.missing == ["site-3"]
     assert "its wheel does not load" in str(federation.gather("site-3")["site-3"])
 
 
 def test_a_job_whose_metrics_would_be_written_elsewhere_is_refused_before_it_begins(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller, said, waited = JobController({"data_set": "train", "label": "y"}, kind="horizontal"), [], []
     engine = MagicMock()
-    engine.get_workspace().get_run_dir.return_value = "no folder"
+    engine.get_workspace().get_run_dir.return_value = str(tmp_path)
     engine.run_manager.components = {"tb": SimpleNamespace(tb_folder="/srv/elsewhere")}
     monkeypatch.setattr(controller_module, "check_set_up", lambda *_: None)
     monkeypatch.setattr(controller, "_engine", engine, raising=False)
     monkeypatch.setattr(controller, "_wait_for_sites", lambda *_: waited.append(1))
     monkeypatch.setattr(controller, "system_panic", lambda reason, context: said.append(reason))
-    controller.control_flow(None, MagicMock())
+    controller.control_flow(None, FLContext())
     assert "may only write below the job's own folder" in said[0] and not waited
+
+
+def test_all_sites_hear_why_there_is_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose process comes later; and the result that an administrator downloads says it."""
+    controller, said, waited = JobController({"data_set": "train"}, kind="horizontal"), [], []
+    engine, context, told = MagicMock(), MagicMock(), {}
+    engine.get_workspace().get_run_dir.return_value = str(tmp_path)
+    engine.get_clients.return_value = [SimpleNamespace(name=site) for site in SITES]
+    context.get_job_id.return_value = "job"
+
+    def refuse(*_: object) -> None:
+        raise ConfigurationError("the server is not set up")
+
+    def broadcast(task: object, fl_ctx: object, targets: list[str], min_responses: int) -> None:
+        told.update(dict.fromkeys(targets, task))
+
+    def sleep(seconds: float) -> None:
+        site = SITES[len(waited)]
+        waited.append(site)
+        told[site].result_received_cb(SimpleNamespace(client=SimpleNamespace(name=site)), context)
+
+    monkeypatch.setattr(controller_module, "check_set_up", refuse)
+    monkeypatch.setattr(controller_module, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    for name, does in (("_engine", engine), ("broadcast", broadcast), ("cancel_task", lambda task: None)):
+        monkeypatch.setattr(controller, name, does, raising=False)
+    monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: said.append(reason))
+    controller.control_flow(SimpleNamespace(triggered=False), context)
+    assert said == ["VeilBoost job failed: the server is not set up"] and waited == list(SITES)
+    assert all(told[site].data["refused"] == "the server is not set up" for site in SITES)
+    summary = json.loads((tmp_path / "veilboost" / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == (FAILED, "the server is not set up")
 
 
 def test_report_survives_the_way() -> None:

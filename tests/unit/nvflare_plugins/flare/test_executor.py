@@ -208,6 +208,14 @@ def test_a_missing_policy_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not [record for record in caplog.records if record.exc_info or "Traceback" in record.getMessage()]
 
 
+def test_a_site_says_in_its_log_why_the_server_refuses_a_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    context = flare_context(tmp_path)
+    with executor_that(idle) as executor:
+        refused = Shareable({"refused": "it is not set up\x1b[31m"})
+        reply = executor.execute(TRAIN_TASK, refused, context, Signal())
+    assert reply["status"] == "failed" and "says the server: it is not set up?[31m" in caplog.text
+
+
 def test_results_go_where_the_policy_says_and_its_changes_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey, RunPr
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.server.fed_server import FederatedServer
@@ -156,6 +157,17 @@ def test_what_flare_ends_stays_ended(tmp_path):
     assert not waiter.is_alive() and len(processes) == 1 and processes[0].is_terminated
 
 
+def test_a_process_that_is_being_ended_leaves_no_note_whatever_it_writes(tmp_path):
+    told, ended = threading.Event(), threading.Event()
+    job, _ = kept(tmp_path, lambda: (told.wait(10), takes_part(tmp_path)(), ended.set()))
+    waiter = threading.Thread(target=job.wait)
+    waiter.start()
+    job.terminate()
+    told.set()
+    waiter.join(10)
+    assert ended.is_set() and not is_noted(tmp_path)
+
+
 def test_a_process_that_dies_again_and_again_is_given_up_at_the_deadline(tmp_path):
     times = iter([0.0, 30.0, 59.0, 61.0])
     works = [takes_part(tmp_path), *[lambda: None] * 5]
@@ -189,6 +201,30 @@ def test_flares_launcher_keeps_jobs(tmp_path, monkeypatch):
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
     handle = ClientProcessJobLauncher().launch_job({"job_id": JOB}, context)
     assert isinstance(handle, KeptJob) and started == [{"job_id": JOB}]
+
+
+@pytest.mark.parametrize("launcher", [ClientProcessJobLauncher, ServerProcessJobLauncher])
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_folder_that_was_changed_since_its_deployment_is_not_started_again(
+    workspace, monkeypatch, launcher, is_changed
+):
+    undo_guard(monkeypatch)
+    run, started = led(deployed(workspace)), []
+    for name in ("_flares_launch", "_flares_launch_on_server"):
+        monkeypatch.setattr(kept_jobs, name, lambda *_: started.append(1) or Process(note_later))
+    monkeypatch.setattr(kept_jobs, "RESTART_PAUSE_S", 0.0)
+    note_later = lambda: note_over(run) if len(started) > 1 else None  # noqa: E731
+    if is_changed:
+        for name in ("app_site-1", "app_server"):
+            (run / name).mkdir(exist_ok=True)
+            (run / name / ".__nvfl_sig.json").write_text("{}")
+    keep_jobs()
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
+    job = launcher().launch_job({"job_id": JOB}, context)
+    job._pause_s = 0.0
+    job.wait()
+    assert len(started) == (1 if is_changed else 2) and not is_noted(run)
 
 
 # -- after a restart of FLARE's own process ---------------------------------------------------------------------------
@@ -235,6 +271,17 @@ def test_the_guard_of_a_site_joins_them_once_flare_has_registered(workspace, mon
 def test_a_job_that_did_not_wait_is_not_joined(workspace):
     note_over(deployed(workspace))
     assert joined(workspace) == ([], [])
+
+
+def test_a_job_whose_process_had_no_task_yet_is_joined_and_says_that_it_is_ready(workspace):
+    """It may be one that waits: only the task says so. Its process is not started a second time before that."""
+    run = deployed(workspace)
+    note_over(run)
+    note_step("before it had its task", run)
+    assert joined(workspace) == ([JOB], [(JOB, {"job_id": JOB})]) and is_noted(run)
+    job, processes = kept(run, lambda: None, lambda: None)
+    job.wait()
+    assert len(processes) == 1 and not is_noted(run)
 
 
 def test_an_unsigned_folder_is_not_joined_where_jobs_must_be_signed(workspace):
@@ -387,10 +434,17 @@ def test_a_heartbeat_ends_no_job_that_is_about_to_run_again_and_makes_a_site_kno
     job = {RunProcessKey.PARTICIPANTS: {"old": before}}
     engine = SimpleNamespace(args=SimpleNamespace(workspace=workspace.get_root_dir()), run_processes={JOB: job})
     engine.job_runner = SimpleNamespace(get_client_outcome_jobs=lambda name: set())
-    server = SimpleNamespace(engine=engine, client_manager=SimpleNamespace(clients={"new": client}))
+    clients, said = {"old": before}, []
+    cell = SimpleNamespace(fire_and_forget=lambda *sent, optional: said.append((*sent[1:3], sent[3].payload)))
+    manager = SimpleNamespace(clients=clients)
+    server = SimpleNamespace(engine=engine, client_manager=manager, cell=SimpleNamespace(core_cell=cell))
     keep_sites()
-    ended = FederatedServer._sync_client_jobs(server, None, "new")
-    assert ended == ["5392feae-8935-4144-8c27-c7aa221c04c0", "../x"]
+    FederatedServer._sync_client_jobs(server, None, "old")
+    assert said == [("lives", f"server.{JOB}", b"site-1")], "the job hears of the process that was there at its start"
+    manager.clients = {"new": client}
+    for _ in range(2):
+        ended = FederatedServer._sync_client_jobs(server, None, "new")
+    assert ended == ["5392feae-8935-4144-8c27-c7aa221c04c0", "../x"] and len(said) == 1
     assert job[RunProcessKey.PARTICIPANTS] == {"new": client}
 
 

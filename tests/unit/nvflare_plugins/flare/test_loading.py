@@ -74,12 +74,16 @@ def test_what_loads_has_no_fault_and_limits_are_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("module", "path"), [(loading.AT_SITE, EXECUTOR), (loading.AT_SERVER, CONTROLLER)])
-def test_a_component_takes_the_place_of_one_that_cannot_be_loaded(monkeypatch, module: str, path: str) -> None:
+def test_a_component_takes_the_place_of_one_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch, module: str, path: str
+) -> None:
     monkeypatch.setitem(sys.modules, module, importlib.import_module(module))
     role = "server" if module == loading.AT_SERVER else "client"
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=f"nvflare.app.{role}.process"))
     monkeypatch.setattr(loading, "load_fault", lambda name: f"cannot load {name}")
+    monkeypatch.setattr(loading, "_own_run", lambda: tmp_path)
     loading.load_or_stand_in()
+    assert loading.died_early(tmp_path)
     arguments = {"kind": "horizontal"} | ({"job": {}, "min_clients": 3} if module == loading.AT_SERVER else {})
     component = instantiate_class(path, arguments)
     if module == loading.AT_SERVER:
@@ -87,9 +91,11 @@ def test_a_component_takes_the_place_of_one_that_cannot_be_loaded(monkeypatch, m
         component.system_panic = lambda reason, fl_ctx: said.append(reason)
         component.control_flow(Signal(), FLContext())
         assert said == [f"VeilBoost job failed: the server could not go on: cannot load {module}"]
+        assert loading.died_early(tmp_path) is None
         return
     report = SiteReport.from_dict(component.execute("any", Shareable(), FLContext(), Signal()))
     assert (report.status, report.error) == (FAILED, f"cannot load {module}")
+    assert loading.died_early(tmp_path) is None
 
 
 def test_the_server_believes_a_sites_own_process_alone() -> None:
@@ -106,6 +112,18 @@ def test_the_server_believes_a_sites_own_process_alone() -> None:
         assert hears(*wrong) == "invalid_request"
     assert not reports and hears("site-1", "site-1") == "ok"
     assert reports == [("site-1", {"status": FAILED, "error": "why"})]
+
+
+def test_the_server_believes_its_own_process_alone_that_a_machine_lives() -> None:
+    controller, alive = JobController({}, kind="horizontal"), []
+    hears = lambda origin, payload: controller._on_life(Message({MessageHeaderKey.ORIGIN: origin}, payload))  # noqa: E731
+    hears("server", b"site-1")
+    controller._attempt = SimpleNamespace(sites=["site-1"], lives=alive.append)
+    for wrong in (("site-1", b"site-1"), ("server.job", b"site-1"), ("server", b"site-9"), ("server", None)):
+        hears(*wrong)
+    assert not alive
+    hears("server", b"site-1")
+    assert alive == ["site-1"]
 
 
 def test_the_check_takes_environment_and_limits_of_flares_process(tmp_path: Path, monkeypatch) -> None:

@@ -54,6 +54,14 @@ def test_every_site_must_have_said_of_late_that_it_waits(server):
     assert server.presence.absent() == ["site-1"]
 
 
+def test_a_process_that_says_anything_is_heard(server):
+    assert not server.presence.heard()
+    server.hears("site-1", OLD, KNOWN)
+    assert server.presence.heard() == ["site-1"]
+    server.now = READY_FRESH_S + 0.1
+    assert not server.presence.heard()
+
+
 def test_what_was_said_before_an_attempt_does_not_count_after_it(server):
     for site in CELLS:
         server.hears(site, OLD)
