@@ -251,8 +251,10 @@ def ended_by(error: Exception) -> JobAborted:
 
 
 def aborted_by(error: Exception) -> JobAborted:
-    """Return an error that may be told to other parties."""
-    return JobAborted(machine_failure(error) or f"{reason_of(error)}; see the log of that site")
+    """Return an error that may be told to other parties; its cause says whether time mends it."""
+    aborted = JobAborted(machine_failure(error) or f"{reason_of(error)}; see the log of that site")
+    aborted.__cause__ = error
+    return aborted
 
 
 class SealedLine:
@@ -571,7 +573,8 @@ class Responder:
             while flag is not Flag.END:
                 flag = self._step(flag)
         except VeilBoostError as error:
-            raise (self._error or error) from None  # an interrupted exchange is not why
+            why = self._error or error  # an interrupted exchange is not
+            raise why from why.__cause__
         finally:
             with self._changed:
                 self._over = True

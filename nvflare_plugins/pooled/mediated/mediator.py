@@ -122,7 +122,9 @@ class Mediator:
                 known = machine_failure(error)
                 if known is None:
                     _log.exception("mediator failed")
-                self.abort(JobAborted(known or "internal error in the mediator; the site's log has the trace"))
+                told = JobAborted(known or "internal error in the mediator; the site's log has the trace")
+                told.__cause__ = error  # which says whether time mends it
+                self.abort(told)
             return context.abort(grpc.StatusCode.INTERNAL, f"VeilBoost: {self.error}")
 
         return serve

@@ -256,7 +256,8 @@ def train(
             with Federated(mediator, channel.world, channel.rank):
                 return _Loop(mediator, channel, handler, task, rows, eval_sets, on_round, on_tree).run()
         except xgb.core.XGBoostError as error:
-            raise mediator.reason(error) from None
+            why = mediator.reason(error)
+            raise why from why.__cause__
         except VeilBoostError as error:
             mediator.abort(error)
             raise

@@ -23,6 +23,7 @@ import xgboost as xgb
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.base.failures import time_mends
 from nvflare_plugins.pooled.mediated import mediator as mediator_module
 from nvflare_plugins.pooled.mediated.communicator import SERVICE, reply_class, request_class
 from nvflare_plugins.pooled.mediated.grammar import HorizontalGrammar, Message, TrainingShape
@@ -133,6 +134,7 @@ def test_a_full_disk_while_a_message_is_recorded_is_called_by_its_name():
 
     mediator = train_one_round(Echo(fail))
     assert "the disk is full" in mediator.surfaced and "secret" not in mediator.surfaced
+    assert time_mends(mediator.error), "a job that waits tries again"
 
 
 def test_what_xgboost_says_of_a_failure_does_not_travel():

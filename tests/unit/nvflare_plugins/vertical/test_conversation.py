@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.errors import JobAborted
+from nvflare_plugins.base.failures import time_mends
 from nvflare_plugins.kinds.vertical.conversation import FlowControl, Responder
 from tests.support.conversations import PACE, PATIENCE_S, Site, answering, ask_once, asking, converse, end_of, shout
 
@@ -338,3 +340,23 @@ def test_nothing_can_be_asked_after_the_end():
     talk = converse([lead, answering(shout)])[0]
     with pytest.raises(JobAborted):
         talk.ask(1, b"y")
+
+
+def full(*of: object) -> bytes:
+    raise OSError(errno.ENOSPC, "full", "/srv/secret")
+
+
+def test_a_full_disk_at_the_answering_side_is_what_time_mends():
+    results = converse([ask_once, answering(full)])
+    assert all(isinstance(one, JobAborted) and "secret" not in str(one) for one in results)
+    assert [time_mends(one) for one in results] == [False, True]
+
+
+def test_a_full_disk_at_the_asking_side_is_what_time_mends():
+    def lead(site: Site):
+        site.channel.route = full
+        with asking(site) as talk:
+            talk.ask(1, b"x").result(PATIENCE_S)
+
+    results = converse([lead, answering(shout)])
+    assert [time_mends(one) for one in results] == [True, False]
