@@ -1,4 +1,4 @@
-"""Real containers: images of the Dockerfile, a server and three sites as compose.yml has them, and one job.
+"""Real containers: images of the Dockerfile, a server and three sites as compose.yml has them, and their jobs.
 
 They share a network without any line to the outside, so that podman may run without root: ``PODMAN="runuser -u NAME --
 podman"``, say. The base image is the one that is there, or else what debootstrap makes of Debian's packages.
@@ -6,6 +6,7 @@ podman"``, say. The base image is the one that is there, or else what debootstra
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from poc_workspace.run_poc import ADMIN, SITES
+from tests.poc.test_lost_sites import ROUNDS, WAITING
 from tests.test_containers import COMPOSE, FOLDER, ROOT, USER
 
 PODMAN = shlex.split(os.environ.get("PODMAN", "podman"))
@@ -105,6 +107,12 @@ class Containers:
         self._source = shutil.copytree(FOLDER, folder / "source")
         self._jobs = folder / "jobs"
         shutil.copytree(ROOT / "jobs" / "horizontal_masks", self._jobs / "horizontal_masks")
+        (waiting,) = shutil.copytree(self._jobs / "horizontal_masks", self._jobs / "waiting").glob(
+            "*/config/*server.json"
+        )
+        config = json.loads(waiting.read_text())
+        config["workflows"][0]["args"]["job"].update(WAITING)
+        waiting.write_text(json.dumps(config))
         self._hosts = folder / "hosts"  # containers that share a network do not share it
         self._hosts.write_text("127.0.0.1 localhost server\n")
         subprocess.run(["chmod", "-R", "a+rX", self._source, self._jobs, self._hosts], check=True)  # noqa: S607
@@ -119,6 +127,11 @@ class Containers:
     def once(self, *arguments: str, mounts: list[str] | None = None) -> str:
         """Run a command in a container of the site's image, without a network."""
         return podman("run", "--rm", "--network=none", *(mounts or []), "veilboost-site", *arguments)
+
+    @property
+    def _network(self) -> list[str]:
+        """Options of the network that a container which only sleeps holds for all others, while these come and go."""
+        return [f"--network=container:{self.name}-network", "-v", f"{self._hosts}:/etc/hosts:ro"]
 
     def prepare(self) -> None:
         """Provision, and set every site and the server up (steps 2 and 3 of CONTAINERS.md)."""
@@ -137,6 +150,8 @@ class Containers:
             kit = [*self.volume(f"kit-{site}", "/kit"), *self.volume(f"data-{site}", "/data", "ro")]
             self.once("veilboost", "site-setup", "/kit", *sets, "--keep-in", "/kept", mounts=kit)
         self.once("veilboost", "site-setup", "/kit", mounts=self.volume("kit-server", "/kit"))
+        name = ["--name", f"{self.name}-network", "--network=none"]
+        podman("run", "--detach", *name, "veilboost-server", "sleep", "infinity")
 
     def start(self, service: str) -> None:
         """Start a service of compose.yml; its mounts are volumes here."""
@@ -146,24 +161,56 @@ class Containers:
         for source, at, *mode in mounts:
             own = {"/kit": f"kit-{service}", "/data": f"data-{service}"}.get(at, f"{_plain(source)}-{service}")
             options += self.volume(own, at, (mode or ["rw"])[0])
-        network = "none" if service == "server" else f"container:{self.name}-server"
         environment = [f"--env={name}={value}" for name, value in told["environment"].items()]
-        name = ["--name", f"{self.name}-{service}", f"--network={network}", "-v", f"{self._hosts}:/etc/hosts:ro"]
+        name = ["--name", f"{self.name}-{service}", *self._network]
         podman("run", "--detach", *name, *hardened(told), *environment, *options, told["image"])
 
     def console(self, command: str) -> str:
         """Run an administrator's command; the jobs' folder is copied, since FLARE signs it in place."""
         options = [*self.volume(f"kit-{_plain(ADMIN)}", "/admin"), "-v", f"{self._jobs}:/jobs:ro"]
-        name = ["--network", f"container:{self.name}-server", "-v", f"{self._hosts}:/etc/hosts:ro"]
-        name += hardened(COMPOSE["services"]["console"])
-        shell = f"cp -r /jobs/horizontal_masks /tmp/ && cd /tmp && {command} --startup-kit /admin"
+        name = [*self._network, *hardened(COMPOSE["services"]["console"])]
+        shell = f"cp -r /jobs/* /tmp/ && cd /tmp && {command} --startup-kit /admin"
         return podman("run", "--rm", *name, *options, "veilboost-site", "bash", "-c", shell)
+
+    def run(self, job: str) -> str:
+        """Submit a job; return its id."""
+        said = self.console(f"nvflare --format json job submit -j /tmp/{job}")
+        return str(re.findall(r'"job_id": *"([0-9a-f-]{36})"', said)[-1])
+
+    def ended(self, job_id: str) -> str:
+        """Wait for a job's end; return the line in which the console lists it."""
+        deadline = time.monotonic() + JOB_S
+        while "FINISHED" not in (line := self.listed(job_id)):
+            assert time.monotonic() < deadline, line
+            time.sleep(5)
+        return line
+
+    def listed(self, job_id: str) -> str:
+        lines = self.console("nvflare job list").splitlines()
+        return next((line for line in lines if job_id in line), "")
 
     def inside(self, service: str, *command: str) -> str:
         return podman("exec", f"{self.name}-{service}", *command)
 
+    def log(self, service: str, job_id: str) -> str:
+        return self.inside(service, "bash", "-c", f"cat /workspace/{job_id}/log.txt || true")
+
+    def wait_for(self, pattern: str, least: int, service: str, job_id: str) -> None:
+        """Wait until the largest number that a pattern finds in a job's log is not below ``least``."""
+        deadline = time.monotonic() + JOB_S
+        while max(map(int, re.findall(pattern, self.log(service, job_id))), default=0) < least:
+            assert time.monotonic() < deadline, self.log(service, job_id)[-3000:]
+            time.sleep(1)
+
+    def model(self, job_id: str) -> str:
+        """Return the hash of the model that all sites have."""
+        path = "veilboost_runs/{}/model.json"
+        commands = {site: f"sha256sum < /kept/{site}/{path.format(job_id)}" for site in SITES}
+        (one,) = {self.inside(site, "bash", "-c", command) for site, command in commands.items()}
+        return one
+
     def end(self) -> None:
-        for service in (*SITES, "server"):
+        for service in (*SITES, "server", "network"):
             subprocess.run([*PODMAN, "rm", "-f", "-t", "10", f"{self.name}-{service}"], check=False, cwd="/")
         subprocess.run([*PODMAN, "volume", "rm", "-f", *sorted(self._volumes)], check=False, cwd="/")
 
@@ -195,18 +242,25 @@ def test_a_server_and_three_sites_train_in_containers(containers: Containers) ->
     while not all("Successfully registered client" in podman("logs", f"{containers.name}-{one}") for one in SITES):
         assert time.monotonic() < deadline, podman("logs", f"{containers.name}-server")[-3000:]
         time.sleep(3)
-    containers.console("nvflare job submit -j /tmp/horizontal_masks")
-    while "FINISHED" not in (listed := containers.console("nvflare job list")):
-        assert time.monotonic() < deadline, listed
-        time.sleep(5)
-    said = [containers.inside(site, "bash", "-c", "grep -h ERROR /workspace/*/log.txt || true") for site in SITES]
-    assert "FINISHED:COMPLETED" in listed, (listed, said)
-    models = set()
+    job_id = containers.run("horizontal_masks")
+    line = containers.ended(job_id)
+    assert "FINISHED:COMPLETED" in line, (line, [containers.log(site, job_id)[-2000:] for site in SITES])
+    assert containers.model(job_id)
     for site in SITES:
-        models.add(containers.inside(site, "bash", "-c", f"sha256sum < $(ls /kept/{site}/veilboost_runs/*/model.json)"))
         assert containers.inside(site, "id", "-u").strip() == str(USER)
-        assert "horizontal" in containers.inside(site, "veilboost", "registry", "/workspace", "--site", site)
+        assert job_id in containers.inside(site, "veilboost", "registry", "/workspace", "--site", site)
         containers.inside(site, "python3", "-I", "/opt/veilboost/health.py")
         with pytest.raises(AssertionError, match="Read-only file system"):
             containers.inside(site, "touch", "/opt/veilboost/written")
-    assert len(models) == 1
+    whole = containers.run("waiting")
+    assert "FINISHED:COMPLETED" in containers.ended(whole)
+    died = containers.run("waiting")
+    for number, how in enumerate((["restart"], ["kill", "start"]), start=2):
+        containers.wait_for(r"round (\d+) of", ROUNDS * (number - 1) // 5, "site-3", died)
+        ended = time.monotonic()
+        for command in how:
+            podman(command, f"{containers.name}-server")
+        containers.wait_for(r"in attempt (\d+) of the job", number, "site-3", died)
+        print(f"attempt {number} began {time.monotonic() - ended:.0f} s after {' and '.join(how)} of the server")
+    assert "FINISHED:COMPLETED" in containers.ended(died)
+    assert containers.model(died) == containers.model(whole)
