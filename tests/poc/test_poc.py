@@ -177,6 +177,15 @@ def machine(poc: Poc, participant: str) -> list[int]:
     return [pid for pid in poc.pids() if kit in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+def test_all_hear_why_the_server_refuses_a_job(poc: Poc) -> None:
+    job_id, status, result = poc.run_job(JOBS / "horizontal_masks", changes={"on_lost_site": "continue"})
+    assert status != "FINISHED:COMPLETED"
+    reason = json.loads(next(result.rglob("veilboost/summary.json")).read_text())["reason"]
+    assert reason.startswith("on_lost_site='continue' could never go on: the job has 3 sites")
+    for site in SITES:
+        assert f"the job ends before it began, says the server: {reason}" in site_log(poc, site, job_id)
+
+
 def kill_machine(poc: Poc, participant: str, how: signal.Signals = signal.SIGKILL) -> None:
     for pid in machine(poc, participant):
         os.kill(pid, how)
