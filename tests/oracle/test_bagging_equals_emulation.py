@@ -67,7 +67,7 @@ def by_hand(frames: list[pd.DataFrame], params: dict[str, Any], num_rounds: int)
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("n_sites", [2, 3])
+@pytest.mark.parametrize("n_sites", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_model_is_that_of_bagging_by_hand(tmp_path: Path, name: str, n_sites: int) -> None:
     few = {"min_sites": 2, "max_colluders": 0} if n_sites == 2 else {}
     consents = {**bagging.POLICY["consents"], "fewer_than_three_sites": True}

@@ -51,7 +51,10 @@ KNOWN = {
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
-@pytest.mark.parametrize(("classes", "data"), KNOWN)
+@pytest.mark.parametrize(
+    ("classes", "data"),
+    [pytest.param(*one, marks=[pytest.mark.slow] if one in ((3, "coarse"), (3, "few")) else []) for one in KNOWN],
+)
 def test_the_verdicts_are_those_of_sacro(classes: int, data: str) -> None:
     assert "".join(_ours(*_fitted(classes, data, settings)) for settings in SETTINGS) == KNOWN[classes, data]
 

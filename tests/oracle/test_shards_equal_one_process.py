@@ -242,7 +242,9 @@ def test_leaves_are_quantiles_of_the_site_where_a_shard_draws_no_rows(
     assert len(models) == 1
 
 
-@pytest.mark.parametrize("fields", [{}, {"weight": "w"}], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize(
+    "fields", [pytest.param({}, marks=pytest.mark.slow), {"weight": "w"}], ids=["unweighted", "weighted"]
+)
 def test_shards_without_rows_add_nothing(
     fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

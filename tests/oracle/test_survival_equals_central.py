@@ -52,7 +52,7 @@ def test_models_equal_central(tmp_path, form, profile, params):
         )
 
 
-@pytest.mark.parametrize("n_sites", [3, 5])
+@pytest.mark.parametrize("n_sites", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_weights_passes_and_any_number_of_sites_make_the_same_trees(tmp_path, n_sites):
     """Rows are read in passes at the first site, and dealt out in an order of their own."""
     frame = survival.times("bounds").assign(w=np.random.default_rng(2).gamma(1.0, size=1_500).astype(np.float32))

@@ -89,7 +89,7 @@ def sharded(scheme: str, n_active: int, n_passive: int, workers):
 
 
 @pytest.mark.parametrize("scheme", [pytest.param(s, marks=needs_curve if s == "elgamal" else ()) for s in SCHEMES])
-@pytest.mark.parametrize(("n_active", "n_passive"), [(1, 1), (0, 2), (2, 3)])
+@pytest.mark.parametrize(("n_active", "n_passive"), [pytest.param(1, 1, marks=pytest.mark.slow), (0, 2), (2, 3)])
 def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_active, n_passive, workers) -> None:
     joined = data()
     params = {**LOGISTIC, "subsample": 0.8, "colsample_bytree": 0.7, "seed": 4}
