@@ -50,7 +50,7 @@ def logs(federation: Federation, folder: str) -> list[Path]:
     return [federation.workspace(s) / "runs" / "job" / folder / export_name(s) for s in federation.sites]
 
 
-@pytest.mark.parametrize(("site", "n_rounds"), [("site-2", 3), ("site-1", 1), ("site-3", 5)])
+@pytest.mark.parametrize(("site", "n_rounds"), [("site-2", 3), ("site-1", 1), *slow(("site-3", 5))])
 def test_the_next_attempt_goes_on_after_the_last_round_and_ends_with_the_undisturbed_model(
     tmp_path, undisturbed, site, n_rounds
 ):

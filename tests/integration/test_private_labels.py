@@ -157,7 +157,7 @@ def test_sites_agree_on_what_the_label_is(tmp_path: Path, other: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["dp_rf", "dp_tr_newton", "dp_tr_newton_ih", "dp_ebm_newton", "feverless", "few_rounds"]
+    "method", ["dp_rf", "dp_ebm_newton", "feverless", *slow("dp_tr_newton", "dp_tr_newton_ih", "few_rounds")]
 )
 def test_papers_methods_train_numbers(tmp_path: Path, method: str) -> None:
     components = {"n_trees": 10 if method == "few_rounds" else 4, "depth": 2}

@@ -29,7 +29,7 @@ VARIANTS: dict[str, tuple[dict, dict]] = {
 }
 
 
-@pytest.mark.parametrize("name", names(VARIANTS, "scale_pos_weight", "squared_error", "poisson"))
+@pytest.mark.parametrize("name", names(VARIANTS, "scale_pos_weight", "squared_error", "poisson", "weighted"))
 def test_trees_equal_central_training_on_the_drawn_rows(tmp_path, name):
     params, fields = VARIANTS[name]
     frame = (weighted if fields else table)(400)

@@ -157,7 +157,7 @@ def test_growing_gradients_find_new_scales(tmp_path):
     params = {"objective": "reg:squarederror", "learning_rate": 30.0}
     fields = {"finest_exponent": -10, "evaluate_training": True, "cuts": "uniform", "cut_bounds": BOUNDS}
     models = [
-        federate(tmp_path / profile, frame, job(params, 8, profile=profile, **fields)).model() for profile in BUILT_IN
+        federate(tmp_path / profile, frame, job(params, 6, profile=profile, **fields)).model() for profile in BUILT_IN
     ]
     assert len(set(models)) == 1
     prediction = xgb.Booster(model_file=bytearray(models[0])).predict(xgb.DMatrix(frame.drop(columns="y")))
