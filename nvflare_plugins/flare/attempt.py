@@ -443,6 +443,15 @@ def completed_at(run: Path) -> float | None:
         return None
 
 
+def failure_of(run: Path) -> str:
+    """Return why the job of this folder at the server has failed, as its summary says; "" if it does not."""
+    try:
+        reason = json.loads((run / RESULT_FOLDER / SUMMARY_FILE).read_bytes())["reason"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    return printable(reason, MAX_ERROR_CHARS) if isinstance(reason, str) else ""
+
+
 def note_refusal(folder: Path, job_id: str, reason: str) -> None:
     """Write the summary of a job that ends before any attempt. Raises: OSError."""
     document = {"job_id": job_id, "attempts": 0, "status": FAILED, "reason": reason, "sites": {}}

@@ -56,7 +56,7 @@ from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
 from nvflare_plugins.base.files import write_durably
-from nvflare_plugins.flare.attempt import completed_at
+from nvflare_plugins.flare.attempt import completed_at, failure_of
 from nvflare_plugins.flare.loading import NOTE as STARTS
 from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
@@ -72,6 +72,7 @@ from nvflare_plugins.site.flare_boundary import JOB_ID
 from nvflare_plugins.site.policy import server_policy
 
 NOTE = "veilboost_waits.json"
+REASON = "veilboost_reason"  # in what FLARE keeps of a job and shows administrators: why it has failed
 TOPIC_LIVES = "lives"  # FLARE's process of the server to that of a job: the site whose heartbeat it had
 _RETURNED = "veilboost_returned"  # of a job in FLARE's table: the sites that are back as other clients
 _LONGEST_WAIT_S = 7 * 86400.0
@@ -178,7 +179,8 @@ class KeptJob(JobHandleSpec):
         launch: starts it.
         run: the job's folder in FLARE's workspace.
         may_start: asked before each further start; what it raises is why there is none.
-        tell: called with why the process ended before its part began, where it did.
+        tell: called with why the process ended before its part began, where it did; at the server with why the job
+            has failed, too.
     """
 
     def __init__(
@@ -224,6 +226,8 @@ class KeptJob(JobHandleSpec):
         if fault is not None and not self._terminated.is_set():
             logger.error("job %s: %s", self._run.name, fault)
             self._tell(fault)
+        elif reason := failure_of(self._run):
+            self._tell(reason)
         note_step(None, self._run)
 
     def _wait(self) -> None:
@@ -308,7 +312,13 @@ def _launch_kept_on_server(
         _check_deployed(workspace, run.name, WorkspaceConstants.SERVER_STARTUP_CONFIG)
         return count_start(run, server_policy(root).restarts)
 
-    return KeptJob(lambda: _flares_launch_on_server(launcher, job_meta, own), run, may_start=may_start)
+    engine = fl_ctx.get_engine()
+
+    def tell(reason: str) -> None:
+        with engine.new_context() as context:
+            engine.get_component(SystemComponents.JOB_MANAGER).update_meta(run.name, {REASON: reason}, context)
+
+    return KeptJob(lambda: _flares_launch_on_server(launcher, job_meta, own), run, may_start=may_start, tell=tell)
 
 
 def _abort_on_server(engine: ServerEngine, job_id: str, *args: Any, **kwargs: Any) -> str:

@@ -184,6 +184,8 @@ def test_all_hear_why_the_server_refuses_a_job(poc: Poc) -> None:
     assert reason.startswith("on_lost_site='continue' could never go on: the job has 3 sites")
     for site in SITES:
         assert f"the job ends before it began, says the server: {reason}" in site_log(poc, site, job_id)
+    with poc.session() as session:
+        assert session.get_job_meta(job_id)["veilboost_reason"] == reason
 
 
 def kill_machine(poc: Poc, participant: str, how: signal.Signals = signal.SIGKILL) -> None:

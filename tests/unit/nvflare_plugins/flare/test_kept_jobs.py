@@ -227,6 +227,23 @@ def test_a_folder_that_was_changed_since_its_deployment_is_not_started_again(
     assert len(started) == (1 if is_changed else 2) and not is_noted(run)
 
 
+@pytest.mark.parametrize("reason", ["site-2: no\x1b", None, 7])
+def test_administrators_see_why_a_job_has_failed(workspace, monkeypatch, reason):
+    undo_guard(monkeypatch)
+    run, kept_of_job = deployed(workspace), {}
+    monkeypatch.setattr(kept_jobs, "_flares_launch_on_server", lambda *_: Process(lambda: note_over(run)))
+    (run / "veilboost").mkdir()
+    (run / "veilboost" / "summary.json").write_text(json.dumps({"status": "failed", "reason": reason}))
+    keep_jobs()
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True, sticky=False)
+    manager = SimpleNamespace(update_meta=lambda job_id, meta, _: kept_of_job.update({job_id: meta}))
+    engine = SimpleNamespace(new_context=contextlib.nullcontext, get_component=lambda name: manager)
+    context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
+    ServerProcessJobLauncher().launch_job({"job_id": JOB}, context).wait()
+    assert kept_of_job == ({JOB: {"veilboost_reason": "site-2: no?"}} if isinstance(reason, str) else {})
+
+
 # -- after a restart of FLARE's own process ---------------------------------------------------------------------------
 
 
