@@ -211,7 +211,7 @@ class Containers:
 
     def end(self) -> None:
         for service in (*SITES, "server", "network"):
-            subprocess.run([*PODMAN, "rm", "-f", "-t", "10", f"{self.name}-{service}"], check=False, cwd="/")
+            subprocess.run([*PODMAN, "rm", "-f", "-v", "-t", "10", f"{self.name}-{service}"], check=False, cwd="/")
         subprocess.run([*PODMAN, "volume", "rm", "-f", *sorted(self._volumes)], check=False, cwd="/")
 
 
