@@ -1,1 +1,1 @@
-"""Big-number kernels for CUDA, and what runs them: sources (``*.cuh``), shapes, plans and devices."""
+"""Kernels for CUDA, of big numbers and of points, and what runs them: sources (``*.cuh``), shapes, plans and devices."""

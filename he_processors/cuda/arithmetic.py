@@ -62,6 +62,22 @@ def plan_chunks(starts: NDArray[np.int64], rows: int) -> Chunks:
     )
 
 
+def chunk_passes(starts: NDArray[np.int64], device: Device, lanes: int) -> Iterator[Chunks]:
+    """Plan launches until one chunk of each segment is left: each takes the results of the one before, in order.
+
+    Shapes: starts: int64[n_segments + 1], from 0.
+
+    Args:
+        lanes: that work on one number.
+    """
+    n_segments, n_chunks = len(starts) - 1, -1
+    resident_groups = device.multiprocessors * _WARPS * _LANES_PER_WARP // lanes
+    while n_chunks != n_segments:
+        plan = plan_chunks(starts, chunk_rows(int(starts[-1]), resident_groups))
+        n_chunks, starts = len(plan.target), plan.starts
+        yield plan
+
+
 def segment_slabs(starts: NDArray[np.int64], max_positions: int) -> Iterator[tuple[int, int]]:
     """Cut segments into runs of at most ``max_positions`` positions, at least one segment each."""
     n_segments = starts.size - 1
@@ -199,16 +215,13 @@ class DeviceArithmetic:
         Shapes: order: int32[m] on the device, or None for 0, 1, 2, ...; starts: int64[n_segments + 1], from 0.
         """
         upload = self.device.upload
-        resident_groups = self.device.multiprocessors * _WARPS * _LANES_PER_WARP // self.shapes.narrow.lanes
-        while True:
-            plan = plan_chunks(starts, chunk_rows(int(starts[-1]), resident_groups))
+        for plan in chunk_passes(starts, self.device, self.shapes.narrow.lanes):
             n_chunks = len(plan.target)
             out = self.empty(n_chunks)
             chunks = (upload(plan.begin), upload(plan.length), upload(plan.target), np.uint64(n_chunks))
             self._launch("k_segprod", n_chunks, out, rows, order, *chunks, self._one)
-            if n_chunks == len(starts) - 1:
-                return out
-            rows, order, starts = out, None, plan.starts
+            rows, order = out, None
+        return rows
 
     def power(self, rows: Array, program: PowerProgram, scratch_bytes: int) -> Array:
         """Raise every row to the program's exponent, which is erased from the device afterwards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib import resources
 from typing import Any, Protocol, TypeVar
@@ -21,17 +21,19 @@ THREADS_PER_BLOCK = 128
 
 # warp.cuh is all that knows the machine; tests put a CPU version in its place.
 _MACHINE = "warp.cuh"
-_ARITHMETIC = ("mont.cuh", "kernels.cuh")
+_RESIDUES = ("mont.cuh", "kernels.cuh")
 
 KERNELS = ("k_mul", "k_enter", "k_leave", "k_add", "k_segprod", "k_fixedbase", "k_power", "k_horner")
+CURVE_KERNELS = ("k_enter", "k_leave", "k_add", "k_double", "k_sum_read", "k_sum_made", "k_fixed", "k_mul")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How numbers are spread: ``limbs`` 32-bit words over ``lanes`` lanes of a warp."""
+    """What is computed by which files, and how numbers are spread: ``limbs`` words over ``lanes`` lanes of a warp."""
 
     limbs: int
     lanes: int
+    files: tuple[str, ...] = field(default=_RESIDUES, repr=False)
 
     @property
     def row_bytes(self) -> int:
@@ -60,6 +62,8 @@ class ShapePair:
         return self.narrow.limbs
 
 
+CURVE = Shape(8, 1, ("curve.cuh",))
+
 # At 16 words a lane a kernel takes about 110 registers, at 24 about 150: no spills, and enough warps to hide latency.
 SHAPES: tuple[ShapePair, ...] = (
     ShapePair(Shape(64, 4), Shape(64, 16)),  # 2048 bits
@@ -76,15 +80,15 @@ def shapes_for(modulus_bits: int) -> ShapePair | None:
 
 
 @cache
-def kernel_source() -> str:
+def kernel_source(files: tuple[str, ...] = _RESIDUES) -> str:
     """Return the whole CUDA source as one translation unit that includes nothing."""
-    return read_source(_MACHINE) + arithmetic_source()
+    return read_source(_MACHINE) + arithmetic_source(files)
 
 
 @cache
-def arithmetic_source() -> str:
+def arithmetic_source(files: tuple[str, ...] = _RESIDUES) -> str:
     """Return the source without the machine layer."""
-    return "".join(read_source(name) for name in _ARITHMETIC)
+    return "".join(read_source(name) for name in files)
 
 
 def read_source(name: str) -> str:
@@ -177,7 +181,8 @@ class CupyDevice:
 
     def _module(self, shape: Shape) -> Any:
         if shape not in self._modules:
-            self._modules[shape] = self.xp.RawModule(code=kernel_source(), options=shape.options, backend="nvrtc")
+            source = kernel_source(shape.files)
+            self._modules[shape] = self.xp.RawModule(code=source, options=shape.options, backend="nvrtc")
         return self._modules[shape]
 
 

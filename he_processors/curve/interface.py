@@ -8,7 +8,7 @@ Shapes of bytes: affine points are x and y, 32 bytes each, little-endian and can
 ones are y, with the lowest bit of x as the top bit; elements of ristretto255 are 32 bytes; scalars are little-endian
 and below the prime order.
 
-Security: no backend runs in constant time.
+Security: no backend runs in constant time; only CUDA kernels take the same way for all scalars.
 Reference: RFC 8032, section 5.1; RFC 9496, section 4.
 """
 

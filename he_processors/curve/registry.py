@@ -22,6 +22,7 @@ _LOADERS: dict[str, Callable[[], Curve]] = {
     "avx2": partial(_load, "native", "load", "avx2"),
     "portable": partial(_load, "native", "load", "portable"),
     "reference": partial(_load, "reference", "ReferenceCurve"),
+    "cuda": partial(_load, "cuda", "load"),  # behind one that always runs: only by name, until a device has measured it
 }
 BACKENDS = Registry("curve", ENVIRONMENT_VARIABLE, _LOADERS)
 BACKEND_NAMES = tuple(_LOADERS)
@@ -32,7 +33,7 @@ def open_curve(name: str = AUTO) -> Curve:
     """Open batch arithmetic on the curve.
 
     Args:
-        name: a backend's name, or ``auto`` for the fastest that runs here.
+        name: a backend's name, or ``auto`` for the fastest that runs here; ``cuda`` has to be asked for.
 
     Raises:
         ConfigurationError: no backend has this name.
@@ -40,6 +41,6 @@ def open_curve(name: str = AUTO) -> Curve:
     """
     name = BACKENDS.asked_for(name)
     if name == AUTO:
-        name = available_backends()[0]
+        name = BACKENDS.first()
         BACKENDS.log_choice(name)
     return load_backend(name)

@@ -335,8 +335,8 @@ class SitePolicy(Document):
     tracking: Flag = True
     """Metrics per round, which are pooled over all sites, may be streamed to the server."""
     arithmetic: Annotated[str, OneOf(*ARITHMETIC)] = "auto"
-    """Backend of big-number arithmetic at this site; `auto` is the fastest there is. One that is not there ends the
-    job.
+    """Backend of big numbers and of ElGamal's points at this site; `auto` is the fastest there is, but never `cuda` for
+    points. One that is not there ends the job.
     """
     ledgers: FilePath = Path("veilboost_ledgers")
     """Folder of the privacy ledgers. Keep it: deleting it forgets what was spent."""

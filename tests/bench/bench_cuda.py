@@ -26,7 +26,10 @@ from he_processors.bignum.cuda import CudaBatch, CudaResidues
 from he_processors.bignum.interface import ints_from_rows
 from he_processors.cuda.arithmetic import DeviceArithmetic
 from he_processors.cuda.device import Device, Shape, ShapePair, read_source
+from he_processors.curve.cuda import CudaCurve
+from he_processors.curve.interface import base_point
 from he_processors.errors import BackendUnavailable
+from tests.bench.bench_curve import bin_order, random_scalars
 from tests.bench.cuda_stages import PaillierOnDevice, key_of, level_orders, segment_product
 
 PRODUCT_BITS = (2048, 3072, 4096, 6144)
@@ -266,11 +269,37 @@ def measure_tree(bench: Bench, key_bits: int) -> None:
     bench.note(f"gpu_stage_s_per_tree_{key_bits}", statistics.median(whole))
 
 
+def measure_curve(bench: Bench) -> None:
+    """Points: encryption's multiples of one base, bytes in and out, a level's sums into bins, and decryption's."""
+    curve = CudaCurve(bench.devices[0])
+    rng, n = np.random.default_rng(10), bench.rows(CREDIT_CARD[0])
+    scalars, base = random_scalars(rng, n), base_point(curve)
+    table = curve.fixed_base(base)
+    summed = table.mul(scalars)
+    rows = curve.to_affine(summed)
+    read = curve.from_affine(rows)
+    sample = np.linspace(0, n - 1, 50).astype(np.int64)
+    host = curve.host
+    multiples = host.fixed_base(base_point(host)).mul(scalars[sample])
+    check(np.array_equal(rows[sample], host.to_affine(multiples)), "multiples of one base")
+    bench.note("curve_fixed_base_per_s", n / bench.seconds(lambda: table.mul(scalars)))
+    bench.note("curve_from_affine_per_s", n / bench.seconds(lambda: curve.from_affine(rows)))
+    bench.note("curve_to_affine_per_s", n / bench.seconds(lambda: curve.to_affine(summed)))
+    bench.note("curve_mul_by_each_per_s", n / bench.seconds(lambda: curve.mul_by_each(read, scalars[:1])))
+    order, starts = bin_order(rng, n, 8)
+    prepared = curve.segment_sums(order, starts, n)
+    expected = host.to_affine(host.segsum(host.from_affine(rows), order, starts))
+    for form, points in (("read", read), ("made", summed)):
+        check(np.array_equal(curve.to_affine(prepared(points)), expected), "sums of points")
+        bench.note(f"curve_additions_of_{form}_per_s", n / bench.seconds(partial(prepared, points)))
+
+
 def run(bench: Bench, key_bits: list[int], product_bits: tuple[int, ...], is_sweep: bool) -> None:
     """Measure everything, cheapest first."""
     limit = None if bench.is_emulated else measure_limit(bench)
     if is_sweep:
         sweep_lanes(bench, limit)
+    measure_curve(bench)
     for bits in product_bits:
         measure_products(bench, bits, limit)
     for bits in key_bits:

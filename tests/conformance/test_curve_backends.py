@@ -35,6 +35,11 @@ def curve(request: pytest.FixtureRequest) -> Curve:
     return registry.load_backend(request.param)
 
 
+@pytest.fixture(params=[name for name in BACKENDS if name != "reference"])
+def compiled(request: pytest.FixtureRequest) -> Curve:
+    return registry.load_backend(request.param)
+
+
 @pytest.mark.parametrize("name", registry.BACKEND_NAMES)
 def test_every_backend_runs_on_this_machine(name: str) -> None:
     """The only one that says so: the others are not even made for a backend that does not run."""
@@ -183,11 +188,10 @@ def test_segment_sums(curve: Curve, form: int) -> None:
         prepared(curve.identity(len(rows) + 1))
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
 @FORMS
-def test_long_segments_among_short_ones(backend: str, form: int) -> None:
+def test_long_segments_among_short_ones(compiled: Curve, form: int) -> None:
     """100,000 points in one segment; the sum of known multiples of the base point is one multiplication."""
-    curve = registry.load_backend(backend)
+    curve = compiled
     rng = np.random.default_rng(4)
     values = rng.integers(0, 1 << 40, 200)
     table = curve.fixed_base(curve.from_affine(base_rows()))

@@ -20,6 +20,7 @@ typedef struct { uint64_t begin, end; } Range;
         if (mask == 0xffffffffu) for (int l = 0; l < LANES; ++l) __VA_ARGS__ \
         else FOR_ACTIVE __VA_ARGS__ \
     } while (0)
+#define TRACE(what) (*trace = (*trace ^ (uint64_t)(what)) * 0x100000001b3u)
 #define D r[in->o[0]][l]
 #define A r[in->o[1]][l]
 #define B r[in->o[2]][l]
@@ -28,7 +29,7 @@ typedef struct { uint64_t begin, end; } Range;
 #define OP(name) case name:
 
 enum Op {
-    MOV, NOT32, NOT_PRED, NEG32, AND, OR, XOR, SHL32, SHL64, SHR_U32, SHR_U64, SHR_S32, ADD32, ADD64, SUB32, MUL32,
+    MOV, NOT32, NOT_PRED, NEG32, AND, OR, XOR, SHL32, SHL64, SHR_U32, SHR_U64, SHR_S32, ADD32, ADD64, SUB32, SUB64, MUL32,
     MUL64, MUL_WIDE_U32, MUL_WIDE_S32, MAD32, SELECT, LOW32, SIGN32, EQ, NE, LT_U, LE_U, GT_U, GE_U, LT_S32, LE_S32,
     GT_S32, GE_S32, ADD_CC, ADDC_CC, ADDC, MAD_LO_CC, MADC_LO_CC, MADC_HI_CC, LOAD32, LOAD64, LOAD_V4, STORE32,
     STORE_V4, SHUFFLE, BALLOT, BRANCH, RETURN, NOTHING
@@ -43,15 +44,16 @@ static int allowed(const Range* ranges, int n, uint64_t at, unsigned size) {
 }
 
 // Runs one warp to its end. r: registers, already holding constants, parameters and places of the threads.
-// Returns an Error; *executed counts instructions of the warp.
+// Returns an Error; *trace becomes a hash of it, of all places in the code and of all addresses, in order.
 int ptx_run_warp(const Instruction* code, Lanes* r, uint32_t live, const Range* ranges, int n_ranges, uint64_t limit,
-                 uint64_t* executed) {
+                 uint64_t* trace) {
     int32_t pc[LANES], here = 0;
     uint64_t carry[LANES] = {0}, steps = 0;
     uint32_t at = live;   // those that are here: all that live, until they part
     while (live) {
         if (++steps > limit) return TOO_LONG;
         const Instruction* in = code + here;
+        TRACE(here);
         uint32_t mask = at;
         if (in->o[GUARD] >= 0) {
             uint32_t holds = 0;
@@ -75,6 +77,7 @@ int ptx_run_warp(const Instruction* code, Lanes* r, uint32_t live, const Range* 
             OP(ADD32) SET((uint32_t)(A + B)); break;
             OP(ADD64) SET(A + B); break;
             OP(SUB32) SET((uint32_t)(A - B)); break;
+            OP(SUB64) SET(A - B); break;
             OP(MUL32) SET((uint32_t)(A * B)); break;
             OP(MUL64) SET(A * B); break;
             OP(MUL_WIDE_U32) SET((uint64_t)(uint32_t)A * (uint32_t)B); break;
@@ -111,6 +114,7 @@ int ptx_run_warp(const Instruction* code, Lanes* r, uint32_t live, const Range* 
                 unsigned size = in->op == LOAD32 ? 4 : in->op == LOAD64 ? 8 : 16, place = in->op == LOAD_V4 ? 4 : 1;
                 FOR_ACTIVE {
                     uint64_t from = r[in->o[place]][l] + (int64_t)in->o[6];
+                    TRACE(from);
                     if (!allowed(ranges, n_ranges, from, size)) return OUTSIDE_MEMORY;
                     if (from % size) return UNALIGNED;
                     if (in->op == LOAD64) memcpy(&r[in->o[0]][l], (void*)from, 8);
@@ -125,6 +129,7 @@ int ptx_run_warp(const Instruction* code, Lanes* r, uint32_t live, const Range* 
                 unsigned size = in->op == STORE32 ? 4 : 16;
                 FOR_ACTIVE {
                     uint64_t to = r[in->o[0]][l] + (int64_t)in->o[6];
+                    TRACE(to);
                     if (!allowed(ranges, n_ranges, to, size)) return OUTSIDE_MEMORY;
                     if (to % size) return UNALIGNED;
                     for (unsigned k = 0; k < size / 4; ++k) {
@@ -165,6 +170,5 @@ int ptx_run_warp(const Instruction* code, Lanes* r, uint32_t live, const Range* 
         }
         here = next;
     }
-    *executed += steps;
     return FINE;
 }

@@ -61,6 +61,7 @@ _OPS: dict[str, str] = {
     "add.s32": "ADD32",
     "add.s64": "ADD64",
     "sub.s32": "SUB32",
+    "sub.s64": "SUB64",
     "mul.lo.s32": "MUL32",
     "mul.lo.s64": "MUL64",
     "mul.wide.u32": "MUL_WIDE_U32",
@@ -209,7 +210,7 @@ def translate(ptx: str) -> dict[str, Kernel]:
 @cache
 def compiled(shape: Shape) -> str:
     """Return the PTX of all kernels in one shape."""
-    return nvrtc.compile_ptx(kernel_source(), shape.options, ARCHITECTURE)
+    return nvrtc.compile_ptx(kernel_source(shape.files), shape.options, ARCHITECTURE)
 
 
 @cache
@@ -241,7 +242,7 @@ def run_kernel(shape: Shape, kernel: str, groups: int, arguments: tuple[Any, ...
 
 
 def run(kernel: Kernel, blocks: int, arguments: tuple[Any, ...]) -> int:
-    """Run a kernel over whole blocks of threads; return the number of instructions of all warps."""
+    """Run a kernel over whole blocks of threads; return a hash of the way and the addresses of all warps."""
     held = [None if each is None else np.asarray(each) for each in arguments]
     memory = [(each.ctypes.data, each.ctypes.data + each.nbytes) for each in held if each is not None and each.ndim]
     ranges = np.array(memory, dtype=np.uint64)
@@ -251,7 +252,7 @@ def run(kernel: Kernel, blocks: int, arguments: tuple[Any, ...]) -> int:
     for number, place in kernel.parameters.items():
         value = held[number]
         given[place] = 0 if value is None else value.ctypes.data if value.ndim else int(value)
-    executed = ctypes.c_uint64()
+    trace = ctypes.c_uint64()
     for warp in range(blocks * THREADS_PER_BLOCK // _LANES):
         registers = given.copy()
         block, first = divmod(warp * _LANES, THREADS_PER_BLOCK)
@@ -265,11 +266,11 @@ def run(kernel: Kernel, blocks: int, arguments: tuple[Any, ...]) -> int:
             ctypes.c_void_p(ranges.ctypes.data),
             len(ranges),
             ctypes.c_uint64(_LIMIT),
-            ctypes.byref(executed),
+            ctypes.byref(trace),
         )
         if failed:
             raise PtxError(f"the kernel asks for {_ERRORS[failed]}")
-    return executed.value
+    return trace.value
 
 
 @cache

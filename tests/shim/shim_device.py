@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -90,7 +91,9 @@ def _as_c(argument: Any) -> Any:
 
 @cache
 def _library(shape: Shape) -> ctypes.CDLL:
-    source = '#include "shim.h"\n' + arithmetic_source() + '#include "launch.h"\n'
+    arithmetic = arithmetic_source(shape.files)
+    kernels = " ".join(f"LAUNCHABLE({name})" for name in re.findall(r"^KERNEL (\w+)\(", arithmetic, re.MULTILINE))
+    source = f'#include "shim.h"\n{arithmetic}#define ALL_KERNELS {kernels}\n#include "launch.h"\n'
     headers = "".join((_HERE / name).read_text() for name in ("shim.h", "launch.h"))
     command = ("g++", *_FLAGS, *shape.options[1:], f"-I{_HERE}", "-x", "c++", "-")
     key = hashlib.sha256("\0".join((source, headers, *command)).encode()).hexdigest()[:16]

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from he_processors.cuda.device import KERNELS, SHAPES, Shape, kernel_source, read_source, shapes_for
+from he_processors.cuda.device import (
+    CURVE,
+    CURVE_KERNELS,
+    KERNELS,
+    SHAPES,
+    Shape,
+    kernel_source,
+    read_source,
+    shapes_for,
+)
 from tests.support import nvrtc
 
 needs_tools = pytest.mark.skipif(not nvrtc.has_tools(), reason="NVRTC and cuobjdump are not installed")
@@ -49,6 +58,17 @@ def compiled(source: str, shape: Shape, architecture: str, folder: Path) -> dict
     return nvrtc.usage(cubin)
 
 
+def check_memory(kernels: dict[str, nvrtc.Usage], most_registers: int) -> None:
+    for name, usage in kernels.items():
+        assert (usage.stack_bytes, usage.local_bytes) == (0, 0), f"{name} spills"
+        assert not any(code.startswith(("LDL", "STL")) for code in usage.instructions), f"{name} uses local memory"
+        assert usage.registers <= most_registers, name
+
+
+def wide_products(usage: nvrtc.Usage) -> int:
+    return sum(n for code, n in usage.instructions.items() if code.startswith("IMAD.WIDE"))
+
+
 @needs_tools
 @pytest.mark.parametrize(("shape", "architecture"), _cases())
 def test_kernels_compile_without_spills(shape: Shape, architecture: str, tmp_path: Path) -> None:
@@ -56,15 +76,25 @@ def test_kernels_compile_without_spills(shape: Shape, architecture: str, tmp_pat
         pytest.skip(f"this compiler does not know {architecture}")
     kernels = compiled(kernel_source(), shape, architecture, tmp_path)
     assert set(kernels) == set(KERNELS)
+    check_memory(kernels, register_ceiling(shape, architecture))
     words = shape.limbs // shape.lanes
-    for name, usage in kernels.items():
-        assert (usage.stack_bytes, usage.local_bytes) == (0, 0), f"{name} spills"
-        assert not any(code.startswith(("LDL", "STL")) for code in usage.instructions), f"{name} uses local memory"
-        assert usage.registers <= register_ceiling(shape, architecture), name
-        if name in FULL_PRODUCTS:
-            wide = sum(n for code, n in usage.instructions.items() if code.startswith("IMAD.WIDE"))
-            # For each of the L words of a factor that a lane holds, L products with a and L with n.
-            assert 2 * words * words <= wide <= 2 * words * words + ADDRESS_PRODUCTS, name
+    for name in FULL_PRODUCTS:
+        # For each of the L words of a factor that a lane holds, L products with a and L with n.
+        assert 2 * words * words <= wide_products(kernels[name]) <= 2 * words * words + ADDRESS_PRODUCTS, name
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_curve_kernels_compile_without_spills(architecture: str, tmp_path: Path) -> None:
+    if not nvrtc.has_architecture(architecture):
+        pytest.skip(f"this compiler does not know {architecture}")
+    kernels = compiled(kernel_source(CURVE.files), CURVE, architecture, tmp_path)
+    assert set(kernels) == set(CURVE_KERNELS)
+    check_memory(kernels, register_ceiling(CURVE, architecture))
+    for name, products in {"k_fixed": 7, "k_sum_read": 8, "k_sum_made": 9, "k_add": 10}.items():
+        # 64 of words, and 8 that fold the upper half; less what one constant word saves, and those of addresses.
+        assert abs(wide_products(kernels[name]) - 72 * products) <= ADDRESS_PRODUCTS, name
 
 
 @needs_tools
