@@ -78,7 +78,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "vertical_tuning": {"num_rounds": 8},
 }
 """Fields beside those of the suite of all kinds: more exchanges, at prices of which a budget pays a hundred jobs."""
-BUDGET = {"epsilon": 64.0, "delta": 1e-5}
+BUDGET = {"epsilon": 64.0, "delta": 1e-5, "own_persons": True}  # of all kinds' invented persons, in one memory
 SURVIVED_S = 60.0  # a shorter silence ends no job, which flare/timeouts.py promises
 START_S, JOB_S, LEFTOVERS_S, BACK_S = 900.0, 1200.0, 300.0, 600.0  # what hangs, on the busiest of machines
 DISK_BYTES = 96 << 20
