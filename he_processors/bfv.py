@@ -25,20 +25,12 @@ import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from he_processors.ring_ciphertexts import (
-    MessageSum,
-    RingKey,
-    RingProcessor,
-    RingScheme,
-    add_messages,
-    make_context,
-    split_secret,
-)
+from he_processors import ring_ciphertexts
 
 _Q = 1152921504606830593
 _NOISE_PER_SUMMAND = 22
 _PLAIN_MODULI = (4503599627149313, 1125899906826241, 281474976694273, 70368743669761, 17592186028033)
-_SCHEME = RingScheme(
+_SCHEME = ring_ciphertexts.RingScheme(
     name="BFV",
     code=1,
     poly_degree=4096,
@@ -48,7 +40,7 @@ _SCHEME = RingScheme(
 )
 
 
-class BfvProcessor(RingProcessor):
+class BfvProcessor(ring_ciphertexts.RingProcessor):
     """Encrypts and decrypts vectors of one job attempt.
 
     Security: holds the secret key that all sites share. What ``encrypt`` returns may go to the server; what ``decrypt``
@@ -63,16 +55,16 @@ class BfvProcessor(RingProcessor):
 
     def __init__(self, secret: bytes) -> None:
         """Build the processor from what ``generate`` returned at one site. Raises: ProtocolError."""
-        facts, _ = split_secret(_SCHEME, secret)
+        facts, _ = ring_ciphertexts.split_secret(_SCHEME, secret)
         self.plain_modulus = choose_plain_modulus(facts.n_summands)
         self.capacity = (self.plain_modulus - 1) // 2
         context = self._context(facts.n_summands)
         self._encoder = seal.BatchEncoder(context)
-        self._key = RingKey(_SCHEME, context, secret, self._encode(np.zeros(1, dtype=np.uint64)))
+        self._key = ring_ciphertexts.RingKey(_SCHEME, context, secret, self._encode(np.zeros(1, dtype=np.uint64)))
 
     @staticmethod
     def _context(n_summands: int) -> seal.SEALContext:
-        return make_context(_SCHEME, choose_plain_modulus(n_summands))
+        return ring_ciphertexts.make_context(_SCHEME, choose_plain_modulus(n_summands))
 
     def encrypt(self, integers: NDArray[np.int64]) -> bytes:
         """Encrypt signed integers, without masks inside.
@@ -131,10 +123,10 @@ class BfvProcessor(RingProcessor):
 message_size = _SCHEME.message_size
 """(n_values) -> the bytes of a message of so many values, fresh or added."""
 
-open_sum = partial(MessageSum, scheme=_SCHEME)
+open_sum = partial(ring_ciphertexts.MessageSum, scheme=_SCHEME)
 """(public parameters) -> an empty sum, to which messages are added as they come. Raises: ProtocolError."""
 
-add_ciphertexts = partial(add_messages, scheme=_SCHEME)
+add_ciphertexts = partial(ring_ciphertexts.add_messages, scheme=_SCHEME)
 """(public parameters, payloads) -> the sum of the fresh messages of all sites, at the server.
 
 Security: needs no key; hostile bytes are refused before they are used, and SEAL is not involved.

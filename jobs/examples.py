@@ -34,23 +34,9 @@ import pandas as pd
 from nvflare.recipe import SimEnv
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins import recipes
 from nvflare_plugins.base.files import make_folder
 from nvflare_plugins.kinds.vertical.model import ACTIVE_FILE, PASSIVE_FILE
-from nvflare_plugins.recipes import (
-    AlignmentRecipe,
-    BaggingXGBRecipe,
-    DpBoostRecipe,
-    FederBoostVerticalRecipe,
-    HorizontalXGBRecipe,
-    JobRecipe,
-    PrivateTreesRecipe,
-    ProfileRecipe,
-    SelectionRecipe,
-    TuningRecipe,
-    VerticalInferenceRecipe,
-    VerticalTuningRecipe,
-    VerticalXGBRecipe,
-)
 from nvflare_plugins.recipes.examples import (
     CREDIT,
     CREDIT_BOUNDS,
@@ -198,14 +184,14 @@ class Example:
         policy: what a site's policy must say beside where the data are; ``{data}`` stands for their folder.
     """
 
-    recipe: Callable[..., JobRecipe]
+    recipe: Callable[..., recipes.JobRecipe]
     data: Callable[[Path, Table], DataSets]
     policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _vertical(profile: str, preset: str, *consents: str) -> Example:
     recipe = partial(
-        VerticalXGBRecipe,
+        recipes.VerticalXGBRecipe,
         active="site-1",
         data_set=DATA_SETS[0],
         eval_data_set=DATA_SETS[1],
@@ -227,7 +213,7 @@ def _vertical(profile: str, preset: str, *consents: str) -> Example:
 
 def _horizontal_under(profile: str, **policy: Any) -> Example:
     recipe = partial(
-        HorizontalXGBRecipe,
+        recipes.HorizontalXGBRecipe,
         data_set="breast",
         eval_data_set="breast_test",
         label="target",
@@ -240,7 +226,7 @@ def _horizontal_under(profile: str, **policy: Any) -> Example:
 
 def _private_trees(method: str, trust: str, profile: str) -> Example:
     recipe = partial(
-        PrivateTreesRecipe,
+        recipes.PrivateTreesRecipe,
         data_set=CREDIT,
         label="label",
         epsilon=0.5,
@@ -254,7 +240,7 @@ def _private_trees(method: str, trust: str, profile: str) -> Example:
 
 def _inference(action: str, *consents: str) -> Example:
     rows: dict[str, Any] = {} if action == "merge" else {"data_set": DATA_SETS[1], "alignment": "first"}
-    recipe = partial(VerticalInferenceRecipe, model=SIMULATED, action=action, **rows)
+    recipe = partial(recipes.VerticalInferenceRecipe, model=SIMULATED, action=action, **rows)
     return Example(recipe, _columns_of_training, {"consents": dict.fromkeys(consents, True)})
 
 
@@ -266,7 +252,7 @@ EXAMPLES: dict[str, Example] = {
     "horizontal_plain": _horizontal_under("plain", **_PLAIN),
     "survival": Example(
         partial(
-            HorizontalXGBRecipe,
+            recipes.HorizontalXGBRecipe,
             data_set=STAYS,
             eval_data_set=STAYS_TEST,
             label={"time": "days", "event": "readmitted"},
@@ -277,7 +263,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "ranking": Example(
         partial(
-            HorizontalXGBRecipe,
+            recipes.HorizontalXGBRecipe,
             data_set=SEARCHES,
             eval_data_set=SEARCHES_TEST,
             label="relevance",
@@ -295,12 +281,12 @@ EXAMPLES: dict[str, Example] = {
     "vertical_predict": _inference("predict"),
     "vertical_explain": _inference("explain", "explain"),
     "vertical_merge": _inference("merge", "merge_model"),
-    "alignment": Example(partial(AlignmentRecipe, data_sets=DATA_SETS), _columns),
+    "alignment": Example(partial(recipes.AlignmentRecipe, data_sets=DATA_SETS), _columns),
     "private_trees_default": _private_trees("default", "distributed", "dp_distributed"),
     "private_trees_dp_ebm": _private_trees("dp_ebm_newton", "trusted_aggregator", "dp_trusted"),
     "bagging": Example(
         partial(
-            BaggingXGBRecipe,
+            recipes.BaggingXGBRecipe,
             data_set="breast",
             label="target",
             params={"objective": "binary:logistic", "max_depth": 3, "eta": 0.3},
@@ -310,11 +296,13 @@ EXAMPLES: dict[str, Example] = {
         {"consents": {"share_own_trees": True}},
     ),
     "profile": Example(
-        partial(ProfileRecipe, data_set="breast", label="target"), _rows, {"consents": {"feature_profile": True}}
+        partial(recipes.ProfileRecipe, data_set="breast", label="target"),
+        _rows,
+        {"consents": {"feature_profile": True}},
     ),
     "selection": Example(
         partial(
-            SelectionRecipe,
+            recipes.SelectionRecipe,
             data_set=LOANS,
             label="label",
             params={"objective": "binary:logistic", "eval_metric": "auc", "max_bin": 64, "max_depth": 3},
@@ -326,7 +314,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "tuning": Example(
         partial(
-            TuningRecipe,
+            recipes.TuningRecipe,
             data_set=LOANS,
             label="label",
             params={"objective": "binary:logistic", "eval_metric": "logloss", "max_bin": 64},
@@ -346,7 +334,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "vertical_tuning": Example(
         partial(
-            VerticalTuningRecipe,
+            recipes.VerticalTuningRecipe,
             active=SITES[0],
             data_set=LOAN_COLUMNS,
             label="label",
@@ -363,7 +351,7 @@ EXAMPLES: dict[str, Example] = {
     # Few features with round public bounds, few and flat trees, as few rows ask for.
     "dpboost": Example(
         partial(
-            DpBoostRecipe,
+            recipes.DpBoostRecipe,
             data_set=PATIENTS,
             label="target",
             epsilon=4.0,
@@ -381,7 +369,7 @@ EXAMPLES: dict[str, Example] = {
     # labels.
     "federboost_vertical": Example(
         partial(
-            FederBoostVerticalRecipe,
+            recipes.FederBoostVerticalRecipe,
             data_set=PARTS,
             active=SITES[0],
             label="target",
@@ -395,7 +383,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-def recipe(name: str, **changes: Any) -> JobRecipe:
+def recipe(name: str, **changes: Any) -> recipes.JobRecipe:
     """Return the job of a folder, with other values of some fields."""
     return EXAMPLES[name].recipe(name, **changes)
 

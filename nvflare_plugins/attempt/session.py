@@ -18,22 +18,8 @@ from typing import Any, NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from he_processors import key_agreement
 from he_processors.errors import AuthenticationError, ConfigurationError, ProtocolError
-from he_processors.key_agreement import (
-    DOMAIN,
-    KEY_SIZE_BYTES,
-    NONCE_SIZE_BYTES,
-    EphemeralKey,
-    Participant,
-    SealedBox,
-    check_confirmation,
-    confirm_key,
-    derive_group_secret,
-    derive_key,
-    derive_pair_secret,
-    encode_fields,
-    hash_transcript,
-)
 from he_processors.masks import PairwiseMasks
 from he_processors.randomness import OS_RANDOMNESS
 from he_processors.sum_tags import PairMacs, SumTags
@@ -102,7 +88,7 @@ class Hello:
     def new(cls, identity: Identity, public_key: bytes, policy: SitePolicy, kind: str, binding: bytes) -> Hello:
         """Make this site's hello for a new attempt. Raises: as ``spoken``."""
         chain = tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain)
-        nonce = OS_RANDOMNESS.bytes(NONCE_SIZE_BYTES)
+        nonce = OS_RANDOMNESS.bytes(key_agreement.NONCE_SIZE_BYTES)
         policy_hash = bytes.fromhex(policy.fingerprint())
         protocols = spoken(kind, policy.least_protocol)
         return cls(identity.site, nonce, public_key, policy_hash, binding, _version("veilboost"), protocols, chain)
@@ -123,7 +109,7 @@ class Hello:
         format_, *parts = unpack_list(data, _PARTS)
         site, nonce, public_key, policy_hash, binding, release, protocols, count, chain = parts
         sizes = (len(nonce), len(public_key), len(policy_hash), len(protocols), len(count))
-        due = (NONCE_SIZE_BYTES, KEY_SIZE_BYTES, _HASH_BYTES, _PROTOCOLS.size, 1)
+        due = (key_agreement.NONCE_SIZE_BYTES, key_agreement.KEY_SIZE_BYTES, _HASH_BYTES, _PROTOCOLS.size, 1)
         if format_ != _FORMAT or sizes != due or count[0] > _MAX_CHAIN:
             raise ProtocolError("a hello is malformed")
         span = Span(*_PROTOCOLS.unpack(protocols))
@@ -145,13 +131,13 @@ class Peer:
     certificate: x509.Certificate | None
 
     @property
-    def participant(self) -> Participant:
+    def participant(self) -> key_agreement.Participant:
         """What the transcript says of it."""
         hello = self.hello
         role, certificate = UNSIGNED_ROLE, b""
         if self.certificate is not None:
             role, certificate = SIGNED_ROLE, fingerprint(self.certificate)
-        return Participant(
+        return key_agreement.Participant(
             hello.site, role, hello.nonce, hello.public_key, certificate, hello.policy_hash, hello.protocols
         )
 
@@ -231,7 +217,7 @@ def _check_certificate(hello: Hello, identity: Identity, policy: SitePolicy, now
 
 def handshake_statement(session_id: bytes, rank: int) -> bytes:
     """Return what a site signs to stand by the transcript."""
-    return encode_fields(f"{DOMAIN}/handshake", session_id, rank)
+    return key_agreement.encode_fields(f"{key_agreement.DOMAIN}/handshake", session_id, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,15 +293,15 @@ def open_session(channel: Channel, identity: Identity, policy: SitePolicy, kind:
         raise AuthenticationError(f"the certificate of this site names {identity.site}, FLARE calls it {channel.site}")
     if not identity.is_signed and not policy.unsigned_sessions:
         raise AuthenticationError("this site has no certificate, and its policy (unsigned_sessions) demands one")
-    key = EphemeralKey()
+    key = key_agreement.EphemeralKey()
     mine = Hello.new(identity, key.public, policy, kind, binding)
     received = channel.gather(Kind.HANDSHAKE, mine.pack(), Codec.PUBLIC)
     peers = check_hellos(received, mine, channel.rank, channel.sites, identity, policy)
     protocol = agreed_protocol([peer.hello for peer in peers], kind)
     participants = [peer.participant for peer in peers]
-    session_id = hash_transcript(channel.job_id, channel.attempt, binding, protocol, participants)
+    session_id = key_agreement.hash_transcript(channel.job_id, channel.attempt, binding, protocol, participants)
     pair_secrets = {
-        rank: derive_pair_secret(key.agree(peer.hello.public_key), session_id, channel.rank, rank)
+        rank: key_agreement.derive_pair_secret(key.agree(peer.hello.public_key), session_id, channel.rank, rank)
         for rank, peer in enumerate(peers)
         if rank != channel.rank
     }
@@ -337,25 +323,25 @@ def _exchange_signatures(channel: Channel, identity: Identity, peers: list[Peer]
 def _agree_group_secret(
     channel: Channel, session_id: bytes, pair_secrets: Mapping[int, bytes], boxes: _PairBoxes
 ) -> bytes:
-    me, own = channel.rank, OS_RANDOMNESS.bytes(KEY_SIZE_BYTES)
+    me, own = channel.rank, OS_RANDOMNESS.bytes(key_agreement.KEY_SIZE_BYTES)
     parts, shares = [b""] * channel.world, [own] * channel.world
     for peer, secret in pair_secrets.items():
-        confirmation = confirm_key(secret, session_id, _PAIR, me, peer)
+        confirmation = key_agreement.confirm_key(secret, session_id, _PAIR, me, peer)
         parts[peer] = Proof(confirmation, boxes.seal(peer, own, _GROUP)).pack()
     received = channel.route(Kind.GROUP_KEY, parts)
     for peer, secret in pair_secrets.items():
         proof = Proof.unpack(received[peer])
         with _of_site(channel.sites[peer]):
-            check_confirmation(proof.confirmation, secret, session_id, _PAIR, peer, me)
+            key_agreement.check_confirmation(proof.confirmation, secret, session_id, _PAIR, peer, me)
         shares[peer] = boxes.open(peer, proof.share, _GROUP)
-    if any(len(share) != KEY_SIZE_BYTES for share in shares):
+    if any(len(share) != key_agreement.KEY_SIZE_BYTES for share in shares):
         raise ProtocolError("a peer's share of the group key has another length")
-    secret = derive_group_secret(shares, session_id)
+    secret = key_agreement.derive_group_secret(shares, session_id)
     # Addressed to the group, whose "rank" is one past the last site's.
-    mac = confirm_key(secret, session_id, _GROUP, me, channel.world)
+    mac = key_agreement.confirm_key(secret, session_id, _GROUP, me, channel.world)
     macs = channel.gather(Kind.HANDSHAKE, mac, Codec.PUBLIC)
     for rank in range(channel.world):
-        check_confirmation(macs[rank], secret, session_id, _GROUP, rank, channel.world)
+        key_agreement.check_confirmation(macs[rank], secret, session_id, _GROUP, rank, channel.world)
     return secret
 
 
@@ -373,8 +359,8 @@ class _PairBoxes:
 
     def __init__(self, rank: int, session_id: bytes, pair_secrets: Mapping[int, bytes]) -> None:
         self._rank = rank
-        self._to = {peer: SealedBox(s, session_id, rank, peer) for peer, s in pair_secrets.items()}
-        self._from = {peer: SealedBox(s, session_id, peer, rank) for peer, s in pair_secrets.items()}
+        self._to = {peer: key_agreement.SealedBox(s, session_id, rank, peer) for peer, s in pair_secrets.items()}
+        self._from = {peer: key_agreement.SealedBox(s, session_id, peer, rank) for peer, s in pair_secrets.items()}
 
     def seal_to_each(self, plaintext: bytes, purpose: str) -> bytes:
         """Return one message that holds the plaintext sealed to every peer apart; this site's own part is empty."""
@@ -438,8 +424,8 @@ class Session:
         }
         self._channel, self._identity, self._peers = channel, identity, peers
         self._binding, self._boxes = binding, boxes
-        self._to_all = SealedBox(group_secret, session_id, channel.rank, None)
-        self._from = [SealedBox(group_secret, session_id, rank, None) for rank in range(channel.world)]
+        self._to_all = key_agreement.SealedBox(group_secret, session_id, channel.rank, None)
+        self._from = [key_agreement.SealedBox(group_secret, session_id, rank, None) for rank in range(channel.world)]
         self._is_open = True
 
     def seal_to_all(self, plaintext: bytes, purpose: str) -> bytes:
@@ -500,7 +486,7 @@ class Session:
         Security: keyed per session and purpose, so hashes of the same data in different jobs cannot be linked.
         """
         self._require_open()
-        key = derive_key(self.group_secret, self.session_id, "hmac", purpose)
+        key = key_agreement.derive_key(self.group_secret, self.session_id, "hmac", purpose)
         return hmac.digest(key, data, "sha256")
 
     def sign(self, data: bytes) -> bytes | None:
@@ -562,7 +548,7 @@ class Session:
         del self._boxes, self._to_all, self._from
 
     def _statement(self, data: bytes) -> bytes:
-        return encode_fields(f"{DOMAIN}/statement", self.session_id, data)
+        return key_agreement.encode_fields(f"{key_agreement.DOMAIN}/statement", self.session_id, data)
 
     def _require_open(self) -> None:
         if not self._is_open:

@@ -17,21 +17,11 @@ from nvflare_plugins.base.files import make_folder, sync_folder, write_private
 from nvflare_plugins.cli.options import OWN, Options, own_policy
 from nvflare_plugins.flare.start_check import start_faults
 from nvflare_plugins.scoring.versions import NAMES_FILE
+from nvflare_plugins.site import setup
 from nvflare_plugins.site.flare_boundary import Role
 from nvflare_plugins.site.memory.store import Memory, note_backup
 from nvflare_plugins.site.policy import TRAIL_FILE, SitePolicy, no_duplicates, policy_path
 from nvflare_plugins.site.policy_values import POLICY_FILE
-from nvflare_plugins.site.setup import (
-    SetupOptions,
-    added,
-    check_files,
-    missing,
-    offers,
-    policy_of,
-    set_up,
-    warnings_of,
-    workspaces,
-)
 from nvflare_plugins.workers.dask_workers import cluster_gaps
 
 
@@ -44,7 +34,7 @@ def run(args: Options) -> int:
     if args.example:
         return _example(args)
     policy = {} if args.policy is None else _policy_of(args.policy, args.folder)
-    options = SetupOptions(
+    options = setup.SetupOptions(
         dict(args.data_sets),
         tuple(args.profiles),
         tuple(args.consents),
@@ -65,10 +55,10 @@ def run(args: Options) -> int:
     paths = {name: entry.get("path", "") for name, entry in policy.get("data_sets", {}).items()}
     paths = {name: path for name, path in paths.items() if Path(path).is_absolute()}
     named = {**paths, **options.data_sets}
-    check_files(args.folder, {name: path for name, path in named.items() if path not in folders})
-    changes = set_up(args.folder, options)
+    setup.check_files(args.folder, {name: path for name, path in named.items() if path not in folders})
+    changes = setup.set_up(args.folder, options)
     print("\n".join(changes) if changes else "nothing to change: everything is set up already")
-    warnings = list(warnings_of(args.folder))
+    warnings = list(setup.warnings_of(args.folder))
     args.tell(changes=changes, warnings=warnings)
     for warning in warnings:
         print(warning)
@@ -92,12 +82,12 @@ def _policy_of(path: Path, workspace: Path) -> dict[str, Any]:
 def _check(args: Options) -> int:
     """Say what is missing, and change nothing; 1 if anything is."""
     _alone(args, "check")
-    found = missing(args.folder)
-    for path, role in workspaces(args.folder):
+    found = setup.missing(args.folder)
+    for path, role in setup.workspaces(args.folder):
         found[path] += start_faults(path, at_server=role is Role.SERVER)
         if role is not Role.SERVER:
             with contextlib.suppress(ConfigurationError):  # of the policy: said already
-                found[path] += cluster_gaps(policy_of(path, role))
+                found[path] += cluster_gaps(setup.policy_of(path, role))
     args.tell(missing={str(path): lacking for path, lacking in found.items()})
     for path, lacking in found.items():
         print(f"{path}: {'complete' if not lacking else 'not complete'}")
@@ -120,14 +110,14 @@ def _example(args: Options) -> int:
 
 
 def _refuse_new_ones(folder: Path) -> None:
-    for path, role in workspaces(folder):
+    for path, role in setup.workspaces(folder):
         if role is not Role.SERVER and not (path / POLICY_FILE).is_file():
             raise ConfigurationError(f"{path} was never set up: leave out --upgrade to set it up for the first time")
 
 
 def _offer(folder: Path) -> None:
-    for path, _ in workspaces(folder):
-        lines = offers(path)
+    for path, _ in setup.workspaces(folder):
+        lines = setup.offers(path)
         if lines:
             print(f"{path}: offered and not switched on; each is the site's to decide (jobs/REFERENCE.md)")
             print("\n".join(f"  {line}" for line in lines))
@@ -151,7 +141,7 @@ def readers(args: Options) -> dict[str, dict[str, Any]]:
         for name, value in given if option.startswith("reader_") else ():
             reader = readers.setdefault(name, {})
             key = option.removeprefix("reader_")
-            reader[key] = added(reader.get(key, []), value)
+            reader[key] = setup.added(reader.get(key, []), value)
     return readers
 
 

@@ -20,15 +20,7 @@ from nvflare_plugins.base.formatting import counted, human_bytes, printable, tab
 from nvflare_plugins.cli.options import ROOT_CERTIFICATE, Options
 from nvflare_plugins.dossier.archive import MAX_BYTES, Dossier, open_dossier
 from nvflare_plugins.dossier.decision import Decision, broken, check_bound, is_decision, open_decision
-from nvflare_plugins.evidence.audit import (
-    RELEASE_FACTS,
-    Audit,
-    FlareAuthority,
-    is_claim,
-    plugin_protection,
-    release_of,
-    threat_model,
-)
+from nvflare_plugins.evidence import audit
 from nvflare_plugins.evidence.format import EXPORT_SUFFIX, SERVER, Content, Protection, time_text
 from nvflare_plugins.evidence.threat_model import protection_text
 from nvflare_plugins.evidence.verification import (
@@ -92,7 +84,7 @@ def verify_dossier(
     """
     if path.stat().st_size > MAX_BYTES:
         raise ProtocolError(f"{path.name} has more than {MAX_BYTES} bytes: no dossier has")
-    dossier = open_dossier(path.read_bytes(), FlareAuthority(root, servers))
+    dossier = open_dossier(path.read_bytes(), audit.FlareAuthority(root, servers))
     if root is not None and not dossier.is_signed:
         raise ProtocolError(f"{path.name} is not signed by {dossier.site}, and with a root certificate it must be")
     if job not in (None, dossier.job_id):
@@ -167,7 +159,7 @@ def _run_on_decision(arguments: Options, root: x509.Certificate | None, servers:
     paths = [path for path in arguments.paths if is_decision(path)]
     if len(paths) > 1:
         raise ConfigurationError("name one decision, and beside it files that it binds")
-    decision, is_signed = open_decision(paths[0].read_bytes(), FlareAuthority(root, servers))
+    decision, is_signed = open_decision(paths[0].read_bytes(), audit.FlareAuthority(root, servers))
     if root is not None and not is_signed:
         raise ProtocolError(f"{paths[0].name} is not signed by {decision.site}, and with a root certificate it must be")
     if arguments.job not in (None, decision.job_id):
@@ -261,7 +253,7 @@ def _bounded(lines: Iterable[str]) -> list[str]:
     return lines[:_MAX_LINES] + more
 
 
-def _heading(attempt: Audit) -> Iterator[str]:
+def _heading(attempt: audit.Audit) -> Iterator[str]:
     yield f"Job {attempt.job_id}, attempt {attempt.attempt}, profile {attempt.profile}"
     yield f"  parties   {', '.join(attempt.sites)} and {SERVER}"
     yield f"  attempt   {'completed' if attempt.completed else 'NOT COMPLETED'}"
@@ -280,7 +272,7 @@ def _heading(attempt: Audit) -> Iterator[str]:
         yield "  PROFILE PLAIN: private messages travelled IN CLEAR, as this profile says. Nothing was protected."
 
 
-def _table(attempt: Audit) -> Iterator[str]:
+def _table(attempt: audit.Audit) -> Iterator[str]:
     rows = [("message", "what", "msgs", "out", "in", "protection and against whom")]
     for item in traffic(attempt.logs):
         known = Kind.__members__.get(item.kind)
@@ -291,7 +283,7 @@ def _table(attempt: Audit) -> Iterator[str]:
     yield from _ruled(rows)
 
 
-def _contents(attempt: Audit) -> Iterator[str]:
+def _contents(attempt: audit.Audit) -> Iterator[str]:
     rows = [("from", "to", "msgs", "bytes", "", "content inside sealed messages, and its protection from the reader")]
     for item in contents(attempt.logs):
         content = Content.__members__.get(item.what)
@@ -308,7 +300,7 @@ def _ruled(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield from (f"  {line}" for line in table_lines(rows, (2, 3, 4), is_ruled=True))
 
 
-def _spending(attempt: Audit) -> Iterator[str]:
+def _spending(attempt: audit.Audit) -> Iterator[str]:
     """What each party's releases cost, as it recorded them."""
     for log in attempt.logs:
         if log.spends:
@@ -327,7 +319,7 @@ def _in_words(event: str) -> str:
     return event if event.startswith("replayed") else f"of {event.removeprefix('1 x ')}"
 
 
-def _local(attempt: Audit) -> Iterator[str]:
+def _local(attempt: audit.Audit) -> Iterator[str]:
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for log in attempt.logs:
         for kind, _, how in log.local:
@@ -337,11 +329,11 @@ def _local(attempt: Audit) -> Iterator[str]:
         yield from (f"    {kind} x{n}: {printable(how)}" for (kind, how), n in sorted(counts.items()))
 
 
-def _threats(attempt: Audit) -> Iterator[str]:
-    plugin = plugin_protection(attempt.logs)
-    model = threat_model(attempt.profile, plugin)
+def _threats(attempt: audit.Audit) -> Iterator[str]:
+    plugin = audit.plugin_protection(attempt.logs)
+    model = audit.threat_model(attempt.profile, plugin)
     if model is not None:
-        claims = f", as plugin {release_of(plugin)} claims (nobody checked it)" if plugin is not None else ""
+        claims = f", as plugin {audit.release_of(plugin)} claims (nobody checked it)" if plugin is not None else ""
         yield f"  who could learn what about another site's rows, beyond the model{claims}:"
         yield from (f"    {who + ':':<26}{what}" for who, what in model.rows())
         yield from (f"    the plugin notes: {note}" for note in model.notes if plugin is not None)
@@ -357,8 +349,10 @@ def verdict_text(result: Verification) -> str:
     if result.verdict is Verdict.EMPTY:
         return f"EMPTY: the records of job {result.attempts[0].job_id} show no message and no round, so nothing at all"
     plain = any(attempt.profile == "plain" for attempt in result.attempts)
-    plugins = [plugin_protection(attempt.logs) for attempt in result.attempts]
-    claims = [f"; what protected its sums is the claim of plugin {release_of(plugin)}" for plugin in plugins if plugin]
+    plugins = [audit.plugin_protection(attempt.logs) for attempt in result.attempts]
+    claims = [
+        f"; what protected its sums is the claim of plugin {audit.release_of(plugin)}" for plugin in plugins if plugin
+    ]
     nothing = "; profile plain protects nothing" if plain else "".join(claims[:1])
     job = result.attempts[0].job_id
     if result.verdict is Verdict.UNSIGNED:
@@ -408,13 +402,13 @@ def to_json(result: Verification, verdict: Verdict | None = None) -> dict[str, A
     }
 
 
-def _plugin(attempt: Audit) -> dict[str, Any] | None:
+def _plugin(attempt: audit.Audit) -> dict[str, Any] | None:
     """Return which plugin protected the sums of an attempt, and whether anybody but it says so; None without one."""
-    facts = plugin_protection(attempt.logs)
+    facts = audit.plugin_protection(attempt.logs)
     if facts is None:
         return None
-    claims = {name: value for name, value in facts.items() if is_claim(name)}
-    return {"release": {name: facts[name] for name in RELEASE_FACTS if name in facts}, "claims": claims}
+    claims = {name: value for name, value in facts.items() if audit.is_claim(name)}
+    return {"release": {name: facts[name] for name in audit.RELEASE_FACTS if name in facts}, "claims": claims}
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

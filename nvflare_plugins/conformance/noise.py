@@ -21,15 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from dp_components import integer_noise
 from dp_components.events import NeighbouringRelation
-from dp_components.integer_noise import (
-    RARE,
-    IntegerNoise,
-    NoiseMechanism,
-    NoiseOfOthers,
-    PricedNoise,
-    rareness_of_draws,
-)
 from dp_components.sensitivity import Norm, Sensitivity
 from nvflare_plugins.conformance.sums import require
 
@@ -56,19 +49,19 @@ class NoiseContract:
         n_coordinates: of a query, to try.
     """
 
-    mechanism: ClassVar[NoiseMechanism]
+    mechanism: ClassVar[integer_noise.NoiseMechanism]
     epsilons: ClassVar[tuple[float, ...]] = (0.02, 1.0)
     n_coordinates: ClassVar[tuple[int, ...]] = (1, 2, 7)
 
-    def _priced(self) -> Iterator[tuple[float, int, PricedNoise]]:
-        others = NoiseOfOthers(self.mechanism, self.mechanism.name)
+    def _priced(self) -> Iterator[tuple[float, int, integer_noise.PricedNoise]]:
+        others = integer_noise.NoiseOfOthers(self.mechanism, self.mechanism.name)
         for epsilon in self.epsilons:
             for n in self.n_coordinates:
                 weights = tuple(1.0 + i % 2 for i in range(n))
                 sensitivity = Sensitivity(2.0**19, Norm.L1, NeighbouringRelation.ADD_OR_REMOVE_ROW, weights)
                 yield epsilon, n, others.price(sensitivity, epsilon)
 
-    def _noises(self) -> Iterator[IntegerNoise]:
+    def _noises(self) -> Iterator[integer_noise.IntegerNoise]:
         for _, _, priced in self._priced():
             yield priced.noise
 
@@ -89,8 +82,8 @@ class NoiseContract:
     def test_it_draws_what_it_says(self) -> None:
         """100,000 draws against the mass function, sign by sign."""
         for noise in self._noises():
-            rareness = rareness_of_draws(noise, _DRAWS, _Seeded(0))
-            require(rareness > RARE, f"its draws are not of its mass function (p = {rareness:.1g})")
+            rareness = integer_noise.rareness_of_draws(noise, _DRAWS, _Seeded(0))
+            require(rareness > integer_noise.RARE, f"its draws are not of its mass function (p = {rareness:.1g})")
 
     def test_it_draws_from_the_bits_that_it_is_given(self) -> None:
         """The same bits give the same noise, other bits another, and no two draws are alike."""

@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import DataRefusal, machine_failure
-from nvflare_plugins.data.declaration import (
-    Answer,
-    DataSet,
-    answered_values,
-    format_of,
-    is_in_parts,
-    is_spelling,
-    limit_of,
-)
+from nvflare_plugins.data import declaration
 from nvflare_plugins.data.parquet_parts import ParquetParts
 from nvflare_plugins.data.text_values import DatePattern, NumberFormat, days_in_frame, fitting_dates, fitting_formats
 
@@ -43,7 +35,7 @@ if TYPE_CHECKING:
 _NO_ARRAY = (pa.ArrowException, UnicodeError, OverflowError, TypeError)
 
 
-def table_of_loader(spec: DataSet, *, repair: bool) -> pa.Table:
+def table_of_loader(spec: declaration.DataSet, *, repair: bool) -> pa.Table:
     """Run the site's own loader; its exceptions may quote data, so only their type is told."""
     import pandas as pd
 
@@ -134,7 +126,7 @@ class TabularFile:
         ConfigurationError: the file is missing, or has two columns of one name; a ``DataRefusal``: it is unreadable.
     """
 
-    def __init__(self, spec: DataSet, *, repair: bool = False, parts: ParquetParts | None = None) -> None:
+    def __init__(self, spec: declaration.DataSet, *, repair: bool = False, parts: ParquetParts | None = None) -> None:
         self._spec, self._repair = spec, repair
         self._format = NumberFormat(spec.decimal, spec.thousands)
         self._table = table_of_loader(spec, repair=repair) if spec.loader else None
@@ -193,10 +185,6 @@ class TabularFile:
     def n_rows(self) -> int:
         """Number of rows of a Parquet data set, as its footers say; 0 for others."""
         return 0 if self._parts is None else self._parts.n_rows
-
-    def declared_type(self, name: str) -> pa.DataType:
-        """Return the type that the files of a Parquet data set declare for a column."""
-        return None if self._parts is None else self._parts.schema.field(self._in_file[name]).type
 
     def parts_of(self, first: int, end: int) -> list[tuple[bytes, int, int, int, bytes]]:
         """Return what tells the files of some rows of a Parquet data set; see ``ParquetParts``."""
@@ -297,7 +285,7 @@ class TabularFile:
 
     def _answered(self, name: str, column: pa.ChunkedArray) -> NDArray[np.float64]:
         found, codes = distinct_values(column)
-        values = answered_values(found, self._spec.columns[name], self._format, self._spec.missing)
+        values = declaration.answered_values(found, self._spec.columns[name], self._format, self._spec.missing)
         if None in values and not self._repair:
             raise self._refusal(
                 f"column {name!r} holds text that the policy's answer of it does not read: give it a number there, or "
@@ -338,7 +326,7 @@ class TabularFile:
         texts = list(texts)
         if fitting_dates(texts):
             what, keys = "text that looks like dates", ["dates"]
-        elif all(limit_of(text) for text in texts):
+        elif all(declaration.limit_of(text) for text in texts):
             what, keys = "values below or above a limit, such as <0.5", ["columns"]
         elif fitting_formats(texts):
             what, keys = "numbers with another decimal point, or with thousands apart", ["decimal", "thousands"]
@@ -365,7 +353,7 @@ class TabularFile:
         if self._parts is not None:
             # Row numbers are not data.
             return [name for name in self._parts.schema.names if not _PANDAS_INDEX.fullmatch(name)]
-        if is_in_parts(self._spec.path):
+        if declaration.is_in_parts(self._spec.path):
             raise self._error(
                 f"is read as {self._spec.format}, and many files can only be Parquet. {self._key('format')}"
             )
@@ -497,13 +485,13 @@ def foreign_content(path: Path) -> str | None:
 
 def format_in(path: Path) -> str:
     """Return the format of a file by what it begins with, or of a folder or pattern of files, whatever its name is."""
-    if is_in_parts(path):
+    if declaration.is_in_parts(path):
         return "parquet"
     try:
         with path.open("rb") as stream:
             return "parquet" if stream.read(4) == b"PAR1" else "csv"
     except OSError:
-        return format_of(path) or "csv"
+        return declaration.format_of(path) or "csv"
 
 
 def fields_of(line: str, separator: str) -> list[str]:
@@ -530,7 +518,7 @@ def _may_be_codes(fields: Sequence[str]) -> bool:
     return len(codes) > 1 and codes == sorted(set(codes)) and not any(set(text) & set(".,-/:") for text in fields)
 
 
-def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
+def utf8_chunks(spec: declaration.DataSet, errors: str) -> Iterator[bytes]:
     """Yield a text file, unpacked, in UTF-8, with the policy's line of names before it if it has none.
 
     Args:
@@ -560,7 +548,7 @@ def utf8_chunks(spec: DataSet, errors: str) -> Iterator[bytes]:
         yield decoder.decode(b"", final=True).encode()
 
 
-def line_of_names(spec: DataSet) -> bytes:
+def line_of_names(spec: declaration.DataSet) -> bytes:
     """Return the names that the policy gives as the first line of a file in UTF-8."""
     quoted = (f'"{name.replace(chr(34), chr(34) * 2)}"' for name in spec.names)
     return (spec.separator.join(quoted) + "\n").encode()
@@ -614,9 +602,9 @@ def distinct_values(column: pa.ChunkedArray) -> tuple[list[object], NDArray[np.i
     return encoded.dictionary.to_pylist(), codes
 
 
-def spelt(column: pa.ChunkedArray, answer: Answer | None) -> pa.ChunkedArray:
+def spelt(column: pa.ChunkedArray, answer: declaration.Answer | None) -> pa.ChunkedArray:
     """Return a column with its texts as the policy's answer spells them, if it does."""
-    if not isinstance(answer, Mapping) or not is_spelling(answer) or pa.types.is_nested(column.type):
+    if not isinstance(answer, Mapping) or not declaration.is_spelling(answer) or pa.types.is_nested(column.type):
         return column
     texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
     found = pc.index_in(texts, value_set=pa.array(list(answer), pa.string()))

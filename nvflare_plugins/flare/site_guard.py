@@ -40,17 +40,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.flare.components import close_search
 from nvflare_plugins.flare.kept_jobs import keep_jobs, keep_sites, rejoin_jobs, restore_jobs_soon
-from nvflare_plugins.site.flare_boundary import (
-    DENIED_RIGHTS,
-    GUARD_STARTED,
-    JOB_ID,
-    Role,
-    check_app,
-    check_folder,
-    check_job,
-    lets_others_in,
-    role_of,
-)
+from nvflare_plugins.site import flare_boundary
 
 _flares_deploy, _flares_validate_app = AppDeployer.deploy, AppAuthzService.validate_app
 _flares_process, _flares_validate_job = DeployProcessor.process, JobMetaValidator.validate
@@ -76,7 +66,7 @@ class SiteGuard(FLComponent):
             close_process(workspace)
             keep_jobs()
             note = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "pid": os.getpid()}
-            write_atomically(workspace / GUARD_STARTED, json.dumps(note).encode() + b"\n", 0o600)
+            write_atomically(workspace / flare_boundary.GUARD_STARTED, json.dumps(note).encode() + b"\n", 0o600)
         except Exception as error:  # the edge of the process: FLARE stops for this kind of error alone
             raise UnsafeComponentError(f"VeilBoost's guard could not start: {type(error).__name__}") from error
         self.log_info(fl_ctx, "VeilBoost's guard is on: no shell commands, no custom code, for any role")
@@ -84,10 +74,10 @@ class SiteGuard(FLComponent):
     def _go_on(self, fl_ctx: FLContext) -> None:
         """Start the jobs again that waited when this process ended: a site has registered with the server by now."""
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-        role = role_of(Path(workspace.get_root_dir()))
-        if role is Role.SITE:
+        role = flare_boundary.role_of(Path(workspace.get_root_dir()))
+        if role is flare_boundary.Role.SITE:
             rejoin_jobs(fl_ctx.get_engine(), workspace)
-        elif role is Role.SERVER:
+        elif role is flare_boundary.Role.SERVER:
             restore_jobs_soon(fl_ctx.get_engine(), workspace)
 
 
@@ -109,7 +99,7 @@ class ClosedAuthorizer(Authorizer):
 
     def authorize(self, ctx: AuthzContext) -> tuple[bool, str]:
         """Return whether it is granted, and why not."""
-        if ctx and (ctx.right in DENIED_RIGHTS or ctx.user.role == "super"):
+        if ctx and (ctx.right in flare_boundary.DENIED_RIGHTS or ctx.user.role == "super"):
             return False, f"{ctx.right} is denied to every role here (VeilBoost)"
         return (True, "") if self._inner is None else self._inner.authorize(ctx)
 
@@ -128,7 +118,7 @@ def checked_job_id(job_id: object) -> str:
         ValueError: it is none.
     """
     checked = _flares_check(job_id)
-    if not JOB_ID.fullmatch(checked):
+    if not flare_boundary.JOB_ID.fullmatch(checked):
         raise ValueError("not the id of a job")
     return str(checked)
 
@@ -148,18 +138,18 @@ class JobGate:
         gate = self
 
         def process(processor: DeployProcessor, req: Message, app_ctx: Any) -> Message:
-            refusal = gate.refusal(check_app, req.body)
+            refusal = gate.refusal(flare_boundary.check_app, req.body)
             return error_reply(refusal) if refusal else _flares_process(processor, req, app_ctx)
 
         def deploy(deployer: AppDeployer, workspace: Workspace, job_id: str, *args: Any, **kwargs: Any) -> str | None:
             return gate.deploy(deployer, workspace, job_id, *args, **kwargs)
 
         def validate_app(app_path: str) -> tuple[str, dict[str, Any]]:
-            refusal = gate.refusal(check_folder, Path(app_path))
+            refusal = gate.refusal(flare_boundary.check_folder, Path(app_path))
             return (refusal, {}) if refusal else _flares_validate_app(app_path)
 
         def validate_job(validator: JobMetaValidator, job_name: str, job_data: Any) -> tuple[bool, str, dict[str, Any]]:
-            refusal = gate.refusal(check_job, job_data)
+            refusal = gate.refusal(flare_boundary.check_job, job_data)
             return (False, refusal, {}) if refusal else _flares_validate_job(validator, job_name, job_data)
 
         def start(engine: ClientEngine, job_id: str, *args: Any, **kwargs: Any) -> str:
@@ -177,7 +167,7 @@ class JobGate:
     def refusal(self, check: Callable[..., None], what: object) -> str:
         """Return why something may not come in; empty if it may."""
         try:
-            check(what, is_foreign=lets_others_in(self._workspace))
+            check(what, is_foreign=flare_boundary.lets_others_in(self._workspace))
         except (ConfigurationError, OSError) as error:
             return f"{error} (VeilBoost)" if isinstance(error, ConfigurationError) else type(error).__name__
         return ""
@@ -185,7 +175,7 @@ class JobGate:
     def check_deployed(self, site: str, job_id: str) -> None:
         """Check again what was deployed, maybe by an earlier version, before its process starts. Raises: ValueError."""
         app = Path(Workspace(str(self._workspace), site).get_app_dir(job_id))
-        refusal = self.refusal(check_folder, app) if os.path.lexists(app) else ""
+        refusal = self.refusal(flare_boundary.check_folder, app) if os.path.lexists(app) else ""
         if refusal:
             raise ValueError(refusal)
 
@@ -203,7 +193,7 @@ class JobGate:
         run = workspace.get_run_dir(job_id)
         problem: str | None = "it did not end"
         try:
-            problem = self.refusal(check_app, app_data) or _flares_deploy(
+            problem = self.refusal(flare_boundary.check_app, app_data) or _flares_deploy(
                 deployer, workspace, job_id, job_meta, app_name, app_data, fl_ctx
             )
         finally:

@@ -28,19 +28,7 @@ from nvflare_plugins.evidence.audit import plugin_protection, release_of, threat
 from nvflare_plugins.evidence.format import CLEAR_CODECS, Content, Protection
 from nvflare_plugins.evidence.reader import Log, read_log
 from nvflare_plugins.evidence.threat_model import is_horizontal, notes_for, protection_text
-from nvflare_plugins.pages.charts import (
-    STAGES,
-    Axis,
-    Bar,
-    Line,
-    horizontal_bars,
-    in_light_colours,
-    labelled_lines,
-    legend,
-    page,
-    stacked_bars,
-    timeline,
-)
+from nvflare_plugins.pages import charts
 from nvflare_plugins.pages.model_charts import ClassFigures, class_figures, tree_chart
 from nvflare_plugins.pages.profile_page import FILE_NAME as LOCAL_PAGE
 from nvflare_plugins.pages.run_record import (
@@ -99,7 +87,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
     own_notes = model.notes if model is not None and plugin else ()
     times, medians = _times(run)
     importance, of_importance = _importance(run, folder)
-    return page(
+    return charts.page(
         "report.html",
         run=run,
         log=log,
@@ -111,7 +99,7 @@ def build_report(run: RunRecord, folder: Path) -> str:
         curves=list(learning_curves(run)),
         times=times,
         medians=medians,
-        strips=timeline(run.rounds) if times else "",
+        strips=charts.timeline(run.rounds) if times else "",
         bytes=_bytes(run),
         traffic=[
             (
@@ -160,7 +148,7 @@ def key_figures(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
     """Yield (metric, its curves with the best round marked, whether one of them is the mean of the sites' values)."""
-    by_metric: dict[str, list[Line]] = defaultdict(list)
+    by_metric: dict[str, list[charts.Line]] = defaultdict(list)
     marks: dict[str, BestRound] = {}
     for name in dict.fromkeys(name for row in run.rounds for name in row.metrics):
         data_set, _, metric = name.partition("-")
@@ -169,26 +157,26 @@ def learning_curves(run: RunRecord) -> Iterator[tuple[str, str, bool]]:
         best = run.best(name)
         if points and best is not None:
             label = f"{data_set}, mean of the sites' local values" if local else data_set
-            by_metric[metric].append(Line(label, len(by_metric[metric]) % 6 + 1, points))
+            by_metric[metric].append(charts.Line(label, len(by_metric[metric]) % 6 + 1, points))
             marks[metric] = best  # of the last set: evaluation stands behind training
     for curve in run.comparison:
         points = tuple((curve.first_round + 1 + i, v) for i, v in enumerate(curve.values) if is_number(v))
         lines = by_metric[curve.metric]
         if points:
             style = "wide" if "central" in curve.name.lower() else "line"
-            lines.append(Line(curve.name, len(lines) % 6 + 1, points, style))
+            lines.append(charts.Line(curve.name, len(lines) % 6 + 1, points, style))
     chief = run.best()
     for metric in sorted(by_metric, key=lambda one: chief is None or one != chief.metric.partition("-")[2]):
         lines = by_metric[metric]
         mark = (marks[metric].round + 1, f"best: {number(marks[metric].value)}") if metric in marks else None
         is_mean = metric in CURVE_METRICS and any("local" in line.name for line in lines)
-        yield metric, labelled_lines(lines, Axis("round", mark=mark), metric), is_mean
+        yield metric, charts.labelled_lines(lines, charts.Axis("round", mark=mark), metric), is_mean
 
 
 def _times(run: RunRecord) -> tuple[str, list[str]]:
     """Return the picture of what rounds spend their time on, and the medians; nothing where that is not known."""
     stacks = []
-    for key, (name, colour) in STAGES.items():
+    for key, (name, colour) in charts.STAGES.items():
         values = [row.stages.get(key) or 0.0 for row in run.rounds]
         if any(values):
             stacks.append((name, colour, values))
@@ -197,9 +185,9 @@ def _times(run: RunRecord) -> tuple[str, list[str]]:
         stacks.append(("other" if stacks else "whole round", 6, rest))
     if not stacks:
         return "", []
-    bars = stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
+    bars = charts.stacked_bars([_shown(row) for row in run.rounds], stacks, "round", "seconds")
     medians = [f"{name} {statistics.median(values[1:]):.3g} s" for name, _, values in stacks if len(values) > 1]
-    return legend([(name, colour) for name, colour, _ in stacks]) + bars, medians
+    return charts.legend([(name, colour) for name, colour, _ in stacks]) + bars, medians
 
 
 def _shown(row: RoundRow) -> int:
@@ -216,7 +204,7 @@ def _bytes(run: RunRecord) -> str:
         return ""
     codecs = list(dict.fromkeys(row.codec for row in rows))
     bars = [
-        Bar(
+        charts.Bar(
             row.kind.lower().replace("_", " "),
             row.bytes_out + row.bytes_in,
             f"{human_bytes(row.bytes_out)} out, {human_bytes(row.bytes_in)} in",
@@ -225,7 +213,9 @@ def _bytes(run: RunRecord) -> str:
         )
         for row in rows
     ]
-    return legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs]) + horizontal_bars(bars)
+    return charts.legend([(codec.lower(), _CODEC_COLOUR.get(codec, 6)) for codec in codecs]) + charts.horizontal_bars(
+        bars
+    )
 
 
 def is_readable(row: TrafficRow) -> bool:
@@ -275,11 +265,11 @@ def _own_figures(section: ReportSection) -> str:
     """Draw what this kind of job adds to the report."""
     figures = ""
     if section.curves:
-        lines = [Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
-        figures += labelled_lines(lines, section.x_label, section.y_label)
+        lines = [charts.Line(c.name, i % 6 + 1, c.points) for i, c in enumerate(section.curves)]
+        figures += charts.labelled_lines(lines, section.x_label, section.y_label)
     if section.bars:
-        bars = [Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars]
-        figures += horizontal_bars(bars)
+        bars = [charts.Bar(label, value, text, 1, f"{label}: {text}") for label, value, text in section.bars]
+        figures += charts.horizontal_bars(bars)
     return figures
 
 
@@ -311,12 +301,12 @@ def _importance(run: RunRecord, folder: Path) -> tuple[str, str]:
     for name in ranked[:MAX_FEATURES]:
         splits = f"{weight[name]:,.0f} {'split' if weight[name] == 1 else 'splits'}"
         tip = f"{name}: mean gain {number(gain[name])} over {splits}" if has_gains else f"{name}: {splits}"
-        bars.append(Bar(name, shares[name] / total, f"{100 * shares[name] / total:.1f} %  ({splits})", 1, tip))
+        bars.append(charts.Bar(name, shares[name] / total, f"{100 * shares[name] / total:.1f} %  ({splits})", 1, tip))
     rest = len(ranked) - MAX_FEATURES
     more = f" {rest} further features are not shown." if rest > 0 else ""
     of_gains = "Share of the total gain, and number of splits (weight). Point at a bar for the mean gain."
     of_splits = "Share of the splits, and their number (weight): the model carries no gains."
-    return horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
+    return charts.horizontal_bars(bars), f"{of_gains if has_gains else of_splits}{more}"
 
 
 def _release(folder: Path) -> dict[str, Any] | None:
@@ -392,7 +382,7 @@ def build_summary(run: RunRecord, folder: Path, verification: Sequence[str] = ()
     for part in log.parts if log is not None else ():
         if part.direction == "sent":
             readers.setdefault(sealed_words(part.what, part.protection), set()).add(part.peer)
-    return page(
+    return charts.page(
         "summary.html",
         run=run,
         log=log,
@@ -420,4 +410,4 @@ def run_part(run: RunRecord, name: str = "") -> str:
     model, plugin = threat_of(run, None)
     at_best = next((row.metrics for row in run.rounds if best is not None and row.round == best.round), {})
     facts = {"key_figures": key_figures(run), "at_best": at_best, "curve": curve, "model": model, "plugin": plugin}
-    return in_light_colours(page("part.html", name=name or run.called, run=run, **facts))
+    return charts.in_light_colours(charts.page("part.html", name=name or run.called, run=run, **facts))

@@ -35,18 +35,9 @@ from nvflare_plugins.growth.site_sums import (
     rows_on_grid,
 )
 from nvflare_plugins.growth.training import Draws, GrownModel, GrowthPlan, LoopSettings, Training
+from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, Engine, HorizontalJob
 from nvflare_plugins.pooled.row_floors import check_leaves
-from nvflare_plugins.pooled.shards import (
-    RoundWatch,
-    ShardDraws,
-    ShardedTraining,
-    ShardLeader,
-    asked_draws,
-    joined,
-    tables_of,
-    tell_round,
-)
 from nvflare_plugins.pooled.value_bounds import ROW_LABELS, ROW_WEIGHTS, coarsest_pairs
 from nvflare_plugins.wire.channel import Channel, RescaleRequested
 from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, BaseScoreSource, Kind, TrainingStep
@@ -380,7 +371,7 @@ def row_set(plan: GrowthPlan, table: Table, start: NDArray[np.float32] | bytes, 
 #     metrics    moment, parts        of each metric                      reply: those of all sites
 
 
-class GrownTraining(ShardedTraining):
+class GrownTraining(shards.ShardedTraining):
     """One training, from the model that it begins with.
 
     Attributes:
@@ -421,7 +412,7 @@ class GrownTraining(ShardedTraining):
         """
         return _held(self.plan, self._grown.table, evaluated, self.start, files, self._grown.queries)
 
-    def here(self, held: HeldRows, watch: RoundWatch) -> TrainingResult:
+    def here(self, held: HeldRows, watch: shards.RoundWatch) -> TrainingResult:
         """Train with the other sites, over rows in this process."""
 
         def after(record: RoundRecord, so_far: GrownModel) -> None:
@@ -434,8 +425,8 @@ class GrownTraining(ShardedTraining):
         self,
         lead_shards: Callable[[Answer], list[Any]],
         task: dict[str, Any],
-        draws: ShardDraws | None,
-        watch: RoundWatch,
+        draws: shards.ShardDraws | None,
+        watch: shards.RoundWatch,
     ) -> TrainingResult:
         """See ``ShardedTraining``; each shard returns what ``grow_shard`` does."""
         leader = _Leader(self._channel, self.sums, draws, watch)
@@ -489,10 +480,12 @@ def _held(
 _WORDS = ("pairs", "wider", "rows", "leaves", "quantiles", "metrics")
 
 
-class _Leader(ShardLeader):
+class _Leader(shards.ShardLeader):
     """Answers what all shards ask."""
 
-    def __init__(self, channel: Channel, sums: SiteSums, draws: ShardDraws | None, watch: RoundWatch) -> None:
+    def __init__(
+        self, channel: Channel, sums: SiteSums, draws: shards.ShardDraws | None, watch: shards.RoundWatch
+    ) -> None:
         super().__init__(channel, sums, draws, watch)
         self._sums = sums
 
@@ -515,7 +508,7 @@ class _Leader(ShardLeader):
             case "leaves":
                 return sums.check_leaves(_added(of_each[0]))
             case "quantiles":
-                leaf, residuals, weight = joined([one[2:5] for one in asked])
+                leaf, residuals, weight = shards.joined([one[2:5] for one in asked])
                 return sums.leaf_quantiles(leaf, residuals, weight, of_each[3][0])
             case _:  # metrics
                 return sums.metrics(_parts(of_each[0]))
@@ -530,7 +523,7 @@ def _parts(of_shards: Sequence[Sequence[tuple[str, Parts]]]) -> list[tuple[str, 
     of_all: list[tuple[str, Parts]] = []
     for of_metric in zip(*of_shards, strict=True):
         name, values = of_metric[0][0], [part for _, part in of_metric]
-        of_all.append((name, joined(values) if isinstance(values[0], tuple) else _added(values)))
+        of_all.append((name, shards.joined(values) if isinstance(values[0], tuple) else _added(values)))
     return of_all
 
 
@@ -562,7 +555,7 @@ def _train_shard(
 ) -> tuple[Any, ...]:
     """Return what ``grow_shard`` returns."""
     with reading_as_told():
-        table, sets = tables_of(ask, rows, evaluated, reads=task["reads"])
+        table, sets = shards.tables_of(ask, rows, evaluated, reads=task["reads"])
         plan = plan_of(task, table)
         held = _held(plan, table, sets, task["start"])
     return grow_shard(ask, number, task, plan, held)
@@ -590,9 +583,9 @@ def grow_shard(ask: Ask, number: int, task: dict[str, Any], plan: GrowthPlan, he
     place = ShardPlace(*task["place"])
 
     def after(record: RoundRecord, model: GrownModel) -> None:
-        tell_round(ask, number, record, model.to_bytes)
+        shards.tell_round(ask, number, record, model.to_bytes)
 
-    sums, draws = _AskedSums(ask, place), asked_draws(ask, held.n_rows) if task["is_sampled"] else None
+    sums, draws = _AskedSums(ask, place), shards.asked_draws(ask, held.n_rows) if task["is_sampled"] else None
     training = Training(plan, held, sums, place, LoopSettings(*task["settings"]), draws, after)
     result = training.run(GrownModel.of_bytes(task["model"]))
     return *said_of_model(number, result.model), result.best_round, result.best_score, *_plain(place.moment)

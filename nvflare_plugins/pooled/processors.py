@@ -22,20 +22,10 @@ from nvflare_plugins.evidence.audit import plugin_facts
 from nvflare_plugins.pooled.job import SHORT_WORD_BITS, WORD_BITS
 from nvflare_plugins.site.policy import SitePolicy, load_plugin
 from nvflare_plugins.site.profiles import THREAT_MODELS, Statement
+from nvflare_plugins.wire import profiles
 from nvflare_plugins.wire.aggregation import OpenSum
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import Codec, Kind
-from nvflare_plugins.wire.profiles import (
-    WIDE_CAPACITY_BITS,
-    BfvSums,
-    CkksSums,
-    MaskedSums,
-    PlainSums,
-    ShortMaskedSums,
-    ShortPlainSums,
-    SumProcessor,
-    plugin_of,
-)
 from nvflare_plugins.wire.sums import ProtectedSums
 
 LEAST_CAPACITY_BITS, MOST_CAPACITY_BITS = 32, 62
@@ -112,24 +102,24 @@ class SumProfile:
     """
 
     name: str
-    open: Callable[[SumContext], SumProcessor]
+    open: Callable[[SumContext], profiles.SumProcessor]
     statement: Statement
     codec: Codec = Codec.PLUGIN
-    capacity_bits: int = WIDE_CAPACITY_BITS
+    capacity_bits: int = profiles.WIDE_CAPACITY_BITS
     add: OpenSum | None = None
 
 
-def _open_bfv(context: SumContext) -> SumProcessor:
+def _open_bfv(context: SumContext) -> profiles.SumProcessor:
     # Imported here: the lattice library takes long to load and most jobs do without it.
     from he_processors.bfv import BfvProcessor
 
-    return BfvSums(_share_key(BfvProcessor, context), context.masks)
+    return profiles.BfvSums(_share_key(BfvProcessor, context), context.masks)
 
 
-def _open_ckks(context: SumContext) -> SumProcessor:
+def _open_ckks(context: SumContext) -> profiles.SumProcessor:
     from he_processors.ckks import CkksProcessor
 
-    return CkksSums(_share_key(CkksProcessor, context), context.masks)
+    return profiles.CkksSums(_share_key(CkksProcessor, context), context.masks)
 
 
 def _share_key(scheme: Any, context: SumContext) -> Any:
@@ -145,7 +135,10 @@ def _share_key(scheme: Any, context: SumContext) -> Any:
 
 
 def _built_in(
-    name: str, open_it: Callable[[SumContext], SumProcessor], codec: Codec, capacity_bits: int = WIDE_CAPACITY_BITS
+    name: str,
+    open_it: Callable[[SumContext], profiles.SumProcessor],
+    codec: Codec,
+    capacity_bits: int = profiles.WIDE_CAPACITY_BITS,
 ) -> SumProfile:
     return SumProfile(name, open_it, THREAT_MODELS[name], codec, capacity_bits)
 
@@ -153,17 +146,17 @@ def _built_in(
 BUILT_IN = {
     profile.name: profile
     for profile in (
-        _built_in("plain", lambda context: PlainSums(), Codec.PLAIN),
-        _built_in("masks", lambda context: MaskedSums(context.masks), Codec.MASKED),
+        _built_in("plain", lambda context: profiles.PlainSums(), Codec.PLAIN),
+        _built_in("masks", lambda context: profiles.MaskedSums(context.masks), Codec.MASKED),
         _built_in("bfv", _open_bfv, Codec.BFV, 40),
         _built_in("ckks", _open_ckks, Codec.CKKS, 40),
     )
 }
 
 
-_SHORT: dict[Codec, Callable[[Session], SumProcessor]] = {
-    Codec.PLAIN: lambda session: ShortPlainSums(),
-    Codec.MASKED: lambda session: ShortMaskedSums(session.masks),
+_SHORT: dict[Codec, Callable[[Session], profiles.SumProcessor]] = {
+    Codec.PLAIN: lambda session: profiles.ShortPlainSums(),
+    Codec.MASKED: lambda session: profiles.ShortMaskedSums(session.masks),
 }
 """What protects histograms in words of 32 bits, by the codec of all other sums; there are no others."""
 
@@ -188,7 +181,7 @@ def choose_profile(policy: SitePolicy, name: str) -> ChosenProfile:
     Raises:
         PolicyRefusal, ConfigurationError: see ``load_plugin``; or what it loaded is no profile of that name.
     """
-    plugin = plugin_of(name)
+    plugin = profiles.plugin_of(name)
     if plugin is None:
         return ChosenProfile(BUILT_IN[name], "", {})
     loaded, pin = load_plugin(policy, plugin), policy.plugin(plugin)
@@ -237,11 +230,11 @@ def _is_statement(text: object) -> bool:
 class CheckedSums:
     """A plugin's processor, of which nothing leaves the site and nothing is believed but what has the right form."""
 
-    def __init__(self, processor: SumProcessor, profile: SumProfile) -> None:
+    def __init__(self, processor: profiles.SumProcessor, profile: SumProfile) -> None:
         if processor.codec is not profile.codec or processor.capacity_bits < profile.capacity_bits:
             raise ProtocolError("the plugin opened another processor than its profile says")
         self.codec = profile.codec
-        self.capacity_bits = min(processor.capacity_bits, WIDE_CAPACITY_BITS)
+        self.capacity_bits = min(processor.capacity_bits, profiles.WIDE_CAPACITY_BITS)
         self._processor = processor
 
     def protect(self, integers: NDArray[np.int64], label: MessageLabel, *, wide: bool = False) -> bytes:
@@ -268,7 +261,7 @@ class CheckedSums:
         return self.codec is Codec.PLUGIN
 
 
-def open_processor(profile: SumProfile, channel: Channel, session: Session) -> SumProcessor:
+def open_processor(profile: SumProfile, channel: Channel, session: Session) -> profiles.SumProcessor:
     """Open the processor of a profile for one attempt."""
     processor = profile.open(SumContext(channel, session, profile.codec, profile.name))
     return CheckedSums(processor, profile) if profile.codec in _OF_PLUGINS else processor

@@ -59,33 +59,25 @@ def breast_cancer() -> pd.DataFrame:
     return table
 
 
-def deal_columns(
-    table: pd.DataFrame,
-    label: str,
-    folders: Sequence[Path],
-    set_names: Sequence[str],
-    test_share: float = 0.3,
-    lacking: float = 0.1,
-    seed: int = 0,
-) -> None:
+def deal_columns(table: pd.DataFrame, label: str, folders: Sequence[Path], set_names: Sequence[str]) -> None:
     """Give each party its columns of two data sets, ``<folder>/<set name>.csv``; the first party has the label.
+
+    Each party lacks a tenth of the rows.
 
     Args:
         folders: one for each party, made if they do not exist.
         set_names: names of the training and the test set.
-        lacking: share of the rows that each party lacks.
-        seed: of the rows lacking and of each party's order; nothing here is secret.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)  # nothing here is secret
     features = [name for name in table.columns if name != label]
     ids = np.array([f"P-{number:06d}" for number in random.choice(10**6, len(table), replace=False)])
-    n_test = int(test_share * len(table))
+    n_test = int(0.3 * len(table))
     for party, columns in enumerate(np.array_split(features, len(folders))):
         own = table[[*columns, *([label] if party == 0 else [])]]
         own.insert(0, ID, [_spelled(name, party) for name in ids])
         make_folder(folders[party])
         for name, rows in zip(set_names, (np.arange(n_test, len(table)), np.arange(n_test)), strict=True):
-            kept = random.permutation(rows)[: len(rows) - int(lacking * len(rows))]
+            kept = random.permutation(rows)[: len(rows) - int(0.1 * len(rows))]
             write_private_table(folders[party] / f"{name}.csv", own.iloc[kept])
 
 
@@ -233,11 +225,11 @@ def write_searches(folders: Sequence[Path]) -> None:
             write_private_table(folder / f"{name}.parquet", rows)
 
 
-def write_loan_columns(folders: Sequence[Path], n_rows: int = 3_600) -> None:
+def write_loan_columns(folders: Sequence[Path]) -> None:
     """Deal columns of invented rows out to parties, in another order at each; the first has the label."""
-    frame = invented_credit(n_rows)
+    frame = invented_credit(3_600)
     features = np.array_split([name for name in frame.columns if name != "label"], len(folders))
-    frame.insert(0, "loan", [f"L{number:05d}" for number in range(n_rows)])
+    frame.insert(0, "loan", [f"L{number:05d}" for number in range(len(frame))])
     for number, (folder, names) in enumerate(zip(folders, features, strict=True)):
         make_folder(folder)
         columns = ["loan", *names, *(["label"] if number == 0 else [])]

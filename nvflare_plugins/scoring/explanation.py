@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nvflare_plugins.data.table import Table
-from nvflare_plugins.pages.model_charts import (
-    ClassFigures,
-    RowFigures,
-    beeswarm,
-    class_figures,
-    counted_scores,
-    time_figures,
-    waterfall,
-)
+from nvflare_plugins.pages import model_charts
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.row_blocks import label_fields
@@ -98,7 +90,7 @@ def survival(loss: Mapping[str, str], times: Scores, at: Scores | float) -> Scor
 _MOST_CLASSES = 20
 
 
-def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64]) -> RowFigures:
+def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64]) -> model_charts.RowFigures:
     """Draw a model's answers for rows of this site, and how they come about.
 
     Shapes: scores: float64[n_rows] of numbers or of the second of two classes, float64[n_rows, n_classes] else.
@@ -109,20 +101,20 @@ def row_figures(model: FinishedModel, table: Table, scores: NDArray[np.float64])
     if later := model.direction_of_times:
         loss = model.loss_of_times
         chances = None if loss is None else lambda at: survival(loss, scores, at)
-        times = time_figures(table.label, later * scores, chances)
-        return RowFigures(None, (), *_shown(model, table, []), times)
+        times = model_charts.time_figures(table.label, later * scores, chances)
+        return model_charts.RowFigures(None, (), *_shown(model, table, []), times)
     names = [str(one) for one in model.classes or ()]
     known = np.isin(table.label, range(len(names)))  # rows without weight may be of no class
     label, scores = table.label[known].astype(int), scores[known]
-    classes: ClassFigures | None = None
+    classes: model_charts.ClassFigures | None = None
     confusion: tuple[tuple[str, tuple[int, ...]], ...] = ()
     if len(names) == 2 and model.has_probabilities:
-        classes = class_figures(counted_scores(scores, label == 1), names[1])
+        classes = model_charts.class_figures(model_charts.counted_scores(scores, label == 1), names[1])
     elif 2 <= len(names) <= _MOST_CLASSES:
         found = (scores if scores.ndim == 1 else scores.argmax(axis=1)).astype(int)
         counts = np.bincount(label * len(names) + found, minlength=len(names) ** 2).reshape(len(names), -1)
         confusion = tuple(zip(names, map(tuple, counts.tolist()), strict=True))
-    return RowFigures(classes, confusion, *_shown(model, table, names))
+    return model_charts.RowFigures(classes, confusion, *_shown(model, table, names))
 
 
 def _shown(model: FinishedModel, table: Table, names: list[str]) -> tuple[str, str, str]:
@@ -148,7 +140,7 @@ def _explained(model: FinishedModel, values: NDArray[np.float32], names: list[st
         f"They explain the margin of {names[output] if shap.shape[1] > 1 else names[1] if names else 'the prediction'}."
     )
     return (
-        beeswarm(features, of_output[:, :-1], values, lists),
-        waterfall(features, of_output[row, :-1], values[row], float(of_output[row, -1]), lists),
+        model_charts.beeswarm(features, of_output[:, :-1], values, lists),
+        model_charts.waterfall(features, of_output[row, :-1], values[row], float(of_output[row, -1]), lists),
         words,
     )

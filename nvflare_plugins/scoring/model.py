@@ -16,19 +16,9 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.failures import machine_failure
 from nvflare_plugins.base.formatting import number, printable
 from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
+from nvflare_plugins.xgb import model_json
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.continuation import clipping_of, recalibrated
-from nvflare_plugins.xgb.model_json import (
-    CATEGORIES_ATTRIBUTE,
-    COVERS_ATTRIBUTE,
-    PART_ATTRIBUTE,
-    bare_model,
-    check_trees,
-    declared_classes,
-    leaf_size,
-    numbers_of,
-    trees_model,
-)
 from nvflare_plugins.xgb.objectives import OBJECTIVES
 
 # A finished model as a site scores with it: read strictly, with the public lists that it carries.
@@ -96,11 +86,11 @@ class FinishedModel:
         document = self._parsed()
         learner = document["learner"]
         attributes = learner.get("attributes", {})
-        if PART_ATTRIBUTE in attributes:
+        if model_json.PART_ATTRIBUTE in attributes:
             raise self._error(_PART)
         self.objective = str(learner["objective"]["name"])
-        self._trees: list[dict[str, Any]] = trees_model(learner)["trees"]
-        self._lacks_covers = COVERS_ATTRIBUTE in attributes
+        self._trees: list[dict[str, Any]] = model_json.trees_model(learner)["trees"]
+        self._lacks_covers = model_json.COVERS_ATTRIBUTE in attributes
         self.features = self._read_features(learner, attributes)
         self._check_trees(learner)
         self.classes = self._read_classes(learner, attributes)
@@ -261,7 +251,7 @@ class FinishedModel:
         Raises:
             ScoringError: the model's covers are not those of rows, or its leaves are vectors.
         """
-        if any(leaf_size(tree) > 1 for tree in self._trees):
+        if any(model_json.leaf_size(tree) > 1 for tree in self._trees):
             raise self._error("has vectors for leaves (multi_output_tree), for which XGBoost computes no SHAP values")
         n_wrong = len(self._trees) if self._lacks_covers else sum(not _are_covers(tree) for tree in self._trees)
         if n_wrong:
@@ -301,7 +291,7 @@ class FinishedModel:
         try:
             learner = document["learner"]
             kind = learner["gradient_booster"]["name"]
-            trees = [] if kind == "gblinear" else trees_model(learner)["trees"]
+            trees = [] if kind == "gblinear" else model_json.trees_model(learner)["trees"]
             known = isinstance(learner["objective"]["name"], str) and all(isinstance(tree, dict) for tree in trees)
             known = known and all(isinstance(text, str) for text in learner.get("attributes", {}).values())
         except (KeyError, TypeError, AttributeError):
@@ -319,7 +309,7 @@ class FinishedModel:
         names = learner.get("feature_names", [])
         try:
             n_features = int(learner["learner_model_param"]["num_feature"])
-            lists = json.loads(attributes.get(CATEGORIES_ATTRIBUTE, "{}"))
+            lists = json.loads(attributes.get(model_json.CATEGORIES_ATTRIBUTE, "{}"))
             lists = {name: tuple(map(str, values)) for name, values in lists.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise self._error(_NO_MODEL) from None
@@ -346,8 +336,8 @@ class FinishedModel:
             n_targets = int(learner["learner_model_param"].get("num_target", 1))
         except (TypeError, ValueError):
             raise self._error(_DAMAGED) from None
-        is_multiclass, groups = self.objective in _MULTICLASS, set(trees_model(learner)["tree_info"])
-        has_vectors = is_multiclass and leaf_size(self._trees[0]) == n_classes
+        is_multiclass, groups = self.objective in _MULTICLASS, set(model_json.trees_model(learner)["tree_info"])
+        has_vectors = is_multiclass and model_json.leaf_size(self._trees[0]) == n_classes
         n_groups = n_classes if is_multiclass and groups != {0} else 1
         if (
             n_targets not in (0, 1)
@@ -361,7 +351,7 @@ class FinishedModel:
             return None
         n_outputs = n_classes if is_multiclass else 2
         try:
-            return declared_classes(attributes, n_outputs) or tuple(range(n_outputs))
+            return model_json.declared_classes(attributes, n_outputs) or tuple(range(n_outputs))
         except (ValueError, RecursionError):
             raise self._error(
                 f"carries label classes that are not the {n_outputs} of its outputs: copy it from the run"
@@ -391,7 +381,7 @@ class FinishedModel:
     def _check_trees(self, learner: Mapping[str, Any]) -> None:
         """Check what XGBoost takes on trust: a wrong child or column would have it read beyond the tree or the row."""
         try:
-            splits = check_trees(learner, len(self.features))
+            splits = model_json.check_trees(learner, len(self.features))
         except ValueError:
             raise self._error(_DAMAGED) from None
         unlisted = [feature.name for i, feature in enumerate(self.features) if i in splits and not feature.categories]
@@ -404,7 +394,7 @@ class FinishedModel:
 
     def _load(self, document: Mapping[str, Any]) -> xgb.Booster:
         try:
-            booster = xgb.Booster(model_file=bytearray(bare_model(document)))
+            booster = xgb.Booster(model_file=bytearray(model_json.bare_model(document)))
             booster.predict(xgb.DMatrix(np.zeros((1, len(self.features)), dtype=np.float32)))
         except (xgb.core.XGBoostError, ValueError):
             raise self._error(f"cannot be read by XGBoost {xgb.__version__}: {_DAMAGED.partition(': ')[2]}") from None
@@ -422,7 +412,10 @@ def _are_covers(tree: Mapping[str, Any]) -> bool:
     if not inner.any():
         return True
     try:
-        cover, gain = numbers_of(tree["sum_hessian"], left.size), numbers_of(tree["loss_changes"], left.size)
+        cover, gain = (
+            model_json.numbers_of(tree["sum_hessian"], left.size),
+            model_json.numbers_of(tree["loss_changes"], left.size),
+        )
     except (KeyError, ValueError, TypeError):
         return False
     parts, whole = cover[left[inner]] + cover[right[inner]], cover[inner]

@@ -16,18 +16,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 
 from nvflare_plugins.base.failures import machine_failure
+from nvflare_plugins.data import tabular_files
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.parquet_parts import ParquetParts
-from nvflare_plugins.data.tabular_files import (
-    UTF_16_MARKS,
-    TabularFile,
-    fields_of,
-    foreign_content,
-    is_closed,
-    line_of_names,
-    look_like_data,
-    utf8_chunks,
-)
 from nvflare_plugins.data.text_values import NumberFormat
 from nvflare_plugins.survey.columns import Finding
 
@@ -114,7 +105,7 @@ def read_raw(spec: DataSet) -> RawFile:
         ConfigurationError: its own loader fails.
     """
     if spec.loader is not None:
-        file = TabularFile(spec)
+        file = tabular_files.TabularFile(spec)
         columns = file.read([], file.column_names, may_be_empty=True)
         return RawFile(spec, tuple(columns), tuple(columns.values()), ())
     try:
@@ -167,7 +158,7 @@ def _read_parquet(spec: DataSet) -> RawFile:
 
 
 def _read_text(spec: DataSet) -> RawFile:
-    if (what := foreign_content(spec.path)) is not None:
+    if (what := tabular_files.foreign_content(spec.path)) is not None:
         return _nothing(spec, "not_text", f"the file is {what}")
     with pa.input_stream(str(spec.path)) as stream:
         data = stream.read()
@@ -175,13 +166,17 @@ def _read_text(spec: DataSet) -> RawFile:
         return _nothing(spec, "empty", "the file is empty")
     found = list(_encoding(spec, data))
     spec = _with_options(spec, found)
-    text = data if spec.encoding == "utf-8" else b"".join(utf8_chunks(replace(spec, names=()), "backslashreplace"))
+    text = (
+        data
+        if spec.encoding == "utf-8"
+        else b"".join(tabular_files.utf8_chunks(replace(spec, names=()), "backslashreplace"))
+    )
     if spec.encoding == "utf-8" and found:  # nothing known reads it: the rest is looked at all the same
         text = data.decode("utf-8", "replace").encode()
     text = text.removeprefix(b"\xef\xbb\xbf")
     found += _separator(spec, text.splitlines()[0].decode())
     spec = _with_options(spec, found)
-    text = (line_of_names(spec) if spec.names else b"") + text
+    text = (tabular_files.line_of_names(spec) if spec.names else b"") + text
     header, *lines = text.splitlines(keepends=True)
     return _read_lines(spec, header, lines, text, found)
 
@@ -195,7 +190,7 @@ def _encoding(spec: DataSet, data: bytes) -> Iterator[Finding]:
     key = "Policy key: encoding"
     lines = data.splitlines() if spec.encoding != "utf-16" else [data]
     bad = [number for number, line in enumerate(lines) if not _is_text_in(spec.encoding, line)]
-    is_wide = data.startswith(UTF_16_MARKS) or data[1:400:2].count(0) > len(data[1:400:2]) // 2
+    is_wide = data.startswith(tabular_files.UTF_16_MARKS) or data[1:400:2].count(0) > len(data[1:400:2]) // 2
     if spec.encoding != "utf-16" and is_wide:
         yield Finding("encoding", f"the file is written in utf-16. {key}", options={"encoding": "utf-16"})
     elif bad:
@@ -223,7 +218,7 @@ def _seeming_encoding(data: bytes) -> str:
 
 
 def _separator(spec: DataSet, header: str) -> Iterator[Finding]:
-    found = {mark: len(fields_of(header, mark)) for mark in (spec.separator, *_SEPARATORS)}
+    found = {mark: len(tabular_files.fields_of(header, mark)) for mark in (spec.separator, *_SEPARATORS)}
     best = max(found, key=lambda mark: found[mark])
     if found[spec.separator] == 1 < found[best]:
         text = (
@@ -233,17 +228,17 @@ def _separator(spec: DataSet, header: str) -> Iterator[Finding]:
 
 
 def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, found: list[Finding]) -> RawFile:
-    in_file = fields_of(header.decode(), spec.separator)
-    if not in_file or not is_closed(header, spec.separator):
+    in_file = tabular_files.fields_of(header.decode(), spec.separator)
+    if not in_file or not tabular_files.is_closed(header, spec.separator):
         words = "the first line is no line of names: a quotation mark stays open. Close it; names have no line breaks"
         return _nothing(spec, "header", words, found)
-    are_data = not spec.names and look_like_data(in_file, NumberFormat(spec.decimal, spec.thousands))
+    are_data = not spec.names and tabular_files.look_like_data(in_file, NumberFormat(spec.decimal, spec.thousands))
     if are_data:
         words = f"the first line looks like a row: name the {len(in_file)} columns in their order (--names; NAMES= of "
         found.append(Finding("header", f"{words}make demo), or put a line of names before it. Policy key: names"))
     names, missing = _renamed(spec, in_file)
     found += missing
-    unclosed = [number for number, line in enumerate(lines, 1) if not is_closed(line, spec.separator)]
+    unclosed = [number for number, line in enumerate(lines, 1) if not tabular_files.is_closed(line, spec.separator)]
     if unclosed:
         what = "lines have a quotation mark that is not closed in the same line: the lines after it become part of one "
         what += "value, up to the next mark. Close it or take it out, and line breaks out of values"
@@ -251,7 +246,7 @@ def _read_lines(spec: DataSet, header: bytes, lines: list[bytes], text: bytes, f
     try:
         table, uneven = _parse(spec, text, len(names))
     except pa.ArrowInvalid:  # such as a value that never ends
-        closed = b"".join([header, *(line for line in lines if is_closed(line, spec.separator))])
+        closed = b"".join([header, *(line for line in lines if tabular_files.is_closed(line, spec.separator))])
         table, uneven = _parse(spec, closed, len(names))
     if uneven:
         what = (

@@ -17,16 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from he_processors.errors import ConfigurationError
+from nvflare_plugins.xgb import model_json
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import LARGEST_VALUE, Cuts
-from nvflare_plugins.xgb.model_json import (
-    check_trees,
-    model_bytes,
-    read_document,
-    tree_weights,
-    trees_model,
-    with_attribute,
-)
 from nvflare_plugins.xgb.parameters import TrainingParameters
 from nvflare_plugins.xgb.versions import installed_wheel
 
@@ -47,7 +40,7 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     """
     try:
         booster = xgb.Booster(model_file=bytearray(model))
-        learner = read_document(model)["learner"]
+        learner = model_json.read_document(model)["learner"]
     except (xgb.core.XGBoostError, ValueError):
         raise ConfigurationError(f"input {name!r} is not a model that XGBoost {xgb.__version__} reads") from None
     _check_trees(learner, name, booster.num_features())
@@ -59,7 +52,7 @@ def check_initial_model(model: bytes, name: str, parameters: TrainingParameters,
     trees = _trees(learner)
     if not trees:
         raise ConfigurationError(f"the model {name!r} has no trees to continue from")
-    if _DROPPED.search(model) and not tree_weights(learner):
+    if _DROPPED.search(model) and not model_json.tree_weights(learner):
         raise ConfigurationError(
             f"the model {name!r} weighs its trees in a form that XGBoost {xgb.__version__} does not read: continue it "
             "with the release that trained it"
@@ -94,7 +87,7 @@ def _check_thresholds(model: bytes, name: str, parameters: TrainingParameters, f
 
 def _booster(learner: Mapping[str, Any], wanted: str) -> str:
     """Return the kind of a model's trees; ``wanted`` where it may be of either (``Wheel.names_dart``)."""
-    if tree_weights(learner):
+    if model_json.tree_weights(learner):
         return "dart"
     return str(learner["gradient_booster"]["name"]) if installed_wheel().names_dart else wanted
 
@@ -103,9 +96,9 @@ def _check_trees(learner: Mapping[str, Any], name: str, n_features: int) -> None
     """Refuse trees in which XGBoost would lose its way, and take the process with it."""
     try:
         if _trees(learner):
-            check_trees(learner, n_features)
+            model_json.check_trees(learner, n_features)
             n_outputs = max(1, int(learner["learner_model_param"]["num_class"]))
-            if max(trees_model(learner)["tree_info"]) >= n_outputs:
+            if max(model_json.trees_model(learner)["tree_info"]) >= n_outputs:
                 raise ValueError
     except ValueError:
         raise ConfigurationError(f"the model {name!r} holds a tree that is none: copy it again from its run") from None
@@ -134,7 +127,7 @@ def _most_cuts(max_bin: int) -> int:
 def _thresholds(model: bytes, n_features: int) -> list[NDArray[np.float32]]:
     """Return the ascending thresholds on each column of numbers. Shapes: float32[n] each."""
     found: list[set[float]] = [set() for _ in range(n_features)]
-    for tree in _trees(read_document(model)["learner"]):
+    for tree in _trees(model_json.read_document(model)["learner"]):
         columns = ("left_children", "split_indices", "split_conditions", "split_type")
         for child, feature, threshold, kind in zip(*(tree[column] for column in columns), strict=True):
             # Beyond the outermost cuts lie the thresholds of splits that send only missing values aside.
@@ -165,7 +158,7 @@ CLIPPING_ATTRIBUTE = "veilboost_gradients_clipped_at"
 
 def with_clipping(model: bytes, clipped_at: float) -> bytes:
     """Return a model that says where the gradients of its training were clipped. Privacy: it stands in the job."""
-    return with_attribute(model, CLIPPING_ATTRIBUTE, f"{clipped_at:g}")
+    return model_json.with_attribute(model, CLIPPING_ATTRIBUTE, f"{clipped_at:g}")
 
 
 def clipping_of(attributes: Mapping[str, str]) -> float | None:
@@ -234,7 +227,7 @@ def with_last_round_weighed(model: bytes, step: int) -> bytes:
     if step == 0:
         return model
     document = json.loads(model)
-    within = trees_model(document["learner"])
+    within = model_json.trees_model(document["learner"])
     first, last = within["iteration_indptr"][-2:]
     of_class = dict(zip(reversed(within["tree_info"][first:last]), reversed(within["trees"][first:last]), strict=True))
     slope = document["learner"]["objective"].get("pseudo_huber_param", {}).get("huber_slope", 1.0)
@@ -245,7 +238,7 @@ def with_last_round_weighed(model: bytes, step: int) -> bytes:
         raise ConfigurationError("a tree of the last round is a single leaf, by which all rows would move alike")
     for tree in of_class.values():
         _weigh(tree, step, np.float32(LEAST_PART * largest))
-    return model_bytes(document)
+    return model_json.model_bytes(document)
 
 
 def _leaves(tree: dict[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -21,18 +21,9 @@ from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.table import is_plain_text
 from nvflare_plugins.evidence.format import PAID_IN, Content, Protection
+from nvflare_plugins.kinds.federboost_vertical import tables
 from nvflare_plugins.kinds.federboost_vertical.job import BucketJob, Description
 from nvflare_plugins.kinds.federboost_vertical.payment import BucketPayment, KeptBuckets, KeptEdges, plan_of
-from nvflare_plugins.kinds.federboost_vertical.tables import (
-    BucketBlock,
-    OwnedSplits,
-    PartyRows,
-    blocks_of,
-    column_names,
-    divide_model,
-    joined,
-    load_rows,
-)
 from nvflare_plugins.kinds.vertical.job import check_vertical_parameters
 from nvflare_plugins.kinds.vertical.model import (
     ActivePart,
@@ -80,7 +71,7 @@ def check_bucket_parameters(params: dict[str, object], n_buckets: int) -> Traini
 def train_on_buckets(
     own: NDArray[np.float32],
     label: NDArray[np.float32],
-    parties: Sequence[BucketBlock],
+    parties: Sequence[tables.BucketBlock],
     parameters: TrainingParameters,
     num_rounds: int,
     cores: int | None = None,
@@ -107,10 +98,9 @@ def train_on_buckets(
 def cross_validated(
     own: NDArray[np.float32],
     label: NDArray[np.float32],
-    parties: Sequence[BucketBlock],
+    parties: Sequence[tables.BucketBlock],
     parameters: TrainingParameters,
     num_rounds: int,
-    cores: int | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Return the objective's own metric, and AUC, in five-fold cross validation: name -> (mean, sd over folds).
 
@@ -121,7 +111,7 @@ def cross_validated(
     columns, label = _usable(own, label, parties, parameters)
     if label.size < N_FOLDS:
         return {}
-    settings, found = parameters.for_booster(cores), defaultdict(list)
+    settings, found = parameters.for_booster(), defaultdict(list)
     for name in ("eval_metric", "disable_default_eval_metric"):
         del settings[name]
     if str(settings["objective"]).startswith("binary:"):
@@ -140,7 +130,10 @@ def cross_validated(
 
 
 def _usable(
-    own: NDArray[np.float32], label: NDArray[np.float32], parties: Sequence[BucketBlock], parameters: TrainingParameters
+    own: NDArray[np.float32],
+    label: NDArray[np.float32],
+    parties: Sequence[tables.BucketBlock],
+    parameters: TrainingParameters,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return columns and label of the rows whose label the objective takes."""
     columns = np.concatenate([own, *(block.ids.astype(np.float32) for block in parties)])
@@ -175,7 +168,7 @@ class PartyInput:
         buckets, edges: what the active, or a passive party has kept of the job whose buckets this one takes.
     """
 
-    rows: PartyRows
+    rows: tables.PartyRows
     aliases: tuple[str, ...]
     description: Description | None = None
     buckets: KeptBuckets | None = None
@@ -210,19 +203,19 @@ def prepare(job: BucketJob, context: SiteContext) -> PartyInput:
         if spec.privacy is not None:
             context.policy.check_exact_use(job.data_set, "nothing protects the active party's labels and columns")
         check_bucket_parameters(dict(job.params), job.n_buckets)
-        names = job.features if job.features is not None else column_names(spec, job.label)
-        rows = load_rows(spec, names, job.label, context, job.alignment)
+        names = job.features if job.features is not None else tables.column_names(spec, job.label)
+        rows = tables.load_rows(spec, names, job.label, context, job.alignment)
         return PartyInput(rows, rows.names, buckets=None if job.buckets_from is None else _kept(job, context, rows))
     if job.buckets_from is not None:
         edges = KeptEdges.read(job, context)
-        return PartyInput(load_rows(spec, edges.names, None, context, job.alignment), edges.aliases, edges=edges)
+        return PartyInput(tables.load_rows(spec, edges.names, None, context, job.alignment), edges.aliases, edges=edges)
     description = Description.read(context.policy.input_file(job.description))
     plan_of(job, description.features)  # refuses what would not be worth its price
-    rows = load_rows(spec, description.names, None, context, job.alignment)
+    rows = tables.load_rows(spec, description.names, None, context, job.alignment)
     return PartyInput(rows, _aliases(spec, description.names), description)
 
 
-def _kept(job: BucketJob, context: SiteContext, rows: PartyRows) -> KeptBuckets:
+def _kept(job: BucketJob, context: SiteContext, rows: tables.PartyRows) -> KeptBuckets:
     kept = KeptBuckets.read(job, context, rows.id_bytes())
     if set(context.sites) not in ({job.active}, {job.active, *kept.sites}):
         raise ConfigurationError(
@@ -272,7 +265,7 @@ class _Party:
     def _blocks(self, aliases: list[tuple[str, ...]]) -> list[list[slice]]:
         """Return, for each rank, which features travel in which exchange; all ranks have as many exchanges."""
         sizes = [0 if rank == self._active else len(names) for rank, names in enumerate(aliases)]
-        blocks = [blocks_of(self._rows.n_rows, n) for n in sizes]
+        blocks = [tables.blocks_of(self._rows.n_rows, n) for n in sizes]
         most = max(map(len, blocks))
         return [of_rank + [slice(0, 0)] * (most - len(of_rank)) for of_rank in blocks]
 
@@ -307,7 +300,7 @@ class ActiveParty(_Party):
         trained = train_on_buckets(rows.columns, _required(rows.label), blocks, parameters, job.num_rounds)
         if not self._passive:
             return self._alone(trained, kept, parameters, started)
-        model, splits = divide_model(trained, len(rows.names), n_features)
+        model, splits = tables.divide_model(trained, len(rows.names), n_features)
         parts = {rank: item.to_bytes() for rank, item in zip(self._passive, splits, strict=True)}
         attempt.route_sealed("splits", parts, Content.SPLITS, Protection.CLEAR)
         attempt.round_done(RoundRow(0, time.perf_counter() - started))
@@ -354,15 +347,15 @@ class ActiveParty(_Party):
         attempt.write_record(TITLE, job.params, path.name, sections, data=(self._facts(),))
         return JobResult(hmac.hex(), f"the model on buckets is {path}", {"n_rounds": job.num_rounds})
 
-    def _receive(self, announced: list[tuple[str, ...]]) -> list[BucketBlock]:
-        received: dict[int, list[BucketBlock]] = {rank: [] for rank in self._passive}
+    def _receive(self, announced: list[tuple[str, ...]]) -> list[tables.BucketBlock]:
+        received: dict[int, list[tables.BucketBlock]] = {rank: [] for rank in self._passive}
         for features in zip(*self._blocks(announced), strict=True):
             parts = self._attempt.route_sealed("buckets", {}, Content.BUCKETS, Protection.LOCAL_DP)
             for rank in self._passive:
                 wanted = features[rank].stop - features[rank].start
                 if wanted:
-                    received[rank].append(BucketBlock.from_bytes(parts[rank], self._rows.n_rows, wanted))
-        return [joined(received[rank]) for rank in self._passive]
+                    received[rank].append(tables.BucketBlock.from_bytes(parts[rank], self._rows.n_rows, wanted))
+        return [tables.joined(received[rank]) for rank in self._passive]
 
 
 class BucketSender(_Party):
@@ -393,7 +386,7 @@ class BucketSender(_Party):
         self._channel.moment = TrainingStep(Phase.UPDATE, 0)
         n_buckets = tuple(count + 1 for count in edges.counts)
         for features in self._blocks(announced)[self._channel.rank]:
-            block = BucketBlock(n_buckets[features], buckets[features])
+            block = tables.BucketBlock(n_buckets[features], buckets[features])
             parts = {self._active: block.to_bytes()} if block.n_buckets else {}
             self._attempt.route_sealed("buckets", parts, Content.BUCKETS, Protection.LOCAL_DP)
         table = _receive_splits(self._attempt, self._active, edges)
@@ -421,7 +414,7 @@ class SplitReceiver(_Party):
 
 def _receive_splits(attempt: SiteAttempt, active: int, edges: Candidates) -> PrivateTable:
     received = attempt.route_sealed("splits", {}, Content.SPLITS, Protection.CLEAR)[active]
-    return OwnedSplits.from_bytes(received).private_table(edges)
+    return tables.OwnedSplits.from_bytes(received).private_table(edges)
 
 
 def _section_of_paid(job: BucketJob) -> ReportSection:

@@ -12,24 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from dp_components.leaf_weights import (
-    TWO_CLASSES,
-    AveragingWeights,
-    ClassShares,
-    GradientWeights,
-    LeafQuery,
-    LeafWeights,
-    MeanLabels,
-    NewtonWeights,
-    Number,
-    SeveralClasses,
-    SoftmaxGradientWeights,
-    SoftmaxWeights,
-    SquaredWeights,
-    Target,
-    Times,
-    TimesWeights,
-)
+from dp_components import leaf_weights
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import is_number, is_whole, one_of
 
@@ -49,20 +32,26 @@ class WeightUpdate(Enum):
     GRADIENT = "gradient"
     NEWTON = "newton"
 
-    def weights(self, target: Target = TWO_CLASSES) -> LeafWeights:
+    def weights(self, target: leaf_weights.Target = leaf_weights.TWO_CLASSES) -> leaf_weights.LeafWeights:
         """Return the component for a kind of label."""
-        if isinstance(target, Number):
-            return MeanLabels(target) if self is WeightUpdate.AVERAGING else SquaredWeights(target)
-        if isinstance(target, Times):
-            return TimesWeights(target, counts_rows=self is WeightUpdate.GRADIENT)
-        if isinstance(target, SeveralClasses):
+        if isinstance(target, leaf_weights.Number):
+            return (
+                leaf_weights.MeanLabels(target)
+                if self is WeightUpdate.AVERAGING
+                else leaf_weights.SquaredWeights(target)
+            )
+        if isinstance(target, leaf_weights.Times):
+            return leaf_weights.TimesWeights(target, counts_rows=self is WeightUpdate.GRADIENT)
+        if isinstance(target, leaf_weights.SeveralClasses):
             if self is WeightUpdate.AVERAGING:
-                return ClassShares(target.n_classes)
-            return (SoftmaxWeights if self is WeightUpdate.NEWTON else SoftmaxGradientWeights)(target.n_classes)
-        components: dict[WeightUpdate, Callable[[], LeafWeights]] = {
-            WeightUpdate.AVERAGING: AveragingWeights,
-            WeightUpdate.GRADIENT: GradientWeights,
-            WeightUpdate.NEWTON: NewtonWeights,
+                return leaf_weights.ClassShares(target.n_classes)
+            return (
+                leaf_weights.SoftmaxWeights if self is WeightUpdate.NEWTON else leaf_weights.SoftmaxGradientWeights
+            )(target.n_classes)
+        components: dict[WeightUpdate, Callable[[], leaf_weights.LeafWeights]] = {
+            WeightUpdate.AVERAGING: leaf_weights.AveragingWeights,
+            WeightUpdate.GRADIENT: leaf_weights.GradientWeights,
+            WeightUpdate.NEWTON: leaf_weights.NewtonWeights,
         }
         return components[self]()
 
@@ -134,7 +123,7 @@ class Method:
     ridge: float = 1.0
     noise_ridge: float = 0.0
     clip: float = 2.0
-    query: LeafQuery = LeafQuery.VECTOR
+    query: leaf_weights.LeafQuery = leaf_weights.LeafQuery.VECTOR
     hessian_rounds: int = 5
     candidate_share: float = 0.1
     grower: Grower = Grower.SITES
@@ -147,7 +136,7 @@ class Method:
     @property
     def is_pure(self) -> bool:
         """Whether all that it releases keeps a pure epsilon: Laplace noise for sensitivities in the L1 norm."""
-        return self.query is LeafQuery.PURE
+        return self.query is leaf_weights.LeafQuery.PURE
 
     def training_share(self) -> float:
         """Return the part of mu^2, or of a pure epsilon, that is left for the trees."""
@@ -233,7 +222,7 @@ DEFAULT_2026_11 = Method(
     ridge=1.0,
     noise_ridge=3.0,
     clip=2.0,
-    query=LeafQuery.JOINT,
+    query=leaf_weights.LeafQuery.JOINT,
     candidate_share=0.1,
 )
 
@@ -260,7 +249,7 @@ DEFAULT_2026_12 = replace(
     interactions=Interactions.INFORMED,
     n_trees=300,
     noise_ridge=5.0,
-    query=LeafQuery.CLIPPED,
+    query=leaf_weights.LeafQuery.CLIPPED,
 )
 
 
@@ -281,7 +270,7 @@ PURE_2026_11 = replace(
     candidates=CandidateSource.SPREAD,
     n_trees=80,
     noise_ridge=2.0,
-    query=LeafQuery.PURE,
+    query=leaf_weights.LeafQuery.PURE,
 )
 
 
@@ -323,7 +312,7 @@ _CHOICES: Mapping[str, type[Enum]] = {
     "weight_update": WeightUpdate,
     "candidates": CandidateSource,
     "interactions": Interactions,
-    "query": LeafQuery,
+    "query": leaf_weights.LeafQuery,
     "grower": Grower,
 }
 _WHOLE = {
@@ -437,7 +426,7 @@ MOST_CLASSES = 64
 """Every leaf of a tree sends so many sums twice."""
 
 
-def check_target(method: Method, target: Target) -> None:
+def check_target(method: Method, target: leaf_weights.Target) -> None:
     """Refuse a method that is not made for a kind of label.
 
     Scalar queries would ask for each class apart, at the root of their number in noise, and XGBoost's refresh is of two
@@ -447,19 +436,19 @@ def check_target(method: Method, target: Target) -> None:
     Raises:
         ConfigurationError: it names the component.
     """
-    if isinstance(target, (Number, Times)) and method.grower is Grower.XGBOOST:
+    if isinstance(target, (leaf_weights.Number, leaf_weights.Times)) and method.grower is Grower.XGBOOST:
         raise ConfigurationError(
             "grower=xgboost refreshes the logistic loss of two classes: leave grower away to train on label_bounds"
         )
-    if isinstance(target, Times) and method.weight_update is WeightUpdate.AVERAGING:
+    if isinstance(target, leaf_weights.Times) and method.weight_update is WeightUpdate.AVERAGING:
         raise ConfigurationError(
             f"method {method.name!r} answers with means of labels, and a row without an event has no time to average: "
             "choose a method with newton or gradient updates, such as 'default'"
         )
-    if not isinstance(target, SeveralClasses):
+    if not isinstance(target, leaf_weights.SeveralClasses):
         return
     wrong = {
-        "query": method.query is LeafQuery.SCALAR,
+        "query": method.query is leaf_weights.LeafQuery.SCALAR,
         "grower": method.grower is Grower.XGBOOST,
     }
     names = [name for name, is_wrong in wrong.items() if is_wrong]

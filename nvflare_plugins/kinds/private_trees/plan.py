@@ -11,22 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components import leaf_weights
 from dp_components.batched_updates import batch_sizes
 from dp_components.events import ComposedEvent, Event
 from dp_components.integer_noise import RESOLUTION, NoiseOfOthers, PricedNoise
-from dp_components.leaf_weights import (
-    TWO_CLASSES,
-    ClassShares,
-    LeafQuery,
-    LeafWeights,
-    Number,
-    Target,
-    Times,
-    noise_proportional_ridge,
-    real_noise_std,
-    residual_unit,
-    surprise_unit,
-)
 from dp_components.mechanisms import NoiseShares, noise_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from dp_components.split_candidates.candidates import Columns, FeatureBounds
@@ -81,7 +69,7 @@ class PlannedNoise:
     @property
     def std(self) -> tuple[float, ...]:
         """Standard deviation of the noise on each coordinate. Units: of g and h, or rows."""
-        return real_noise_std(self.sensitivity, self.multiplier)
+        return leaf_weights.real_noise_std(self.sensitivity, self.multiplier)
 
     def scaled(self, factor: float) -> PlannedNoise:
         """Return noise so many times as large."""
@@ -146,7 +134,7 @@ class ReleasePlan:
         total: float,
         n_honest: int = 1,
         published_multiplier: float | None = None,
-        target: Target = TWO_CLASSES,
+        target: leaf_weights.Target = leaf_weights.TWO_CLASSES,
         others: NoiseOfOthers | None = None,
     ) -> ReleasePlan:
         """List what a method releases, and divide a total among it.
@@ -294,15 +282,15 @@ def _greedy_sums(method: Method, number: int, tree: int, k: int, n_coordinates: 
 def _n_queries(asked: _Sums, method: Method) -> int:
     if asked.kind is Kind.CELL_COUNTS:
         return 0
-    is_scalar = method.query is LeafQuery.SCALAR and asked.kind is not Kind.HESSIANS
+    is_scalar = method.query is leaf_weights.LeafQuery.SCALAR and asked.kind is not Kind.HESSIANS
     return len(asked.sizes) * (2 if is_scalar else 1)
 
 
 def _noise(
-    method: Method, weights: LeafWeights, n_features: int, multiplier: float, total: float
+    method: Method, weights: leaf_weights.LeafWeights, n_features: int, multiplier: float, total: float
 ) -> dict[Kind, PlannedNoise]:
     # Two scalar queries of this multiplier are one query of the weighted pair with 1 / sqrt(2) of it.
-    of_pair = multiplier / math.sqrt(2) if method.query is LeafQuery.SCALAR else multiplier
+    of_pair = multiplier / math.sqrt(2) if method.query is leaf_weights.LeafQuery.SCALAR else multiplier
     pairs = PlannedNoise(weights.sensitivity(method.query), of_pair)
     norm = method.query.norm
     curvature = clip_rows(np.zeros((0, 1)), (weights.largest_curvature,), norm=norm).sensitivity
@@ -397,26 +385,26 @@ class PrivateTreesPlan:
     trust: Trust
     structure_seed: int
     feature_names: tuple[str, ...] = ()
-    target: Target = TWO_CLASSES
+    target: leaf_weights.Target = leaf_weights.TWO_CLASSES
 
     @property
-    def weights(self) -> LeafWeights:
+    def weights(self) -> leaf_weights.LeafWeights:
         """What a leaf answers, and the row statistics it is computed from."""
         return self.method.weight_update.weights(self.target)
 
     @property
     def leaf_unit(self) -> float:
         """What a leaf's weight is multiplied with besides the learning rate. Units: of a score."""
-        if isinstance(self.target, Number):
-            return residual_unit(self.target, self.method.query)
-        if isinstance(self.target, Times):
-            return self.target.loss.scale * surprise_unit(self.target, self.method.query)
+        if isinstance(self.target, leaf_weights.Number):
+            return leaf_weights.residual_unit(self.target, self.method.query)
+        if isinstance(self.target, leaf_weights.Times):
+            return self.target.loss.scale * leaf_weights.surprise_unit(self.target, self.method.query)
         return self.weights.score_unit
 
     @property
     def ridge(self) -> float:
         """XGBoost's lambda, with the share that is in proportion to the noise on a leaf."""
-        return noise_proportional_ridge(self.method.ridge, self.method.noise_ridge, self.leaf_noise[0])
+        return leaf_weights.noise_proportional_ridge(self.method.ridge, self.method.noise_ridge, self.leaf_noise[0])
 
     @property
     def leaf_noise(self) -> tuple[float, float]:
@@ -428,7 +416,7 @@ class PrivateTreesPlan:
         """
         g, *_, h = self.releases.tree_noise.std
         weights = self.weights
-        if isinstance(weights, ClassShares):  # H is the sum of all classes' rows
+        if isinstance(weights, leaf_weights.ClassShares):  # H is the sum of all classes' rows
             h *= math.sqrt(weights.n_outputs)
         return g * self.trust.noise_factor * weights.noise_kept, h * self.trust.noise_factor
 

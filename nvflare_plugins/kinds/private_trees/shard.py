@@ -25,18 +25,7 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.plan import AfterRound, OwnRows, SumsOverSites
 from nvflare_plugins.wire.channel import Channel
 from nvflare_plugins.wire.envelope import KIND_BY_CODE, PHASE_BY_CODE, Kind, Phase, TrainingStep
-from nvflare_plugins.workers.shards import (
-    READ,
-    Ask,
-    Conversation,
-    ShardPlace,
-    comparing,
-    lead,
-    one_model,
-    runs_of,
-    said_of_model,
-    telling,
-)
+from nvflare_plugins.workers import shards
 from nvflare_plugins.workers.workers import Workers, note_rows
 
 SUMS, ROUND = "sums", "round"
@@ -58,7 +47,7 @@ def train_in_shards(
         VeilBoostError: what ended the training; what happened at a worker comes with its number.
     """
     public = (job.to_dict(), channel.rank, channel.world, plan.training.feature_names)
-    runs = runs_of(len(rows.label), len(workers))
+    runs = shards.runs_of(len(rows.label), len(workers))
     arguments = [(number, *public, _plain(rows, run)) for number, run in enumerate(runs)]
     note_rows(workers, runs)
 
@@ -75,8 +64,8 @@ def train_in_shards(
         return [noisy] * len(asked)
 
     plan.training.trust.check_sites(channel.world)
-    with comparing(answer, lambda go_on: _digests(rows, [plain for *_, plain in arguments], go_on)) as answered:
-        model = one_model(lead(workers, _PATH, arguments, answered))
+    with shards.comparing(answer, lambda go_on: _digests(rows, [plain for *_, plain in arguments], go_on)) as answered:
+        model = shards.one_model(shards.lead(workers, _PATH, arguments, answered))
     channel.moment = TrainingStep(Phase.FINISH, plan.releases.n_rounds)
     return model
 
@@ -120,7 +109,7 @@ def _digests(rows: OwnRows, plain: Sequence[dict[str, Any]], go_on: Callable[[in
     return found
 
 
-class PrivateShard(Conversation):
+class PrivateShard(shards.Conversation):
     """Grows private trees over one shard with the other shards of its site, and with the other sites."""
 
     def __init__(
@@ -136,16 +125,16 @@ class PrivateShard(Conversation):
             rows: see ``_plain``.
         """
 
-        def work(ask: Ask) -> tuple[bytes, bytes | None]:
+        def work(ask: shards.Ask) -> tuple[bytes, bytes | None]:
             plan = JobPlan.of(PrivateTreesJob.from_dict(job), world, names)
-            place = ShardPlace(rank, world)
+            place = shards.ShardPlace(rank, world)
             sums = _AskedSums(ask, place)
             with reading_as_told():
                 own = _rows_of(rows, plan.training.bounds)
                 if rows["reads"]:
-                    ask(READ, _digest(rows, telling(ask, len(own.label))))
+                    ask(shards.READ, _digest(rows, shards.telling(ask, len(own.label))))
                 model = train(plan.training, place, sums, own, lambda n: ask(ROUND, n))
-            return said_of_model(number, model)
+            return shards.said_of_model(number, model)
 
         super().__init__(work)
 
@@ -153,7 +142,7 @@ class PrivateShard(Conversation):
 class _AskedSums:
     """Passes a shard's sums to the site."""
 
-    def __init__(self, ask: Ask, place: ShardPlace):
+    def __init__(self, ask: shards.Ask, place: shards.ShardPlace):
         self._ask, self._place = ask, place
 
     def release(

@@ -31,18 +31,7 @@ from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, ShardedTraini
 from nvflare_plugins.site.policy_values import Floors
 from nvflare_plugins.wire.envelope import Kind
 from nvflare_plugins.wire.sums import ProtectedSums
-from nvflare_plugins.workers.shards import (
-    BINS,
-    READ,
-    TELLS,
-    Ask,
-    Conversation,
-    comparing,
-    lead,
-    lead_on,
-    runs_of,
-    telling,
-)
+from nvflare_plugins.workers import shards
 from nvflare_plugins.workers.workers import Workers, collect, note_rows
 from nvflare_plugins.xgb import stock as xgb
 from nvflare_plugins.xgb.cuts import Cuts
@@ -287,7 +276,7 @@ class FoldRows:
 PATH = "nvflare_plugins.kinds.tuning.folds:TuningShard"
 
 
-class TuningShard(Conversation):
+class TuningShard(shards.Conversation):
     """Makes the bins of a shard's rows, and trains over them as often as it is told to."""
 
     def __init__(
@@ -314,17 +303,17 @@ class TuningShard(Conversation):
         self._number, self._bins, self._rows = number, list[tuple["xgb.DMatrix", "xgb.DMatrix"]](), list[FoldRows]()
         bins, own = self._bins, self._rows  # the work must not know the conversation
 
-        def work(ask: Ask) -> None:
+        def work(ask: shards.Ask) -> None:
             with reading_as_told():
                 table = table_of(rows)
                 if reads:
-                    ask(READ, digest_of([table], telling(ask, table.n_rows)))
+                    ask(shards.READ, digest_of([table], shards.telling(ask, table.n_rows)))
                 if arithmetic:
-                    ask(TELLS, BINS, 0, 0)
+                    ask(shards.TELLS, shards.BINS, 0, 0)
                     own.append(FoldRows(table, folds, Cuts(tuple(cuts)), arithmetic))
                     return
                 for fold in range(n_folds):
-                    ask(TELLS, BINS, 0, 0)  # each fold is a step, for which a worker has its time
+                    ask(shards.TELLS, shards.BINS, 0, 0)  # each fold is a step, for which a worker has its time
                     bins.append(bins_of(table, folds, fold, Cuts(tuple(cuts)), max_bin))
 
         super().__init__(work)
@@ -333,7 +322,7 @@ class TuningShard(Conversation):
         """Begin a training on all folds but one. Args: task: of ``ShardedTraining``, whose cuts are not looked at."""
         number, own, bins = self._number, self._rows, self._bins  # the work must not know the conversation
 
-        def work(ask: Ask) -> tuple[Any, ...]:
+        def work(ask: shards.Ask) -> tuple[Any, ...]:
             if not own:
                 matrix, held_out = bins[fold]
                 return train_shard(ask, number, ShardTask.of_plain(task), None, matrix, [held_out])
@@ -374,7 +363,7 @@ class FoldsOnWorkers:
             VeilBoostError: as ``GrownTraining.at_shards``.
         """
         self._workers = workers
-        runs, rows = runs_of(table.n_rows, len(workers)), ShardedRows(table, (), None)
+        runs, rows = shards.runs_of(table.n_rows, len(workers)), ShardedRows(table, (), None)
         self._kept = [runs_of_chosen(folds != fold, runs) for fold in range(n_folds)]
         of_shards = rows.of_shards(len(workers))
         common = list(cuts.of_feature), max_bin, n_folds, rows.are_read
@@ -383,15 +372,15 @@ class FoldsOnWorkers:
             for number, (run, (plain, _)) in enumerate(zip(runs, of_shards, strict=True))
         ]
         note_rows(workers, runs)
-        with comparing(_nothing_else, lambda go_on: rows.digests(of_shards, go_on)) as answer:
-            lead(workers, PATH, arguments, answer)
+        with shards.comparing(_nothing_else, lambda go_on: rows.digests(of_shards, go_on)) as answer:
+            shards.lead(workers, PATH, arguments, answer)
 
     def train(self, fold: int, training: ShardedTraining) -> TrainingResult:
         """Train on all rows but those of a fold, with the other sites, and score these."""
         workers, task = self._workers, training.shard_task(reads=False)
         collect([workers.call(number, "train", fold, task) for number in range(len(workers))])
         draws = None if training.draws is None else cut_draws(training.draws, self._kept[fold])
-        return training.at_shards(lambda answer: lead_on(workers, answer), task, draws, RoundWatch())
+        return training.at_shards(lambda answer: shards.lead_on(workers, answer), task, draws, RoundWatch())
 
 
 def _nothing_else(word: str, asked: list[tuple[Any, ...]]) -> list[Any]:

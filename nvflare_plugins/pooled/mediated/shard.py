@@ -16,19 +16,10 @@ from he_processors.errors import ProtocolError
 from nvflare_plugins.data.table import Table, reading_as_told
 from nvflare_plugins.growth.metrics import curve_parts
 from nvflare_plugins.growth.training import LoopSettings
+from nvflare_plugins.pooled import shards
 from nvflare_plugins.pooled.mediated.grammar import Answer, Dtype, Message, TrainingShape
 from nvflare_plugins.pooled.mediated.training import TrainingTask, train
 from nvflare_plugins.pooled.row_floors import SampledWeights, leaf_counts
-from nvflare_plugins.pooled.shards import (
-    DRAW,
-    LEAVES,
-    ROUND,
-    asked_draws,
-    joined,
-    plain_rows,
-    tables_of,
-    tell_round,
-)
 from nvflare_plugins.wire.envelope import (
     CURVE_METRICS,
     KIND_BY_CODE,
@@ -150,7 +141,7 @@ class HorizontalShard(Conversation):
 
         def work(ask: Ask) -> tuple[bytes, bytes | None, int | None, float | None]:
             with reading_as_told():
-                table, sets = tables_of(ask, rows, evaluated, reads=told.reads)
+                table, sets = shards.tables_of(ask, rows, evaluated, reads=told.reads)
                 table = as_weighed(table)
                 matrix = training_matrix(table, told.cuts, told.max_bin)
                 eval_sets = [
@@ -178,7 +169,7 @@ def train_shard(
     Returns:
         Digest and model, as asked with ``MODEL``; best round and score, where it may stop early.
     """
-    draws = asked_draws(ask, matrix.num_row()) if task.is_sampled else None
+    draws = shards.asked_draws(ask, matrix.num_row()) if task.is_sampled else None
     rows = SampledWeights(matrix, weight, draws, estimates_base_score=task.training.estimates)
     initial = task.training.initial_model
     start = None if initial is None else xgb.Booster({"nthread": 1}, model_file=bytearray(initial))
@@ -190,10 +181,10 @@ def train_shard(
             ask(TREE, bytes(booster[last : last + 1].save_raw("json")))
         given.after_tree(booster)
         if task.counts_leaves:
-            ask(LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
+            ask(shards.LEAVES, leaf_counts(booster, matrix, rows.taking_part(number)))
 
     def after_round(record: RoundRecord, booster: xgb.Booster) -> None:
-        tell_round(ask, number, record, lambda: bytes(booster.save_raw("json")))
+        shards.tell_round(ask, number, record, lambda: bytes(booster.save_raw("json")))
 
     answers = _AskedAnswers(ask, rows, given, task)
     place, named = ShardPlace(task.rank, task.world), list(zip(eval_sets, task.names, strict=True))
@@ -365,7 +356,7 @@ class SiteMessages:
             return [np.nan_to_num(self._quantiles, nan=0.0).astype("<f4").tobytes()]
         if not is_of_all_rows(message, self._source):
             return buffers
-        columns = joined([rows for _, rows in asked])
+        columns = shards.joined([rows for _, rows in asked])
         if message.kind is Kind.METRIC:
             return [curve_parts(message.metric, *columns).astype("<f8").tobytes()]
         if message.kind is Kind.LABEL_MEAN:
@@ -395,7 +386,7 @@ class TreesAhead:
             tells_trees=True,
             reads=False,
         )
-        self._work = HorizontalShard(1, alone.to_plain(), plain_rows(table, slice(0, 0)), [])
+        self._work = HorizontalShard(1, alone.to_plain(), shards.plain_rows(table, slice(0, 0)), [])
         state, self._question = self._work.listen()
         while state == TELLS:
             state, self._question = self._work.listen()
@@ -404,7 +395,7 @@ class TreesAhead:
     def answered(self, fields: tuple[Any, ...], reply: bytes) -> None:
         """Take an answer that the shards get."""
         self._tree = None
-        while self._question[0] in (TREE, ROUND):  # the end of the round before
+        while self._question[0] in (TREE, shards.ROUND):  # the end of the round before
             _, self._question = self._work.reply(False)  # noqa: FBT003 - the answer
         if self._question[0] != MESSAGE or self._question[1] != fields:
             raise ProtocolError("the shards of this site are not in step with its trees")
@@ -428,6 +419,6 @@ class TreesAhead:
         if word == MESSAGE:  # whatever its leaves get: nothing is ever predicted here
             fields, buffer = rest[:2]
             return np.ones(len(buffer) // 4, "<i4").tobytes() if message_of(fields).kind is Kind.LEAF_VALID else buffer
-        if word in (TREE, ROUND, DRAW):
+        if word in (TREE, shards.ROUND, shards.DRAW):
             return False
         raise ProtocolError("the shards of this site are not in step with its trees")

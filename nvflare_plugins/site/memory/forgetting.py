@@ -46,15 +46,7 @@ from numpy.typing import NDArray
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.site.memory.store import (
-    FORGETTING,
-    UNCHECKED,
-    Memory,
-    counted,
-    keyed_hashes,
-    load_counts,
-    save_counts,
-)
+from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.policy import SitePolicy
 
 ASKED = "of persons who asked to be forgotten"
@@ -152,9 +144,9 @@ class Queue:
     @classmethod
     def read(cls, db: sqlite3.Connection, data_set: str) -> Queue:
         """Return the queue of a data set, an empty one where nobody has asked."""
-        arrays = load_counts(db, FORGETTING, counted(data_set))
+        arrays = store.load_counts(db, store.FORGETTING, store.counted(data_set))
         document = arrays.pop("document").tobytes()
-        unchecked = set(load_counts(db, UNCHECKED, "")["runs"].tolist())
+        unchecked = set(store.load_counts(db, store.UNCHECKED, "")["runs"].tolist())
         stored = json.loads(document) if document else {"batches": []}
         batches = [Batch.read(db, one, unchecked) for one in stored["batches"]]
         return cls(data_set, **arrays, batches=batches, named_by=stored.get("named_by", ""))
@@ -166,7 +158,7 @@ class Queue:
         names = ("keys", "since", "members", "batch", "rows", "row_batch")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
         arrays["document"] = np.frombuffer(document.encode(), dtype="|u1")
-        save_counts(db, FORGETTING, counted(self.data_set), arrays)
+        store.save_counts(db, store.FORGETTING, store.counted(self.data_set), arrays)
 
     @property
     def standing(self) -> NDArray[np.int64]:
@@ -240,12 +232,12 @@ class Forgetting:
     """The requests at one site."""
 
     def __init__(self, policy: SitePolicy, clock: Callable[[], float] = time.time) -> None:
-        self._site, self._memory, self._clock = policy.site, Memory.open(policy), clock
-        self._key, self._specs = self._memory.secret(FORGETTING), policy.data_sets
+        self._site, self._memory, self._clock = policy.site, store.Memory.open(policy), clock
+        self._key, self._specs = self._memory.secret(store.FORGETTING), policy.data_sets
 
     def keys(self, ids: Sequence[str | None]) -> NDArray[np.uint64]:
         """Return what stands for persons, 0 where a row names none. Shapes: uint64[n]."""
-        keys = keyed_hashes(self._key, ((one or "").encode() for one in ids))
+        keys = store.keyed_hashes(self._key, ((one or "").encode() for one in ids))
         return np.where([one is None for one in ids], np.uint64(0), keys) if len(ids) else keys
 
     def queue(self, data_set: str) -> Queue:
@@ -256,8 +248,10 @@ class Forgetting:
     def queues(self) -> list[Queue]:
         """Return the queues of all data sets, by name."""
         with self._memory.reading() as db:
-            found = db.execute("SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?", (FORGETTING,))
-            documents = [load_counts(db, FORGETTING, one)["document"].tobytes() for (one,) in found.fetchall()]
+            found = db.execute("SELECT DISTINCT data_set FROM row_counts WHERE purpose = ?", (store.FORGETTING,))
+            documents = [
+                store.load_counts(db, store.FORGETTING, one)["document"].tobytes() for (one,) in found.fetchall()
+            ]
             return [Queue.read(db, name) for name in sorted(json.loads(one)["data_set"] for one in documents)]
 
     def add(self, data_set: str, ids: Sequence[str]) -> int:
@@ -351,7 +345,7 @@ def _named_by(spec: DataSet) -> str:
 
 def replaced_jobs(policy: SitePolicy) -> dict[str, str]:
     """Return ``Forgetting.replaced``, nothing where the site has no memory: looking makes none."""
-    return Forgetting(policy).replaced() if Memory.is_there(policy) else {}
+    return Forgetting(policy).replaced() if store.Memory.is_there(policy) else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

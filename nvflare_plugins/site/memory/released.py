@@ -15,19 +15,7 @@ from numpy.typing import NDArray
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import DataRefusal
 from nvflare_plugins.data.declaration import DataSet
-from nvflare_plugins.site.memory.store import (
-    COUNTS,
-    RELEASED_SUMS,
-    TOLD_BITS,
-    DamagedArray,
-    Memory,
-    counted,
-    keyed_hashes,
-    load_array,
-    load_counts,
-    save_counts,
-    store_array,
-)
+from nvflare_plugins.site.memory import store
 from nvflare_plugins.site.policy import SitePolicy
 
 # What a passive party remembers of the sums it has released, over all jobs on one data set.
@@ -78,15 +66,15 @@ class Released:
         """Return stored arrays as a ledger. Raises: DamagedArray: they do not fit together."""
         n_sets = arrays["sizes"].size
         if arrays["fingerprints"].size != n_sets * KEY_BITS or len({arrays[name].size for name in _OF_ROWS}) != 1:
-            raise DamagedArray("its ledger of released sums does not fit together")
+            raise store.DamagedArray("its ledger of released sums does not fit together")
         # A share that is no number is not at least 0 either.
         if not all((arrays[name] >= 0).all() for name in ("sums", "share", "split_bits", "sizes")):
-            raise DamagedArray("its ledger of released sums holds counts that cannot be")
+            raise store.DamagedArray("its ledger of released sums holds counts that cannot be")
         return cls(**{**arrays, "fingerprints": arrays["fingerprints"].reshape(n_sets, KEY_BITS)}, told=told)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays as they are stored: of one dimension."""
-        return {name: getattr(self, name).ravel() for name in COUNTS[RELEASED_SUMS]}
+        return {name: getattr(self, name).ravel() for name in store.COUNTS[store.RELEASED_SUMS]}
 
     def remember(self, answers: Sequence[int]) -> None:
         """Add answers that are given now, at the end. Args: answers: ``ReleasedSums.answer_name`` of each."""
@@ -127,14 +115,14 @@ class Released:
 class ReleasedSums:
     """What was released of one data set, over all jobs. Processes wait for each other."""
 
-    def __init__(self, memory: Memory, data_set: str):
+    def __init__(self, memory: store.Memory, data_set: str):
         """Args: data_set: the name in the site's policy: it stays when the file gains a row."""
-        self._memory, self._data_set = memory, counted(data_set)
-        self._key = memory.secret(RELEASED_SUMS)
+        self._memory, self._data_set = memory, store.counted(data_set)
+        self._key = memory.secret(store.RELEASED_SUMS)
 
     def row_keys(self, row_ids: Sequence[str]) -> NDArray[np.uint64]:
         """Return the rows' secret keys. Shapes: uint64[n_rows]. Raises: ValueError if an id comes twice."""
-        keys = keyed_hashes(self._key, map(str.encode, row_ids))
+        keys = store.keyed_hashes(self._key, map(str.encode, row_ids))
         if np.unique(keys).size != keys.size:
             raise ValueError("the ids of the rows are not distinct")
         return keys
@@ -155,9 +143,9 @@ class ReleasedSums:
             released = self._load(db)
             n_told = released.told.size
             yield released
-            save_counts(db, RELEASED_SUMS, self._data_set, released.arrays())
+            store.save_counts(db, store.RELEASED_SUMS, self._data_set, released.arrays())
             if released.told.size > n_told:
-                save_counts(db, TOLD_BITS, self._data_set, {"answers": released.told})
+                store.save_counts(db, store.TOLD_BITS, self._data_set, {"answers": released.told})
 
     def answer_name(self, split: bytes, left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
         """Return what an answer is remembered by: how a split divides rows, in whatever order they come.
@@ -168,11 +156,11 @@ class ReleasedSums:
         Shapes: left, right: uint64[n], keys of the rows.
         """
         sides = np.array([left.size, left.sum(dtype=np.uint64), right.size, right.sum(dtype=np.uint64)], dtype="<u8")
-        return int(keyed_hashes(self._key, [sides.tobytes() + split])[0])
+        return int(store.keyed_hashes(self._key, [sides.tobytes() + split])[0])
 
     def _load(self, db: sqlite3.Connection) -> Released:
-        told = load_counts(db, TOLD_BITS, self._data_set)["answers"]
-        return Released.of(load_counts(db, RELEASED_SUMS, self._data_set), told)
+        told = store.load_counts(db, store.TOLD_BITS, self._data_set)["answers"]
+        return Released.of(store.load_counts(db, store.RELEASED_SUMS, self._data_set), told)
 
 
 def fingerprint_of(keys: NDArray[np.uint64]) -> NDArray[np.int32]:
@@ -221,7 +209,7 @@ class SentRows:
 
     def __init__(self, policy: SitePolicy) -> None:
         self._site, self._consents = policy.site, policy.consents
-        self._memory = Memory.open(policy)
+        self._memory = store.Memory.open(policy)
         self._key = self._memory.secret("sent rows")
 
     def note(self, job_id: str, ids: Sequence[str], data_set: str = "") -> None:
@@ -239,7 +227,7 @@ class SentRows:
             # A job at the same time may have noted them since ``refuse`` looked.
             if not _sent(db, data_set).isdisjoint(hashes):
                 raise DataRefusal(_PAID_ONCE)
-            stored = store_array(db, np.frombuffer(b"".join(hashes), dtype="|u1"))
+            stored = store.store_array(db, np.frombuffer(b"".join(hashes), dtype="|u1"))
             db.execute(
                 "INSERT INTO sent_rows (job_id, data_set, row_hashes) VALUES (?, ?, ?)", (job_id, data_set, stored)
             )
@@ -305,5 +293,5 @@ class SentRows:
 def _sent(db: sqlite3.Connection, data_set: str) -> set[bytes]:
     """See ``SentRows._of_others``. Notes of versions before 0.3 have no name."""
     numbers = db.execute("SELECT row_hashes FROM sent_rows WHERE ? = '' OR data_set != ?", (data_set, data_set))
-    stored = [load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
+    stored = [store.load_array(db, number, "|u1").tobytes() for (number,) in numbers.fetchall()]
     return {hashes[start : start + _HASH_BYTES] for hashes in stored for start in range(0, len(hashes), _HASH_BYTES)}
