@@ -27,7 +27,7 @@ TYPED := he_processors dp_components nvflare_plugins jobs poc_workspace
 # Tests side by side; a process without any left takes some of the others, so that no core waits for the longest file.
 PARALLEL ?= -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo lint test test-all oracle canary simulate soak mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-dp bench-smoke bench-all docs clean
+.PHONY: demo lint test test-all oracle canary simulate soak mutants fuzz matrix bench-load bench-horizontal bench-tables bench-he bench-vertical bench-cuda bench-cluster bench-federboost bench-papers bench-peers bench-dp bench-smoke bench-all docs clean
 
 demo: $(STAMP)
 	$(BIN)/veilboost demo --profile $(PROFILE) --rounds $(ROUNDS) $(if $(DATA),--data "$(DATA)") $(if $(LABEL),--label "$(LABEL)") $(if $(NAMES),--names "$(NAMES)")
@@ -139,6 +139,10 @@ bench-cluster: $(TOOLS)
 # Ours beside every table of the five papers; DATA is a folder with further sets, such as cs-training.csv.
 bench-papers: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_papers $(if $(DATA),--data "$(DATA)")
+
+# FATE_PYTHON=python of an environment with pyfate 2.2 and pandas 2 runs FATE beside ours.
+bench-peers: $(TOOLS)
+	$(BIN)/python -m tests.bench.bench_peers
 
 bench-federboost: $(TOOLS)
 	$(BIN)/python -m tests.bench.bench_federboost_sweeps

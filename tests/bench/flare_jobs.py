@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from nvflare_plugins.pages.run_record import RunRecord
+from tests.bench.watched import Usage, watched
 
 LABEL, DATA_SET, NAME = "label", "table", "bench"
 _TIMEOUT_S = 4 * 3600
@@ -23,15 +22,17 @@ _TIMEOUT_S = 4 * 3600
 
 @dataclass(frozen=True)
 class FlareRun:
-    """One finished job. Units: seconds.
+    """One finished job. Units: seconds, bytes.
 
     Attributes:
-        whole_s: of the command, start and end of all processes included.
+        whole: what the command used, start and end of all processes included.
         rounds_s: of each round, at the first site.
+        sent_bytes: by all sites.
     """
 
-    whole_s: float
+    whole: Usage
     rounds_s: tuple[float, ...]
+    sent_bytes: int
 
 
 def run_in_flare(kind: str, fields: Mapping[str, Any], tables: Sequence[pd.DataFrame]) -> FlareRun:
@@ -53,14 +54,13 @@ def run_in_flare(kind: str, fields: Mapping[str, Any], tables: Sequence[pd.DataF
             table.to_parquet(path)
         (folder / "job.json").write_text(json.dumps({"kind": kind, "fields": dict(fields), "sites": len(tables)}))
         command = [sys.executable, "-m", "tests.bench.flare_jobs", str(folder)]
-        log, started = folder / "simulator.log", time.perf_counter()
-        with log.open("wb") as output:
-            done = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=_TIMEOUT_S)
-        whole_s = time.perf_counter() - started
-        runs = sorted(folder.glob(f"workspaces/{NAME}/site-1/veilboost_runs/*/run.json"))
-        if done.returncode != 0 or not runs:
-            raise RuntimeError(f"the simulator failed:\n{log.read_text()[-3000:]}")
-        return FlareRun(whole_s, tuple(row.seconds for row in RunRecord.read(runs[0].parent).rounds))
+        usage = watched(command, folder / "simulator.log", _TIMEOUT_S)
+        found = sorted(folder.glob(f"workspaces/{NAME}/site-*/veilboost_runs/*/run.json"))
+        if len(found) != len(tables):
+            raise RuntimeError(f"the simulator failed:\n{(folder / 'simulator.log').read_text()[-3000:]}")
+        runs = [RunRecord.read(path.parent) for path in found]
+        sent = sum(row.bytes_out for run in runs for row in run.traffic)
+        return FlareRun(usage, tuple(row.seconds for row in runs[0].rounds), sent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

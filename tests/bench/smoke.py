@@ -141,6 +141,10 @@ PROGRAMS = (
         "tables cpu_s",
     ),
     _program(
+        "bench_peers --shapes creditcard higgs_20k --rows 400 --trees 1 --lanes xgboost fate",
+        "creditcard/lanes/xgboost higgs_20k/left_out/fate cited",
+    ),
+    _program(
         "bench_plan_loss --kinds buckets --out DATA/loss.csv --fit DATA/loss.csv",
         "",
         SEEDS=(1,),

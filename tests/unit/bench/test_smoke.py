@@ -11,7 +11,7 @@ import pytest
 from tests.bench import smoke
 from tests.bench.smoke import PROGRAMS, NoFigures, Program, figures
 
-NOT_ALONE = {"bench_tuning", "flare_jobs", "horizontal_flare", "results", "rival_forest", "smoke"}
+NOT_ALONE = {"bench_tuning", "fate_lane", "flare_jobs", "horizontal_flare", "results", "rival_forest", "smoke"}
 """Programs that another one starts, that need a table and a folder by hand, or that measure nothing."""
 
 
