@@ -37,6 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from cryptography import x509
 from nvflare.fuel.flare_api.flare_api import Session
 
@@ -147,6 +148,9 @@ def give(kind: str, folder: Path) -> Parties:
         policy = parties.policy_of(site)
         entry = policy["data_sets"].pop(DATA)
         entry["path"] = str(parties.workspace(site) / entry["path"])
+        if kind in ("dpboost", "federboost_vertical"):  # whom one budget pays for is in no other data set
+            rows = pd.read_parquet(entry["path"])
+            rows.assign(**{entry["id"]: kind + rows[entry["id"]].astype(str)}).to_parquet(entry["path"])
         if "privacy" in entry:
             entry["privacy"] = {**BUDGET, **({"pure_epsilon": 64.0} if "pure_epsilon" in entry["privacy"] else {})}
         caps = dict.fromkeys(("max_sums_per_row", "max_split_bits_per_row", "predictions_per_row"), 10**6)
@@ -394,7 +398,10 @@ class SoakPoc(Poc):
         return {
             "data_sets": {name: entry for one in policies for name, entry in one["data_sets"].items()},
             "allowed_profiles": policies[0]["allowed_profiles"],
-            "consents": {name: value for one in policies for name, value in one["consents"].items()},
+            "consents": {
+                "exact_use_of_budgeted_data": True,  # of data sets without ids, while others have budgets
+                **{name: value for one in policies for name, value in one["consents"].items()},
+            },
             "vertical": policies[0]["vertical"],
             "min_effective_rows": min(one["min_effective_rows"] for one in policies if "min_effective_rows" in one),
             **{name: str(self.kept(site) / folder) for name, folder in folders.items()},
