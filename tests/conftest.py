@@ -14,6 +14,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Processes that tests start keep what they compile, or each compiles the product again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Files in memory where there is room: the tests write thousands durably, and a disk takes milliseconds for each.
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - the tests make folders of their own there
 if "TMPDIR" not in os.environ and os.access(_IN_MEMORY, os.W_OK) and shutil.disk_usage(_IN_MEMORY).free > 4 << 30:
@@ -38,6 +41,21 @@ _SPEC = importlib.util.spec_from_file_location(
 assert _SPEC is not None and _SPEC.loader is not None
 sys.modules["veilboost"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["veilboost"])
+
+
+_SLOW = frozenset(f"tests/{line}" for line in Path(__file__).with_name("slow.txt").read_text().splitlines())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the tests that slow.txt names run with the slow ones: long, and near to others that stay quick."""
+    for item in items:
+        if item.nodeid in _SLOW:
+            item.add_marker(pytest.mark.slow)
+    if not any("::" in one for one in config.args):
+        files = {item.nodeid.partition("::")[0] for item in items}
+        gone = {one for one in _SLOW if one.partition("::")[0] in files}.difference(item.nodeid for item in items)
+        if gone:
+            raise pytest.UsageError(f"tests/slow.txt names tests that are not there: {', '.join(sorted(gone))}")
 
 
 @pytest.fixture(autouse=True)
