@@ -59,7 +59,11 @@ def compare(options: Options) -> int:
         "data", metavar="DATA", type=PATH, help="rows to score: CSV (also .csv.gz) or Parquet, also a folder of files"
     ),
     option("--out", metavar="FILE", type=PATH, required=True, help="file to write: .csv or .parquet"),
-    option("--explain", is_flag=True, help="SHAP values too, and a picture beside the file (.svg)"),
+    option(
+        "--explain",
+        is_flag=True,
+        help="SHAP values too, and a picture beside the file (.svg); of a private run the noise in each score",
+    ),
     option(
         "--threshold", type=float, help="probability above which a row is of the second of two classes (default: 0.5)"
     ),

@@ -202,6 +202,26 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True)
+class LeafNoise:
+    """How the leaves of a private model of two classes were made, and the noise in them; public.
+
+    Attributes:
+        update, query: of the method, by their names.
+        gradient, hessian: standard deviation of the noise on a leaf's sums G and H.
+        ridge, clip, scale: a leaf answers -scale * clip(G / (H + ridge)).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    update: str
+    query: str
+    gradient: float
+    hessian: float
+    ridge: float
+    clip: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class BestRound:
     """The best round. Attributes: round: from 0; metric: by which, as "set-metric"."""
 
@@ -231,6 +251,7 @@ class RunRecord:
         statement: what the policy says to data-protection officers (``DataProtection``), by its keys.
         spending: ledgers of the data sets that have a privacy budget.
         name: of the job, as whoever submitted it called it; "" where that is not known.
+        leaf_noise: of a private model, from which the noise of its scores follows; None of others.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -263,6 +284,7 @@ class RunRecord:
     statement: dict[str, str] = field(default_factory=dict)
     spending: tuple[Spending, ...] = ()
     name: str = ""
+    leaf_noise: LeafNoise | None = None
 
     @property
     def called(self) -> str:

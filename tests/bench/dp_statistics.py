@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class Scored:
     seconds: float = 0.0
     epsilon: float = 0.0
     messages: int = 0
+    calibration: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Series:
     seconds: float = 0.0
     epsilon_spent: float = 0.0
     messages: int = 0
+    calibration: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Scored]]) -> Series:
@@ -46,7 +48,17 @@ class Series:
             float(np.mean([r.seconds for r in flat])),
             max(r.epsilon for r in flat),
             max(r.messages for r in flat),
+            np.array([np.mean([r.calibration for r in of_split]) for of_split in runs]),
         )
+
+
+def calibration_error(label: NDArray[np.float32], p: NDArray[np.float64]) -> float:
+    """Return how far probabilities and shares of positive rows are apart, over ten even bins, weighed by their rows.
+
+    Shapes: float[n_rows] each. Reference: Naeini, Cooper, Hauskrecht (2015), the expected calibration error.
+    """
+    bins = np.minimum((10 * p).astype(np.intp), 9)
+    return float(np.abs(np.bincount(bins, weights=p - label, minlength=10)).sum() / label.size)
 
 
 def mean_and_sd(values: NDArray[np.float64]) -> dict[str, float]:

@@ -9,7 +9,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dp_components.accounting import compose
+from dp_components.batched_updates import tree_scale
+from dp_components.leaf_noise import NORMAL_95
 from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times, real_noise_std
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import (
@@ -30,7 +35,7 @@ from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
 from nvflare_plugins.kinds.private_trees.noisy_sums import noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
-from nvflare_plugins.pages.run_record import PointCurve, ReportSection
+from nvflare_plugins.pages.run_record import LeafNoise, PointCurve, ReportSection
 
 COMPUTATIONAL = (
     "Epsilon without a delta is kept by the sum, and so by all that follows from it, whoever reads it. That the server "
@@ -152,12 +157,30 @@ def lines(summary: PlanSummary) -> list[str]:
     ]
 
 
-def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[ReportSection, ...]:
+def leaf_noise(plan: PrivateTreesPlan) -> LeafNoise | None:
+    """Return from what the noise of scores follows: of random trees for two classes, whose leaves are what is noised.
+
+    None of others, and where the last batch is smaller: its leaves have another scale.
+    """
+    method = plan.method
+    batch = min(method.batch_size, method.n_trees)
+    is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
+    if plan.target is not TWO_CLASSES or not is_random or method.n_trees % batch:
+        return None
+    scale = tree_scale(method.learning_rate, batch) * plan.leaf_unit
+    update, query = method.weight_update.value, method.query.name.lower()
+    return LeafNoise(update, query, *plan.leaf_noise, plan.ridge, method.clip, scale)
+
+
+def report_sections(
+    plan: JobPlan, spent: float, budget_text: str, of_scores: NDArray[np.float64] | None = None
+) -> tuple[ReportSection, ...]:
     """Return what a private job adds to the report.
 
     Args:
         spent: epsilon of all that the job has released at this site, at the job's delta.
         budget_text: the site's ledger in words.
+        of_scores: deviations of scores by the noise, of rows drawn from what was released; None where not known.
     """
     summary = summarise(plan)
     noise = plan.releases.tree_noise
@@ -173,6 +196,7 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
         ("noise on a leaf's G", f"{human_number(g, 4)} (standard deviation; a row moves G by at most {largest:g})"),
         ("noise on a leaf's H", f"{human_number(h, 4)}"),
         ("ridge", f"{human_number(summary.ridge, 4)}"),
+        *_of_scores(of_scores),
         ("trees, rounds, messages of sums", f"{summary.n_trees}, {summary.n_rounds}, {summary.n_messages}"),
     )
     paragraphs = (
@@ -187,6 +211,14 @@ def report_sections(plan: JobPlan, spent: float, budget_text: str) -> tuple[Repo
             "Privacy spent over rounds", curves=(PointCurve("epsilon", points),), x_label="round", y_label="epsilon"
         ),
     )
+
+
+def _of_scores(deviations: NDArray[np.float64] | None) -> tuple[tuple[str, str], ...]:
+    if deviations is None:
+        return ()
+    half, most = (human_number(float(of), 3) for of in NORMAL_95 * np.quantile(deviations, (0.5, 0.9)))
+    words = f"{half} for half of the rows, {most} for nine of ten (95 %; the noise alone, not sampling or model error)"
+    return (("score before the probability, ± from noise", words),)
 
 
 NO_ROWS = "not estimated: it depends on the number of all sites' rows; give --rows where that is public"

@@ -30,9 +30,11 @@ from nvflare_plugins.kinds.private_trees.forest import clipped, train
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.noisy_sums import NoisySums, noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import OwnRows
-from nvflare_plugins.kinds.private_trees.planner import epsilon_text, lines, report_sections, summarise
+from nvflare_plugins.kinds.private_trees.planner import epsilon_text, leaf_noise, lines, report_sections, summarise
 from nvflare_plugins.kinds.private_trees.shard import train_in_shards
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow
+from nvflare_plugins.scoring.model import FinishedModel
+from nvflare_plugins.scoring.noise import NoiseOfScores
 from nvflare_plugins.site.memory.budgets import PersonsOfBudgets
 from nvflare_plugins.site.memory.forgetting import ASKED, Forgetting
 from nvflare_plugins.site.memory.released import SentRows
@@ -299,11 +301,15 @@ class _Training:
         plan = self._plan
         replayed = "replayed from the ledgers, at no charge, what had been released before"
         notes = (gone_on(context.number, (), replayed),) if context.number > 1 else ()
-        sections = report_sections(plan, spent, payment.quote.message)
+        noise = leaf_noise(plan.training)
+        of_scores = None if noise is None else NoiseOfScores(FinishedModel(model, path.name), noise).of_sample
+        sections = report_sections(plan, spent, payment.quote.message, of_scores)
         if self._workers is not None:
             sections = (*sections, work_section(self._workers.work))
         method = self._terms().parameters["method"]
-        attempt.write_record(TITLE, method, path.name, sections, data=(self._prepared.facts,), notes=notes)
+        attempt.write_record(
+            TITLE, method, path.name, sections, data=(self._prepared.facts,), notes=notes, leaf_noise=noise
+        )
         self._progress.say(f"this job has spent {epsilon_text(spent, self._job.at_delta)}")
         summary = {"n_rounds": plan.releases.n_rounds, "epsilon": self._job.epsilon, "delta": self._job.at_delta}
         return JobResult(hmac.hex(), f"the model is {path}", summary)

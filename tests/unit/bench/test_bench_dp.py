@@ -17,6 +17,7 @@ from tests.bench.dp_published import authors_best, published_methods
 ASKED_FOR = {
     "auc",
     "log_loss",
+    "calibration_error",
     "best_published",
     "wins",
     "ties",
@@ -59,7 +60,9 @@ def test_the_last_line_holds_what_was_asked_for(small: None, tmp_path: Path, cap
     result = json.loads(lines[-1])
     assert result["prepared"] == lines[:1]
     assert result.keys() >= ASKED_FOR
-    assert result["auc"]["distributed"]["shop 1"].keys() == {"mean", "sd"}
+    for measured in ("auc", "log_loss", "calibration_error"):
+        assert result[measured]["distributed"]["shop 1"].keys() == {"mean", "sd"}
+        assert 0 < result[measured]["distributed"]["shop 1"]["mean"] < 1
     assert result["rounds"] == {"trusted": 11, "distributed": 11, "distributed_2026_11": 11, "few_rounds": 3}
     assert result["best_published"]["shop 1"]["method"] in ("DP-RF", "DP-TR Newton")
     assert result["best_published"]["shop 1"]["authors_code"] is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench.bench_dp import Report
-from tests.bench.dp_statistics import Scored, Series, verdict
+from tests.bench.dp_statistics import Scored, Series, calibration_error, verdict
 
 
 def series(auc: list[float]) -> Series:
@@ -26,6 +26,16 @@ def test_the_variance_is_corrected_for_overlapping_splits() -> None:
     outcome, p = verdict(series([1.0, 2.0, 3.0]), series([0.0, 0.0, 0.0]))
     assert outcome == "ties"
     assert p == pytest.approx(0.1490, abs=1e-4)
+
+
+def test_probabilities_that_are_shares_have_no_calibration_error() -> None:
+    """Bins 0.2 and 0.7: 2 of 10 and 7 of 10 rows are positive; moved up by .02 each is .02 apart, shuffled far more."""
+    p = np.repeat([0.2, 0.7], 10)
+    label = (np.tile(np.arange(10), 2) < np.repeat([2, 7], 10)).astype(np.float32)
+    assert calibration_error(label, p) == pytest.approx(0, abs=1e-12)
+    assert calibration_error(label, p + 0.02) == pytest.approx(0.02)
+    assert calibration_error(label, np.ones(20)) == pytest.approx(0.55)
+    assert calibration_error(label, p[::-1]) == pytest.approx(0.5)
 
 
 def test_wins_and_losses_are_told_apart() -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.pages.run_record import LeafNoise, RunRecord
 from nvflare_plugins.scoring import load_model
 from nvflare_plugins.scoring.export import strip_sum_hessian
 from tests.support.scoring import CLASSES, ID, NAMES, Trained, changed, frame, train
@@ -173,6 +174,53 @@ def test_an_exported_copy_is_scored_and_not_explained(
     trained.path.write_bytes(strip_sum_hessian(trained.path.read_bytes()))
     assert "cannot be explained: in 6 of 6 trees" in refused(tmp_path, capsys, "--id", ID, "--explain")
     assert predict(tmp_path, "--id", ID) == 0
+
+
+@pytest.fixture
+def private(trained: Trained, tmp_path: Path) -> Trained:
+    """A model with the record of a private run beside it."""
+    noise = LeafNoise("newton", "clipped", 3.0, 1.5, 5.0, 2.0, 0.3)
+    RunRecord("job", "a", "s", ("s",), "dp_distributed", model="model.json", leaf_noise=noise).write(tmp_path)
+    return trained
+
+
+def test_a_private_models_scores_have_the_noise_and_no_shap_values(
+    private: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(tmp_path, "--id", ID, "--explain") == 0
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert list(table)[4:] == ["noise_std", "noise_low", "noise_high"] and not (tmp_path / "out.svg").exists()
+    assert (table.noise_low < table["probability.ja"]).all() and (table["probability.ja"] < table.noise_high).all()
+    assert (table.noise_std > 0).all() and table.noise_std.nunique() > 2
+    odds = np.log(table.noise_high / (1 - table.noise_high)) - np.log(table.noise_low / (1 - table.noise_low))
+    assert odds.to_numpy() == pytest.approx(2 * 1.96 * table.noise_std.to_numpy(), rel=1e-3)
+    assert "the noise alone: sampling and the model's own error come on top" in capsys.readouterr().out
+
+
+def test_a_copy_without_sums_has_no_noise_to_tell(
+    private: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private.path.write_bytes(strip_sum_hessian(private.path.read_bytes()))
+    assert "has no sums of leaves" in refused(tmp_path, capsys, "--id", ID, "--explain")
+
+
+def test_a_record_of_another_model_says_nothing(private: Trained, tmp_path: Path) -> None:
+    private.path.rename(tmp_path / "other.json")
+    assert (
+        main(
+            [
+                "predict",
+                *(str(tmp_path / n) for n in ("other.json", "rows.csv")),
+                "--id",
+                ID,
+                "--explain",
+                "--out",
+                str(tmp_path / "out.csv"),
+            ]
+        )
+        == 0
+    )
+    assert "shap_bias" in pd.read_csv(tmp_path / "out.csv")
 
 
 def test_a_file_without_rows_gives_one_without_rows(trained: Trained, tmp_path: Path) -> None:

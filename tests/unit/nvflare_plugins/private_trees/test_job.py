@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from dp_components.accounting import compose, gaussian_limit
@@ -14,7 +15,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.kinds.private_trees import job as job_plan
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
 from nvflare_plugins.kinds.private_trees.methods import PRESETS, resolve_method
-from nvflare_plugins.kinds.private_trees.planner import lines, report_sections, summarise, trust_text
+from nvflare_plugins.kinds.private_trees.planner import leaf_noise, lines, report_sections, summarise, trust_text
 from tests.support.private_federation import PUBLIC, job_of
 
 
@@ -232,10 +233,24 @@ def test_local_noise_is_that_of_all_rows() -> None:
     assert "leaf included" in trust_text(local)
 
 
+def test_noise_of_scores_is_told_of_random_trees_for_two_classes_alone() -> None:
+    plan = JobPlan.of(job_of(components={}), 3).training
+    noise = leaf_noise(plan)
+    assert noise is not None and (noise.gradient, noise.hessian) == plan.leaf_noise
+    assert (noise.update, noise.query, noise.scale, noise.clip) == ("newton", "clipped", 0.3, 2.0)
+    averaged = leaf_noise(JobPlan.of(job_of(method="dp_rf", components={}), 3).training)
+    assert averaged is not None and averaged.scale == 1 / 200
+    for others in ({"method": "feverless"}, {"components": {"batch_size": 7}}, {"label_classes": ["a", "b", "c"]}):
+        assert leaf_noise(JobPlan.of(job_of(**{"components": {}, **others}), 3).training) is None
+
+
 def test_the_summary_says_what_matters() -> None:
     plan = JobPlan.of(job_of(components={}), 3)
     text = "\n".join(lines(summarise(plan)))
     assert "epsilon 1 at delta 1e-05" in text and "301 messages" in text and "1 of which may pool" in text
     sections = report_sections(plan, 0.5, "The ledger fits.")
     assert len(sections[1].curves[0].points) == 300
+    assert not any("from noise" in name for name, _ in sections[0].rows)
+    known = dict(report_sections(plan, 0.5, "The ledger fits.", np.array([0.1, 0.1, 0.1, 0.2]))[0].rows)
+    assert known["score before the probability, ± from noise"].startswith("0.196 for half of the rows, 0.333 for nine")
     assert summarise(JobPlan.of(job_of(method="few_rounds", components={}), 3)).n_messages == 25
