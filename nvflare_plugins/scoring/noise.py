@@ -43,11 +43,12 @@ class NoiseOfScores:
         weights, query = _WEIGHTS[noise.update](), LeafQuery[noise.query.upper()]
         std = noise.gradient, noise.hessian
         making = LeafMaking(weights, query, std, noise.ridge, noise.clip, noise.scale)
-        trees = [_Arrays(tree) for tree in inside["trees"]]
-        if not all(np.isfinite(tree.cover).all() for tree in trees):
+        try:
+            trees = [_Arrays(tree) for tree in inside["trees"]]
+        except ValueError:
             raise ScoringError(
                 f"{model.name} has no sums of leaves, as copies: ask of the model.json it was made from."
-            )
+            ) from None
         sample = _sample(trees, len(model.features), noise.ridge)
         nodes, self._nodes = model.leaves(sample), [tree.leaves for tree in trees]
         noised = [
