@@ -87,7 +87,9 @@ def drawn_again(rounds: Sequence[Sequence[NoisedLeaves]], making: LeafMaking) ->
         for tree in trees:
             n_leaves = len(tree.sums)
             weighed = np.zeros((n_leaves, n_rows), dtype=np.float32)
-            weighed[tree.of_rows, np.arange(n_rows)] = slope * (tree.sums[:, 1].sum() / max(hessian.sum(), 1 / UNIT))
+            weighed[tree.of_rows, np.arange(n_rows)] = slope * (
+                max(tree.sums[:, 1].sum(), 0) / max(hessian.sum(), 1 / UNIT)
+            )
             draws = tree.sums[:, None, :] + random.normal(size=(n_leaves, N_DRAWS, 2)) * making.std
             draws[..., 0] += weighed @ moved
             answer = making.outputs(tree.sums)

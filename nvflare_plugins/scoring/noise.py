@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_noise import N_DRAWS, NORMAL_95, LeafMaking, NoisedLeaves, drawn_again
-from dp_components.leaf_weights import AveragingWeights, GradientWeights, LeafQuery, LeafWeights, NewtonWeights
+from dp_components.leaf_weights import GradientWeights, LeafQuery, LeafWeights, NewtonWeights
 from nvflare_plugins.pages.run_record import LeafNoise
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb.continuation import recalibrated
@@ -19,7 +19,6 @@ from nvflare_plugins.xgb.model_json import numbers_of, trees_model
 _SAMPLE = 1000
 _AT_ONCE = 4000  # rows, whose moves are held
 _WEIGHTS: Mapping[str, type[LeafWeights]] = {
-    "averaging": AveragingWeights,
     "gradient": GradientWeights,
     "newton": NewtonWeights,
 }
@@ -49,7 +48,7 @@ class NoiseOfScores:
             raise ScoringError(
                 f"{model.name} has no sums of leaves, as copies: ask of the model.json it was made from."
             ) from None
-        sample = _sample(trees, len(model.features), noise.ridge)
+        sample = _sample(trees, len(model.features))
         nodes, self._nodes = model.leaves(sample), [tree.leaves for tree in trees]
         noised = [
             NoisedLeaves(tree.sums(noise), np.searchsorted(tree.leaves, of_rows))
@@ -98,8 +97,8 @@ class _Arrays:
         return np.stack([-weight * (hessian + noise.ridge), hessian], axis=1)
 
 
-def _sample(trees: Sequence[_Arrays], n_features: int, ridge: float) -> NDArray[np.float32]:
-    """Draw rows whose features are independent; each root's noised covers weigh its feature's two sides."""
+def _sample(trees: Sequence[_Arrays], n_features: int) -> NDArray[np.float32]:
+    """Draw rows with independent features; each root's noised covers weigh its feature's two sides."""
     random, columns = np.random.default_rng(1), []
     for feature in range(n_features):
         split = [tree.value[(tree.left >= 0) & (tree.features == feature)] for tree in trees]
@@ -109,7 +108,7 @@ def _sample(trees: Sequence[_Arrays], n_features: int, ridge: float) -> NDArray[
             if tree.left[0] >= 0 and tree.feature == feature:
                 middle = np.searchsorted(cuts, np.float32(tree.value[0])) + 1
                 for side, child in ((share[:middle], tree.left[0]), (share[middle:], tree.right[0])):
-                    side *= (tree.cover[child] + ridge) / (side.sum() * tree.cover[0] + ridge)
+                    side *= (max(tree.cover[child], 0) + 1) / (side.sum() * max(tree.cover[0], 0) + 1)
                 share /= share.sum()
         below = np.nextafter(cuts[:1], np.float32(-np.inf)) if cuts.size else np.zeros(1, dtype=np.float32)
         columns.append(np.concatenate([below, cuts])[random.choice(share.size, _SAMPLE, p=share)])

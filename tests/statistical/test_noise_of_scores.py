@@ -22,7 +22,6 @@ from nvflare_plugins.kinds.private_trees.methods import (
     CandidateSource,
     Interactions,
     Method,
-    dp_rf,
     dp_tr_newton,
 )
 from nvflare_plugins.kinds.private_trees.plan import OwnRows, PrivateTreesPlan, Trust
@@ -43,7 +42,6 @@ FIXED = replace(
 METHODS = {
     "default": FIXED,
     "batches": replace(FIXED, batch_size=4, learning_rate=0.8),
-    "averaging": replace(dp_rf(16), depth=3),
     "newton": replace(dp_tr_newton(16), depth=3),
 }
 N_ROWS = 4_000
@@ -101,7 +99,6 @@ def coverage(plan: PrivateTreesPlan, rows: OwnRows, n_trainings: int = N_TRAININ
         ("default", Trust(), N_ROWS),
         ("default", SHARES, N_ROWS),
         ("batches", SHARES, N_ROWS),
-        ("averaging", Trust(), 4 * N_ROWS),
     ],
 )
 def test_intervals_hold_what_they_say(name: str, trust: Trust, n_rows: int) -> None:
@@ -113,3 +110,13 @@ def test_without_what_later_trees_take_back_they_would_be_too_wide(monkeypatch: 
         dp_components.leaf_noise.LeafMaking, "slopes", lambda self, margin: (0 * margin, np.ones(margin.size))
     )
     assert coverage(plan_of(METHODS["default"]), table(N_ROWS)) > 0.975
+
+
+def test_a_model_of_noise_alone_has_a_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "with_positive_covers", lambda model: model)
+    plan = plan_of(METHODS["default"], mu=0.0005)
+    model = trained(plan, table(300), drawn(1, SHARES))
+    covers = [tree["sum_hessian"][0] for tree in model.document()["learner"]["gradient_booster"]["model"]["trees"]]
+    assert min(covers) < 0 < max(covers), "noise has left some trees fewer rows than none"
+    of_sample = NoiseOfScores(model, leaf_noise(plan)).of_sample
+    assert np.isfinite(of_sample).all() and (of_sample > 0).all()

@@ -32,7 +32,7 @@ from nvflare_plugins.attempt.plan import (
 from nvflare_plugins.base.formatting import human_bytes, human_number
 from nvflare_plugins.data.labels import words_of_label
 from nvflare_plugins.kinds.private_trees.job import JobPlan, PrivateTreesJob
-from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod
+from nvflare_plugins.kinds.private_trees.methods import Method, SplitMethod, WeightUpdate
 from nvflare_plugins.kinds.private_trees.noisy_sums import noise_at_site
 from nvflare_plugins.kinds.private_trees.plan import PrivateTreesPlan
 from nvflare_plugins.pages.run_record import LeafNoise, PointCurve, ReportSection
@@ -158,14 +158,16 @@ def lines(summary: PlanSummary) -> list[str]:
 
 
 def leaf_noise(plan: PrivateTreesPlan) -> LeafNoise | None:
-    """Return from what the noise of scores follows: of random trees for two classes, whose leaves are what is noised.
+    """Return from what the noise of scores follows: of boosted random trees for two classes, whose leaves are noised.
 
-    None of others, and where the last batch is smaller: its leaves have another scale.
+    None of others: averaged leaves are cut at 0 and 1, a bias that no deviation tells. None where the last batch is
+    smaller, too: its leaves have another scale.
     """
     method = plan.method
     batch = min(method.batch_size, method.n_trees)
     is_random = method.split_method is SplitMethod.TOTALLY_RANDOM
-    if plan.target is not TWO_CLASSES or not is_random or method.n_trees % batch:
+    is_boosted = method.weight_update is not WeightUpdate.AVERAGING
+    if plan.target is not TWO_CLASSES or not is_random or not is_boosted or method.n_trees % batch:
         return None
     scale = tree_scale(method.learning_rate, batch) * plan.leaf_unit
     update, query = method.weight_update.value, method.query.name.lower()
