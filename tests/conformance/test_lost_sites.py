@@ -392,7 +392,10 @@ def test_a_job_that_could_never_go_on_is_refused_before_anything_runs(tmp_path: 
     federation = Federation(recipe, parties, [IN_TRAINING], comes_back=False)
     finished = federation.run()
     assert "could never go on: the job has 3 sites, and 3 must be left. Remedy: min_clients" in finished.reason
-    assert not federation.reports and not list(tmp_path.rglob("course.json"))
+    assert not list(tmp_path.rglob("course.json"))
+    assert {report["error"].partition(",")[0] for _, _, report in federation.reports} == {
+        "the job ends before it began"
+    }, "sites hear why, and nothing else"
 
 
 def test_a_recipe_that_leaves_no_site_to_lose_is_refused() -> None:

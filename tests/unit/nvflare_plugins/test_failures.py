@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from nvflare.apis.shareable import Shareable
 
 from he_processors.errors import CapacityExceeded, VeilBoostError
 from nvflare_plugins.attempt import site_attempt
@@ -138,7 +139,7 @@ def test_the_site_reports_it_and_calls_it_no_defect(tmp_path, monkeypatch, error
         raise error
 
     monkeypatch.setattr(executor_module, "check_set_up", fail)
-    reply = executor.execute("veilboost_train", None, _Context(tmp_path), None)
+    reply = executor.execute("veilboost_train", Shareable(), _Context(tmp_path), None)
     assert what in reply["error"] and remedy in reply["error"] and "4711" not in reply["error"]
     [(how, text)] = said
     assert how == "log_error" and what in text and "4711" not in text and "defect" not in text
