@@ -58,8 +58,9 @@ def test_another_result_is_found(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_job_that_is_charged_twice_or_not_or_stays_open_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    price = expected("private_trees").spent["site-1"]
+    price, free = expected("private_trees").spent["site-1"], expected("profile").spent  # before the patches
     ledgers = {"site-1": Path("ledgers")}
+    assert not free
     twice = dataclasses.replace(price, events=tuple((event, 2 * count) for event, count in price.events))
     for wrong in ([price, price], [twice], []):
         monkeypatch.setattr(soak, "spending", lambda folder, found=wrong: found)
@@ -68,7 +69,7 @@ def test_a_job_that_is_charged_twice_or_not_or_stays_open_is_found(monkeypatch: 
     monkeypatch.setattr(soak, "spending", lambda folder: [price])
     soak.check_charges("private_trees", "job", ledgers, is_whole=True)
     with pytest.raises(Violation, match="free"):
-        soak.check_charges("horizontal", "job", ledgers, is_whole=True)
+        soak.check_charges("profile", "job", ledgers, is_whole=True)
     soak.check_none_held(ledgers)
     monkeypatch.setattr(soak, "spending", lambda folder: [dataclasses.replace(price, state="open")])
     with pytest.raises(Violation, match="hold a part of a budget"):
