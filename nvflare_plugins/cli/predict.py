@@ -7,6 +7,7 @@ and appears whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import socket
 import sys
@@ -146,13 +147,12 @@ def _declared(options: Options) -> DataSet:
 
 
 def _noise_of(path: Path, model: FinishedModel) -> NoiseOfScores | None:
-    """Return the noise in a private model's scores, by the record of its run beside it; None without."""
+    """Return the noise in a private model's scores, by the record of its run beside it; None without one of its own."""
     if not (path.parent / FILE_NAME).exists():
         return None
-    record = RunRecord.read(path.parent)
-    if record.leaf_noise is None or record.model != path.name:
-        return None
-    return NoiseOfScores(model, record.leaf_noise)
+    noise = RunRecord.read(path.parent).leaf_noise
+    is_its_own = noise is not None and noise.model_sha256 == hashlib.sha256(model.content).hexdigest()
+    return NoiseOfScores(model, noise) if noise is not None and is_its_own else None
 
 
 def _results(

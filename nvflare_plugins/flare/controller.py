@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -156,7 +157,8 @@ class JobController(Controller):
     def _refuse(self, reason: str, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Say why the job ends before any attempt: in the summary, and to the sites that are there or come soon."""
         try:
-            note_refusal(self._run_folder(fl_ctx) / RESULT_FOLDER, fl_ctx.get_job_id(), reason)
+            with contextlib.suppress(OSError):  # a full disk keeps no site from hearing why
+                note_refusal(self._run_folder(fl_ctx) / RESULT_FOLDER, fl_ctx.get_job_id(), reason)
             data, deaf = Shareable(), {client.name for client in self._engine.get_clients()}
             data[REFUSED] = reason
             on_result = lambda client_task, fl_ctx: deaf.discard(client_task.client.name)  # noqa: E731

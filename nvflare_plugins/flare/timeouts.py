@@ -133,10 +133,10 @@ class LifeSigns:
             self._begun.add(name)
 
     def lives(self, name: str) -> None:
-        """Take note that the machine of ``name`` is there, though it may not have begun."""
+        """Take note that the machine of ``name`` is there, though it may not have begun; of others nothing is noted."""
         with self._lock:
             self.sees_machines = True
-            if name not in self._begun:
+            if name in self._silent_s and name not in self._begun:
                 self._silent_s[name] = 0.0
 
     def has_begun(self, name: str) -> bool:

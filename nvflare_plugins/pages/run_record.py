@@ -206,12 +206,14 @@ class LeafNoise:
     """How the leaves of a private model of two classes were made, and the noise in them; public.
 
     Attributes:
+        model_sha256: of the bytes of that model.
         update, query: of the method, by their names.
         gradient, hessian: standard deviation of the noise on a leaf's sums G and H.
         ridge, clip, scale: a leaf answers -scale * clip(G / (H + ridge)).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    model_sha256: str
     update: str
     query: str
     gradient: float

@@ -34,20 +34,21 @@ class NoiseOfScores:
         of_sample: deviations of the sample's margins. Shapes: float64[n].
 
     Raises:
-        ScoringError: a copy without the sums.
+        ScoringError: leaves were made in a way that is not known.
     """
 
     def __init__(self, model: FinishedModel, noise: LeafNoise) -> None:
         self._model, inside = model, trees_model(model.document()["learner"])
-        weights, query = _WEIGHTS[noise.update](), LeafQuery[noise.query.upper()]
+        try:
+            weights, query = _WEIGHTS[noise.update](), LeafQuery[noise.query.upper()]
+        except KeyError:
+            raise ScoringError(
+                f"the run of {model.name} names leaves that are not known here: {noise.update}, {noise.query}. Ask "
+                "with the VeilBoost that trained it."
+            ) from None
         std = noise.gradient, noise.hessian
         making = LeafMaking(weights, query, std, noise.ridge, noise.clip, noise.scale)
-        try:
-            trees = [_Arrays(tree) for tree in inside["trees"]]
-        except ValueError:
-            raise ScoringError(
-                f"{model.name} has no sums of leaves, as copies: ask of the model.json it was made from."
-            ) from None
+        trees = [_Arrays(tree) for tree in inside["trees"]]
         sample = _sample(trees, len(model.features))
         nodes, self._nodes = model.leaves(sample), [tree.leaves for tree in trees]
         noised = [

@@ -89,7 +89,7 @@ def coverage(plan: PrivateTreesPlan, rows: OwnRows, n_trainings: int = N_TRAININ
     models = [trained(plan, rows, drawn(seed, plan.trust)) for seed in range(n_trainings)]
     scores = np.stack([model.predict(asked, output_margin=True) for model in models])
     wanted = trained(plan, rows, exact).predict(asked, output_margin=True)
-    stated = [NoiseOfScores(model, leaf_noise(plan)).deviations(asked) for model in models[:N_ASKED]]
+    stated = [NoiseOfScores(model, leaf_noise(plan, b"")).deviations(asked) for model in models[:N_ASKED]]
     return float(np.mean(np.abs(scores - wanted) < 1.96 * np.mean(stated, axis=0)))
 
 
@@ -118,5 +118,5 @@ def test_a_model_of_noise_alone_has_a_deviation(monkeypatch: pytest.MonkeyPatch)
     model = trained(plan, table(300), drawn(1, SHARES))
     covers = [tree["sum_hessian"][0] for tree in model.document()["learner"]["gradient_booster"]["model"]["trees"]]
     assert min(covers) < 0 < max(covers), "noise has left some trees fewer rows than none"
-    of_sample = NoiseOfScores(model, leaf_noise(plan)).of_sample
+    of_sample = NoiseOfScores(model, leaf_noise(plan, b"")).of_sample
     assert np.isfinite(of_sample).all() and (of_sample > 0).all()

@@ -6,6 +6,7 @@ The plan of private trees: what they spend, how much noise that means, and what 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -157,7 +158,7 @@ def lines(summary: PlanSummary) -> list[str]:
     ]
 
 
-def leaf_noise(plan: PrivateTreesPlan) -> LeafNoise | None:
+def leaf_noise(plan: PrivateTreesPlan, model: bytes) -> LeafNoise | None:
     """Return from what the noise of scores follows: of boosted random trees for two classes, whose leaves are noised.
 
     None of others: averaged leaves are cut at 0 and 1, a bias that no deviation tells. None where the last batch is
@@ -171,7 +172,7 @@ def leaf_noise(plan: PrivateTreesPlan) -> LeafNoise | None:
         return None
     scale = tree_scale(method.learning_rate, batch) * plan.leaf_unit
     update, query = method.weight_update.value, method.query.name.lower()
-    return LeafNoise(update, query, *plan.leaf_noise, plan.ridge, method.clip, scale)
+    return LeafNoise(hashlib.sha256(model).hexdigest(), update, query, *plan.leaf_noise, plan.ridge, method.clip, scale)
 
 
 def report_sections(

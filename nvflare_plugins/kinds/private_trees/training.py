@@ -301,7 +301,7 @@ class _Training:
         plan = self._plan
         replayed = "replayed from the ledgers, at no charge, what had been released before"
         notes = (gone_on(context.number, (), replayed),) if context.number > 1 else ()
-        noise = leaf_noise(plan.training)
+        noise = leaf_noise(plan.training, model)
         of_scores = None if noise is None else NoiseOfScores(FinishedModel(model, path.name), noise).of_sample
         sections = report_sections(plan, spent, payment.quote.message, of_scores)
         if self._workers is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 
@@ -235,8 +236,9 @@ def test_local_noise_is_that_of_all_rows() -> None:
 
 def test_noise_of_scores_is_told_of_boosted_random_trees_for_two_classes_alone() -> None:
     plan = JobPlan.of(job_of(components={}), 3).training
-    noise = leaf_noise(plan)
-    assert noise is not None and (noise.gradient, noise.hessian) == plan.leaf_noise
+    noise = leaf_noise(plan, b"model")
+    assert noise is not None and noise.model_sha256 == hashlib.sha256(b"model").hexdigest()
+    assert (noise.gradient, noise.hessian) == plan.leaf_noise
     assert (noise.update, noise.query, noise.scale, noise.clip) == ("newton", "clipped", 0.3, 2.0)
     for others in (
         {"method": "feverless"},
@@ -244,7 +246,7 @@ def test_noise_of_scores_is_told_of_boosted_random_trees_for_two_classes_alone()
         {"components": {"batch_size": 7}},
         {"label_classes": ["a", "b", "c"]},
     ):
-        assert leaf_noise(JobPlan.of(job_of(**{"components": {}, **others}), 3).training) is None
+        assert leaf_noise(JobPlan.of(job_of(**{"components": {}, **others}), 3).training, b"") is None
 
 
 def test_the_summary_says_what_matters() -> None:

@@ -41,7 +41,7 @@ def example() -> RunRecord:
         spending=(Spending("rows", 2.0, 1e-6, 0.5), Spending("other", 2.0, 1e-6, None)),
         sections=(ReportSection("counts", scores=((0.0, 3, 1), (0.5, 1, 3))),),
         name="credit-2",
-        leaf_noise=LeafNoise("newton", "clipped", 3.0, 1.5, 5.0, 2.0, 0.3),
+        leaf_noise=LeafNoise("0" * 64, "newton", "clipped", 3.0, 1.5, 5.0, 2.0, 0.3),
     )
 
 
