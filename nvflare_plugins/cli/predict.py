@@ -36,7 +36,7 @@ from nvflare_plugins.site.policy import SitePolicy
 
 _LONGEST_PATH = 4000
 _ABOUT_NOISE = (
-    "note: between noise_low and noise_high lies a score in 95 of 100 trainings with other noise and the same trees. "
+    "note: in 95 of 100 trainings the score of the same trees without noise lies between noise_low and noise_high. "
     "That is the noise alone: sampling and the model's own error come on top. SHAP values are left out, as covers are "
     "noised"
 )
