@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,6 +90,27 @@ def test_a_process_of_a_job_that_does_not_wait_is_not_started_again(tmp_path):
     job, processes = kept(tmp_path, lambda: None)
     job.wait()
     assert len(processes) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_flares_process_held_in_circles_for_a_job_goes_with_it(tmp_path, fails):
+    class Connection:
+        """Holds itself, as a closed TLS connection does."""
+
+        def __init__(self):
+            self.own = self
+
+    connection = Connection()
+    closed = weakref.ref(connection)
+    job, _ = kept(tmp_path, lambda: 1 / 0 if fails else None)
+    gc.disable()
+    try:
+        del connection
+        assert closed() is not None
+        job.wait()
+        assert closed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("begins", [True, False])
