@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -37,13 +38,29 @@ def written_atomically(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            hold(descriptor)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+            os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def hold(descriptor: int) -> None:
+    """Hold an open file until it is closed, or this process ends; on a volume without locks nothing is held."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def held_by_nobody(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield files whose process has ended, each held here meanwhile; none on a volume without locks."""
+    for path in paths:
+        with suppress(OSError), path.open("r+b") as file:  # gone, another user's, or held
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink:
+                yield path
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o644) -> Path:

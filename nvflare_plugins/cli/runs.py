@@ -16,6 +16,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.files import write_atomically
 from nvflare_plugins.base.formatting import human_bytes, printable
 from nvflare_plugins.cli.options import Options, check_output, own_policy
+from nvflare_plugins.evidence.reader import dead_logs
 from nvflare_plugins.flare.metrics import FOLDER_VARIABLE, metrics_folder
 from nvflare_plugins.flare.watch import run as watch
 from nvflare_plugins.pages.profile_page import FILE_NAME, comparison_html
@@ -49,6 +50,8 @@ def _list(options: Options, policy: SitePolicy) -> int:
     for (job, _), called in called_by_job(ModelVersions(policy.runs).names()).items():
         names.setdefault(job, []).extend(called)
     replaced = replaced_jobs(policy)
+    for log in dead_logs(policy.runs):
+        unread.append(f"{log.parent.parent.name}: its process died, and the next job here ends its evidence")
     found = [
         (run, facts_of(run, at.name, names.get(at.name, []), replaced.get(at.name)))
         for at, run in records_in(policy.runs, unread)

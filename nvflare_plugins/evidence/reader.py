@@ -13,7 +13,7 @@ from typing import Any
 
 from he_processors.errors import ProtocolError
 from nvflare_plugins.base.checks import too_old
-from nvflare_plugins.base.files import make_folder, sync_folder, write_durably
+from nvflare_plugins.base.files import held_by_nobody, make_folder, sync_folder, write_durably
 from nvflare_plugins.evidence.format import (
     EXPORT_SUFFIX,
     FORMAT,
@@ -489,7 +489,43 @@ def end_torn(partial: Path, signer: Signer | None, clock: Callable[[], datetime]
         lines.append(chain_line(head, seal)[0])
         write_durably(partial.with_name(partial.name.removesuffix(PARTIAL_SUFFIX)), b"\n".join(lines) + b"\n")
     partial.unlink()
-    partial.with_name(f"{partial.name.removesuffix(PARTIAL_SUFFIX)}.reserve").unlink(missing_ok=True)
+    _reserve_of(partial).unlink(missing_ok=True)
+
+
+def _reserve_of(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name.removesuffix(PARTIAL_SUFFIX)}.reserve")
+
+
+def dead_logs(runs: Path) -> Iterator[Path]:
+    """Yield the logs without end below a site's runs whose process has died, each held here meanwhile."""
+    yield from held_by_nobody(sorted(runs.glob(f"*/evidence/*{EXPORT_SUFFIX}{PARTIAL_SUFFIX}")))
+
+
+def end_dead(runs: Path, goes_on: Callable[[str], bool], certificate: str, signer: Signer | None) -> list[str]:
+    """Clear up what killed processes left in a site's runs, as its owner: logs are ended as in ``end_torn``.
+
+    Args:
+        goes_on: whether a job's next process is to end its log.
+        certificate: this site's, in PEM form. The log of a session under another one stays as it is.
+
+    Returns:
+        The jobs whose logs were ended.
+
+    Raises:
+        OSError: something cannot be written.
+    """
+    torn = f".*{PARTIAL_SUFFIX}"  # of a file that appears whole or not at all
+    for partial in held_by_nobody([*runs.glob(torn), *runs.glob(f"*/{torn}")]):
+        partial.unlink()
+    ended = []
+    for partial in dead_logs(runs):
+        job_id = partial.parent.parent.name
+        sessions = [record for record in _readable(partial)[0] if record.get("type") == "session"]
+        _reserve_of(partial).unlink(missing_ok=True)
+        if not goes_on(job_id) and all(one.get("certificate") in (None, certificate) for one in sessions):
+            end_torn(partial, signer)
+            ended.append(job_id)
+    return ended
 
 
 def _readable(partial: Path) -> tuple[list[dict[str, Any]], list[bytes], bytes]:

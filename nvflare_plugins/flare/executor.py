@@ -33,7 +33,7 @@ from nvflare_plugins.base.files import takes_files
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.evidence.format import export_name, is_name
 from nvflare_plugins.evidence.log import end_abandoned
-from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, put_aside, read_log, set_aside
+from nvflare_plugins.evidence.reader import MAX_ATTEMPTS, end_dead, put_aside, read_log, set_aside
 from nvflare_plugins.flare.attempt import (
     CANNOT_GO_ON,
     COMPLETED,
@@ -210,6 +210,7 @@ class JobExecutor(Executor):
             task = JobTask.from_shareable(shareable, site, kind_of(self.kind).job)
             self._waits = waiting_s(task.job) is not None
             self._note_policy(policy, fl_ctx)
+            self._end_dead(policy, fl_ctx)
             outcome = self._run(task, fl_ctx, abort_signal, policy)
             self._note_after_first(policy, fl_ctx)
             report = SiteReport(
@@ -286,6 +287,20 @@ class JobExecutor(Executor):
         if changed:
             self.log_warning(fl_ctx, f"the site's policy has changed since the last job here: {', '.join(changed)}")
         self.log_info(fl_ctx, f"the site's policy: {policy.fingerprint()}")
+
+    def _end_dead(self, policy: SitePolicy, fl_ctx: FLContext) -> None:
+        """End the evidence of other jobs whose processes were killed here, where no further one does."""
+        identity = load_identity(policy.workspace, policy.site)
+        signer = identity.sign if identity.is_signed else None
+        try:
+            ended = end_dead(
+                policy.runs, lambda job: is_noted(policy.workspace / job), identity.chain_pem.decode(), signer
+            )
+        except OSError as error:
+            self.log_warning(fl_ctx, f"evidence of earlier jobs has no end yet: {error_text(error)}")
+            return
+        for job_id in ended:
+            self.log_warning(fl_ctx, f"the process of job {job_id} had died here: its evidence now says so")
 
     def _note_after_first(self, policy: SitePolicy, fl_ctx: FLContext) -> None:
         """Note the policy of a site's first job, which has made the folder of runs; the job has ended well already."""

@@ -56,8 +56,9 @@ from nvflare.private.fed.utils.fed_utils import require_signed_jobs
 
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import is_whole
-from nvflare_plugins.base.files import write_durably
-from nvflare_plugins.flare.attempt import completed_at, failure_of
+from nvflare_plugins.base.files import held_by_nobody, write_durably
+from nvflare_plugins.evidence.reader import PARTIAL_SUFFIX, end_torn
+from nvflare_plugins.flare.attempt import EVIDENCE_FOLDER, RESULT_FOLDER, completed_at, failure_of
 from nvflare_plugins.flare.loading import NOTE as STARTS
 from nvflare_plugins.flare.loading import TOPIC_FAULT, died_early, note_step
 from nvflare_plugins.flare.timeouts import (
@@ -214,7 +215,7 @@ class KeptJob(JobHandleSpec):
 
     def wait(self) -> None:
         """Return when the process has ended and is not to be started again, also where it cannot be."""
-        for step in (self._wait, self._say_of_end):
+        for step in (self._wait, self._say_of_end, lambda: _end_servers_log(self._run)):
             try:
                 step()
             except Exception as error:  # a full disk, a damaged policy: FLARE would hold the job for one that runs
@@ -267,6 +268,12 @@ class KeptJob(JobHandleSpec):
             (self._run / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)
             self._handle = self._launch()
         return True
+
+
+def _end_servers_log(run: Path) -> None:
+    """End the evidence of a job's process at the server that was killed. Raises: OSError."""
+    for partial in held_by_nobody((run / RESULT_FOLDER / EVIDENCE_FOLDER).glob(f"*{PARTIAL_SUFFIX}")):
+        end_torn(partial, None)
 
 
 _flares_launch = ClientProcessJobLauncher.launch_job
@@ -457,6 +464,7 @@ def restore_jobs(engine: Any, workspace: Workspace) -> list[str]:
                 try:
                     note_over(run)
                     manager.set_status(job.job_id, RunStatus.ABANDONED, fl_ctx)
+                    _end_servers_log(run)
                 except Exception as full:
                     logger.error("job %s cannot be called abandoned: %s", job.job_id, _kind_of(full))
                 continue

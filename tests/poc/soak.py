@@ -54,7 +54,7 @@ from nvflare_plugins.site.setup import set_up
 from poc_workspace.run_poc import ADMIN, DEFAULT_PORT, HERE, SITES, Poc
 from tests.conformance.kind_cases import CASES, DATA
 from tests.poc.test_lost_sites import started_by
-from tests.poc.test_poc import job_processes, machine
+from tests.poc.test_poc import command_lines, job_processes, machine
 from tests.support.federation import Parties, succeed
 
 NONE, KILL_JOB, KILL_FLARE, KILL_MACHINE = "none", "kill_job", "kill_flare", "kill_machine"
@@ -447,14 +447,10 @@ def has_disks() -> bool:
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def _parents(poc: Poc, participant: str, which: bytes = rb"(client|server)_train") -> list[int]:
+def _parents(poc: Poc, participant: str, which: str = r"(client|server)_train") -> list[int]:
     """Return FLARE's own processes of a participant."""
-    found = []
-    for pid in machine(poc, participant):
-        with contextlib.suppress(OSError):
-            if re.search(which, Path(f"/proc/{pid}/cmdline").read_bytes()):
-                found.append(pid)
-    return found
+    lines = command_lines(poc).items()
+    return [pid for pid, line in lines if str(poc.kits / participant) in line and re.search(which, line)]
 
 
 def _kill(pids: Sequence[int], how: signal.Signals = signal.SIGKILL) -> None:
@@ -483,7 +479,7 @@ def struck(poc: SoakPoc, draw: Draw, targets: Sequence[int], children: list[subp
         start, before = poc.starts[site], _registrations(poc, site)
         _kill(targets)
         yield
-        if not _parents(poc, site, rb"(sub_start|client_train)"):  # FLARE's own script starts it again, in 5 s
+        if not _parents(poc, site, r"(sub_start|client_train)"):  # FLARE's own script starts it again, in 5 s
             children.append(start())
         until(lambda: _registrations(poc, site) > before, BACK_S, f"{site} is back")
     elif draw.fault == STOP:
@@ -715,6 +711,11 @@ class Soak:
             submitted.append(self._submit(dataclasses.replace(draw, fault=NONE)))
             if not self._check(dataclasses.replace(draw, fault=NONE), submitted[-1]):
                 raise Violation(f"submitted again, it ended as {submitted[-1].status}: {submitted[-1].said}")
+            left = [
+                path for ending in ("partial", "reserve") for path in self.poc.folder.glob(f"kept/*/runs/**/*.{ending}")
+            ]
+            if left:  # each site has had another job since
+                raise Violation(f"left by a process that was killed: {left}")
         check_none_held(self._ledgers())
         self.measured.append(idle(self.poc))
         check_growth(self.measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -122,8 +123,16 @@ def endless_job(tmp_path: Path) -> Path:
 
 
 def job_processes(poc: Poc, job_id: str, site: str = "") -> list[int]:
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in poc.pids()}
-    return [pid for pid, line in lines.items() if job_id in line and site in line]
+    return [pid for pid, line in command_lines(poc).items() if job_id in line and site in line]
+
+
+def command_lines(poc: Poc) -> dict[int, str]:
+    """Return the command line of each process of the proof of concept that has not ended meanwhile."""
+    lines = {}
+    for pid in poc.pids():
+        with contextlib.suppress(OSError):
+            lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    return lines
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -173,8 +182,7 @@ def test_killed_site_ends_the_job_everywhere(poc: Poc, endless_job: Path) -> Non
 
 def machine(poc: Poc, participant: str) -> list[int]:
     """Return all processes of a participant: FLARE's own and those of jobs."""
-    kit = f"{poc.kits / participant}".encode()
-    return [pid for pid in poc.pids() if kit in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid, line in command_lines(poc).items() if str(poc.kits / participant) in line]
 
 
 def test_all_hear_why_the_server_refuses_a_job(poc: Poc) -> None:

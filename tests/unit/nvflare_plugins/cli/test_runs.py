@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from nvflare_plugins.cli.main import main
+from nvflare_plugins.evidence.format import export_name
+from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.pages.run_record import DataFacts, RoundRow, RunRecord, TrafficRow
 from nvflare_plugins.scoring.versions import ModelVersions
 
@@ -55,6 +57,15 @@ def test_runs_are_listed_the_newest_first(site: Path, capsys: pytest.CaptureFixt
     assert [line[:10] for line in lines[1:4]] == ["2026-08-03", "2026-08-02", "2026-08-01"]
     assert "aborted" in lines[1] and "eval-auc 0.9 in round 2   completed" in lines[3] and "outcome <b>" in lines[3]
     assert lines[4].startswith("left out: broken: ")
+
+
+def test_a_job_whose_process_was_killed_is_named(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = site / "veilboost_runs" / "job-d" / "evidence" / export_name("site-1")
+    log = EvidenceLog(path, "site-1", "job-d", "aa", "masks")
+    assert runs(site) == 0 and "job-d" not in capsys.readouterr().out, "it runs"
+    log._file.close()  # as if the process had died
+    assert runs(site) == 0
+    assert "left out: job-d: its process died, and the next job here ends its evidence" in capsys.readouterr().out
 
 
 def test_json_has_what_a_program_compares_and_no_counts_of_rows(

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from nvflare_plugins.base.files import written_atomically
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.evidence.reader import DIED, before_attempt, put_aside, read_log, set_aside
+from nvflare_plugins.evidence.reader import (
+    DIED,
+    before_attempt,
+    dead_logs,
+    end_dead,
+    put_aside,
+    read_log,
+    set_aside,
+)
 
 KILLED = """
 import os, signal, sys
@@ -27,7 +36,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def killed(folder: Path, n_rounds: int) -> Path:
     path = folder / "evidence" / export_name("site-1")
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", KILLED, str(path), str(n_rounds)], check=False, env=os.environ)
     return path
 
@@ -89,3 +98,46 @@ def test_a_finished_log_stays_as_it_is(tmp_path):
     assert (tmp_path / before_attempt(3) / export_name("site-1")).read_bytes() == content
     put_aside(tmp_path / "evidence", 4, None)
     assert not (tmp_path / before_attempt(4)).exists()
+
+
+# -- jobs that do not wait --------------------------------------------------------------------------------------------
+
+
+def nobodys(job_id: str) -> bool:
+    return False
+
+
+def test_the_next_job_ends_what_a_killed_process_left(tmp_path):
+    path = killed(tmp_path / "lost", 3)
+    (tmp_path / "lost" / ".model.json.4711.4711.partial").touch()
+    assert path.with_name(path.name + ".reserve").stat().st_size == 1 << 18
+    assert list(dead_logs(tmp_path)) == [path.with_name(path.name + ".partial")]
+    assert end_dead(tmp_path, nobodys, "", None) == ["lost"]
+    log = read_log(path)
+    assert [index for _, index in log.rounds] == [0, 1, 2] and not log.completed and log.end["reason"] == DIED
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
+    assert end_dead(tmp_path, nobodys, "", None) == [] and list(dead_logs(tmp_path)) == []
+
+
+def test_what_a_process_that_lives_writes_is_left_alone(tmp_path):
+    log = EvidenceLog(tmp_path / "runs" / "evidence" / export_name("site-1"), "site-1", "runs", "aa", "masks")
+    with written_atomically(tmp_path / "runs" / "model.json") as file:
+        file.write(b"{}")
+        assert end_dead(tmp_path, nobodys, "", None) == [] and list(dead_logs(tmp_path)) == []
+    log.round(0)
+    assert read_log(log.close()).rounds and (tmp_path / "runs" / "model.json").read_bytes() == b"{}"
+    assert not list(tmp_path.rglob("*.reserve"))
+
+
+def test_a_log_whose_job_goes_on_or_of_another_certificate_stays_as_it_is(tmp_path):
+    path = killed(tmp_path / "waits", 1)
+    assert end_dead(tmp_path, lambda job_id: job_id == "waits", "", None) == [] and not path.exists()
+    log = EvidenceLog(tmp_path / "old" / "evidence" / export_name("site-1"), "site-1", "old", "aa", "masks")
+    facts = {"public_key_fingerprints": {}, "certificate_fingerprints": {}, "parameters_hash": "", "policy_hash": ""}
+    log.session(sites=["site-1"], signed=True, versions={}, certificate="before", signer=lambda data: b"1", **facts)
+    partial = tmp_path / "old" / "evidence" / f"{export_name('site-1')}.partial"
+    content = partial.read_bytes()
+    log._file.close()  # as if the process had died
+    assert end_dead(tmp_path, nobodys, "now", lambda data: b"2") == ["waits"]
+    assert partial.read_bytes() == content and not list(tmp_path.rglob("*.reserve"))
+    assert end_dead(tmp_path, nobodys, "before", lambda data: b"2") == ["old"]

@@ -20,7 +20,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.base.failures import HeldElsewhere, WorkerFailure, WorkerLost, time_mends
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.log import EvidenceLog
-from nvflare_plugins.evidence.reader import MAX_ATTEMPTS
+from nvflare_plugins.evidence.reader import DIED, MAX_ATTEMPTS, read_log
 from nvflare_plugins.flare import executor, timeouts
 from nvflare_plugins.flare.attempt import COMPLETED, FAILED, INTERRUPTED
 from nvflare_plugins.flare.controller import TRAIN_TASK
@@ -307,6 +307,22 @@ def test_a_process_reports_what_the_one_before_it_had_ended(tmp_path: Path, atte
         assert (reply["status"], reply["model_hmac"]) == (COMPLETED, "ab" * 32) and reply["evidence"]
     else:
         assert reply["status"] == INTERRUPTED and "another one is there" in reply["error"]
+
+
+def test_a_site_ends_the_evidence_of_a_job_whose_process_was_killed(tmp_path: Path) -> None:
+    """Not that of a job which waits: its own next process does."""
+    context, logs = flare_context(tmp_path), {}
+    for job_id in ("killed", "waits"):
+        (tmp_path / job_id).mkdir()
+        path = SitePolicy.load(tmp_path, "site-1").runs / job_id / "evidence" / export_name("site-1")
+        log = EvidenceLog(path, "site-1", job_id, "aa" * 16, "masks")
+        log.flush()
+        log._file.close()  # as if the process had died
+        logs[job_id] = path
+    note_waiting(tmp_path / "waits", 60.0, "aa" * 16)
+    with executor_that(lambda *of: JobResult("ab" * 32, "done", {})) as component:
+        assert component.execute(TRAIN_TASK, work_task(), context, Signal())["status"] == COMPLETED
+    assert read_log(logs["killed"]).end["reason"] == DIED and not logs["waits"].exists()
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

@@ -25,8 +25,11 @@ from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_engine import ServerEngine
 
+from nvflare_plugins.evidence.format import SERVER, export_name
+from nvflare_plugins.evidence.log import EvidenceLog
+from nvflare_plugins.evidence.reader import DIED, read_log
 from nvflare_plugins.flare import kept_jobs
-from nvflare_plugins.flare.attempt import RESULT_FOLDER, SUMMARY_FILE
+from nvflare_plugins.flare.attempt import EVIDENCE_FOLDER, RESULT_FOLDER, SUMMARY_FILE
 from nvflare_plugins.flare.kept_jobs import (
     NOTE,
     KeptJob,
@@ -111,6 +114,20 @@ def test_what_flares_process_held_in_circles_for_a_job_goes_with_it(tmp_path, fa
         assert closed() is None
     finally:
         gc.enable()
+
+
+def servers_torn_log(run: Path) -> Path:
+    path = run / RESULT_FOLDER / EVIDENCE_FOLDER / export_name(SERVER)
+    log = EvidenceLog(path, SERVER, run.name, "aa", "masks", role="server")
+    log.flush()
+    log._file.close()  # as if the process had died
+    return path
+
+
+def test_the_log_of_a_server_whose_process_was_killed_has_an_end_before_flare_keeps_it(tmp_path):
+    path = servers_torn_log(tmp_path)
+    kept(tmp_path, lambda: None)[0].wait()
+    assert read_log(path).end["reason"] == DIED and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("begins", [True, False])
