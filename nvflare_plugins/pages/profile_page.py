@@ -46,7 +46,7 @@ class ProfiledFeature:
     Attributes:
         missing: pooled rows without a value.
         values: information value of each class against all others, in these cells.
-        bounds: what it is at least over all values, where that is more (kinds/profile/cells.py).
+        bounds: what it is at least over all values, where that is more (kinds/profile/site.py).
         by_chance: about what these would be if the column told nothing of the label.
     """
 

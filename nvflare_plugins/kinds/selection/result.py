@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class InformationValue:
-    """What a column alone tells of the label (cells.py of the profile): by fold, in bins that all folds share.
+    """What a column alone tells of the label (kinds/profile/site.py): by fold, in bins that all folds share.
 
     Attributes:
         by_chance: about what it would be in a fold if the column told nothing.

@@ -3,7 +3,7 @@
 A set of columns is trained on for each fold, on all other rows, as a trial of a tuning is; what folds show, and what
 the caps are for, stands in kinds/tuning/folds.py. All sites know every model, and with it which columns go next.
 
-Information values are counted as in a profile (kinds/profile/cells.py), but by fold: a class in a fold is counted like
+Information values are counted as in a profile (kinds/profile/site.py), but by fold: a class in a fold is counted like
 a class of its own. So a bin holds enough pooled rows of every class in every fold, and no smaller count is opened.
 
 Permutations. Each site deals the values of a column out anew among its own rows, by a secret of its own; no seed is
@@ -35,8 +35,7 @@ from nvflare_plugins.growth.arithmetic import grown_document
 from nvflare_plugins.growth.bins import BinLayout, BinnedTable
 from nvflare_plugins.growth.metrics import Metric
 from nvflare_plugins.growth.training import GrowthPlan, LoopSettings
-from nvflare_plugins.kinds.profile.cells import information_values, values_by_chance
-from nvflare_plugins.kinds.profile.site import Counted, count
+from nvflare_plugins.kinds.profile.site import Counted, count, information_values, values_by_chance
 from nvflare_plugins.kinds.selection.job import Importance, SelectionJob
 from nvflare_plugins.kinds.selection.result import (
     InformationValue,

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.evidence.verification import verify
-from nvflare_plugins.kinds.horizontal.score_histogram import edges_of
+from nvflare_plugins.kinds.horizontal.site import edges_of
 from nvflare_plugins.pooled.job import SCORE_BINS, HorizontalJob
 from nvflare_plugins.recipes.recipe import HorizontalXGBRecipe
 from nvflare_plugins.wire.envelope import Kind, unpack

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
-from nvflare_plugins.kinds.profile.cells import (
+from nvflare_plugins.kinds.profile.site import (
     Cell,
     information_values,
     least_values,
