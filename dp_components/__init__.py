@@ -23,8 +23,8 @@ How a private quantity comes to be, from the rows to the site's ledger:
                                         is handed out, and the same query again gets the same reply at no charge
     ledger.close_job(job_id)                            frees what the plan did not use
 
-Papers: split_methods (C1), leaf_weights (C2, and batches: A2), split_candidates (C3) and feature_interactions (A1) are
-Maddock et al.'s components; dpboost is Li et al.'s DPBoost; bucket_ldp is FederBoost's vertical mechanism.
+Papers: split_methods (C1), leaf_weights (C2), split_candidates (C3), feature_interactions (A1) and batched_updates (A2)
+are Maddock et al.'s components; dpboost is Li et al.'s DPBoost; bucket_ldp is FederBoost's vertical mechanism.
 
 Further mechanisms: ``add_laplace_noise``, ``choose_exponentially``, ``randomise_buckets``. Errors: errors.py.
 """

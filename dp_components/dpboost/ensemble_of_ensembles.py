@@ -12,7 +12,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dp_components.dpboost.clipping import LEAF_BITS, clip_bound, gradient_sensitivity
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_bound
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.single_tree import (
     Loss,
     SplitTable,

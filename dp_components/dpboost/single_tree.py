@@ -11,14 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dp_components.dpboost.clipping import (
-    LEAF_BITS,
-    clip_released,
-    filter_by_gradient,
-    gain_bound,
-    gradient_sensitivity,
-    leaf_sensitivity,
-)
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_released, leaf_sensitivity
+from dp_components.dpboost.gradient_based_data_filtering import filter_by_gradient, gain_bound, gradient_sensitivity
 from dp_components.events import ComposedEvent, ExponentialEvent, Release, RepeatedEvent
 from dp_components.mechanisms import add_laplace_noise, choose_exponentially, grid_utilities, utility_sensitivity
 from dp_components.sensitivity import GRID_BITS, Norm, Sensitivity

@@ -1,1 +1,1 @@
-"""C3: where trees may split."""
+"""C3: where trees may split. One method of the paper per file."""

@@ -1,1 +1,1 @@
-"""C1: how trees come to their splits."""
+"""C1: how trees come to their splits. One method of the paper per file."""

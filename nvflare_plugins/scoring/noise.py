@@ -9,17 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_components.leaf_weights import (
-    N_DRAWS,
-    NORMAL_95,
-    GradientWeights,
-    LeafMaking,
-    LeafQuery,
-    LeafWeights,
-    NewtonWeights,
-    NoisedLeaves,
-    drawn_again,
-)
+from dp_components.leaf_noise import N_DRAWS, NORMAL_95, LeafMaking, NoisedLeaves, drawn_again
+from dp_components.leaf_weights import GradientWeights, LeafQuery, LeafWeights, NewtonWeights
 from nvflare_plugins.pages.run_record import LeafNoise
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb.continuation import recalibrated

@@ -27,7 +27,7 @@ from dp_components.ledger import Budget, Ledger, LedgerIdentity
 from dp_components.mechanisms import NoiseShares, add_gaussian_noise, add_noise_share
 from dp_components.sensitivity import Sensitivity, clip_logistic_rows
 from dp_components.split_candidates.candidates import FeatureBounds
-from dp_components.split_methods.methods import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.evidence import log as evidence
 from nvflare_plugins.kinds.private_trees import forest, noisy_sums

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import dp_components.leaf_weights
+import dp_components.leaf_noise
 from dp_components.events import Release
 from dp_components.leaf_weights import CLIPPED_AT
 from dp_components.mechanisms import NoiseShares, add_noise
@@ -107,7 +107,7 @@ def test_intervals_hold_what_they_say(name: str, trust: Trust, n_rows: int) -> N
 
 def test_without_what_later_trees_take_back_they_would_be_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        dp_components.leaf_weights.LeafMaking, "slopes", lambda self, margin: (0 * margin, np.ones(margin.size))
+        dp_components.leaf_noise.LeafMaking, "slopes", lambda self, margin: (0 * margin, np.ones(margin.size))
     )
     assert coverage(plan_of(METHODS["default"]), table(N_ROWS)) > 0.975
 

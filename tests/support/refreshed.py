@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dp_components.leaf_weights import TWO_CLASSES, UNIT
 from dp_components.split_candidates.candidates import Candidates
-from dp_components.split_methods.methods import grow_totally_random
+from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import Tree
 from nvflare_plugins.kinds.private_trees.forest import public_candidates, tree_features
 from nvflare_plugins.kinds.private_trees.methods import Method

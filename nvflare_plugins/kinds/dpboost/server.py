@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import PrivacyCost, compose
-from dp_components.dpboost.clipping import LEAF_BITS, gradient_sensitivity, leaf_sensitivity
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostPlan
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, leaf_sensitivity
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.single_tree import MAX_ROWS, SplitTable, choose_splits, release_clipped_leaves, release_start
 from dp_components.events import ComposedEvent, Event, Release
 from dp_components.sensitivity import GRID_BITS

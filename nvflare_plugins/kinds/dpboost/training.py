@@ -14,8 +14,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dp_components.dpboost.clipping import LEAF_BITS, gradient_sensitivity
 from dp_components.dpboost.ensemble_of_ensembles import DpBoostModel, SiteData, add_trees, start_scores
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS
+from dp_components.dpboost.gradient_based_data_filtering import gradient_sensitivity
 from dp_components.dpboost.single_tree import SplitTable, SquaredLoss, TreeRows, assign_records, start_sums
 from dp_components.events import Release
 from dp_components.mechanisms import TrustModel

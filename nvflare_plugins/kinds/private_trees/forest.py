@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
-from dp_components.leaf_weights import (
-    UNIT,
-    Number,
-    SeveralClasses,
-    Target,
-    Times,
-    batch_sizes,
-    leaf_outputs,
-    tree_scale,
-)
+from dp_components.leaf_weights import UNIT, Number, SeveralClasses, Target, Times, leaf_outputs
 from dp_components.split_candidates.candidates import (
     Candidates,
     Columns,
@@ -30,16 +22,13 @@ from dp_components.split_candidates.candidates import (
     by_rule,
     logarithmic_candidates,
     non_private_quantile_candidates,
-    refine,
     uniform_candidates,
 )
 from dp_components.split_candidates.dp_quantiles import count_cells, cut_at_quantiles, public_grid, union
-from dp_components.split_methods.methods import (
-    HistogramQuery,
-    OneFeatureHistogramQuery,
-    PartiallyRandomQuery,
-    grow_totally_random,
-)
+from dp_components.split_candidates.iterative_hessian import refine
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import LEAF, GainRule, Tree, gain, grow
 from nvflare_plugins.data.table import Table
 from nvflare_plugins.growth.survival import AftLoss

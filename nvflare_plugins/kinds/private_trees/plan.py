@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components import leaf_weights
+from dp_components.batched_updates import batch_sizes
 from dp_components.events import ComposedEvent, Event
 from dp_components.integer_noise import RESOLUTION, NoiseOfOthers, PricedNoise
-from dp_components.leaf_weights import batch_sizes
 from dp_components.mechanisms import NoiseShares, noise_event
 from dp_components.sensitivity import Sensitivity, clip_rows, count_sensitivity
 from dp_components.split_candidates.candidates import Columns, FeatureBounds

@@ -14,16 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.accounting import compose
-from dp_components.leaf_weights import (
-    NORMAL_95,
-    TWO_CLASSES,
-    Number,
-    SeveralClasses,
-    Target,
-    Times,
-    real_noise_std,
-    tree_scale,
-)
+from dp_components.batched_updates import tree_scale
+from dp_components.leaf_noise import NORMAL_95
+from dp_components.leaf_weights import TWO_CLASSES, Number, SeveralClasses, Target, Times, real_noise_std
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.plan import (
     NOT_TWO_CLASSES,

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp_components.dpboost.clipping import (
-    LEAF_BITS,
-    clip_bound,
-    filter_by_gradient,
-    gain_bound,
-    gradient_sensitivity,
-    leaf_sensitivity,
-)
+from dp_components.dpboost.geometric_leaf_clipping import LEAF_BITS, clip_bound, leaf_sensitivity
+from dp_components.dpboost.gradient_based_data_filtering import filter_by_gradient, gain_bound, gradient_sensitivity
 from dp_components.dpboost.single_tree import SplitTable, TreeSettings, choose_splits, gains, release_leaves
 from dp_components.events import ExponentialEvent, LaplaceEvent, NeighbouringRelation
 from dp_components.sensitivity import GRID_BITS

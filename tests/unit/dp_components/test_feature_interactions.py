@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dp_components.batched_updates import batch_sizes, tree_scale
 from dp_components.feature_interactions import FeatureGains, alternating_features, cyclical_features, random_features
-from dp_components.leaf_weights import batch_sizes, tree_scale
-from dp_components.split_methods.methods import grow_totally_random, weighted_choice
+from dp_components.split_methods.totally_random import grow_totally_random, weighted_choice
 from dp_components.split_methods.tree import TreeBuilder
 
 

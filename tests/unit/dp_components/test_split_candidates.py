@@ -15,9 +15,9 @@ from dp_components.split_candidates.candidates import (
     by_rule,
     logarithmic_candidates,
     non_private_quantile_candidates,
-    refine,
     uniform_candidates,
 )
+from dp_components.split_candidates.iterative_hessian import refine
 
 
 def test_uniform_includes_the_left_end_only() -> None:

@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dp_components.leaf_weights import UNIT
-from dp_components.split_methods.methods import (
-    HistogramQuery,
-    OneFeatureHistogramQuery,
-    PartiallyRandomQuery,
-    grow_totally_random,
-)
+from dp_components.split_methods.histogram import HistogramQuery, OneFeatureHistogramQuery
+from dp_components.split_methods.partially_random import PartiallyRandomQuery
+from dp_components.split_methods.totally_random import grow_totally_random
 from dp_components.split_methods.tree import (
     LEAF,
     GainRule,
