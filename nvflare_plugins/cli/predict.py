@@ -7,7 +7,6 @@ and appears whole or not at all.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import socket
 import sys
@@ -27,7 +26,7 @@ from nvflare_plugins.base.formatting import counted, printable
 from nvflare_plugins.cli.options import Options, as_data_set, check_output, own_policy
 from nvflare_plugins.data.declaration import DataSet, is_in_parts
 from nvflare_plugins.kinds.vertical_inference.score_socket import SOCKET, reachable
-from nvflare_plugins.pages.run_record import FILE_NAME, RunRecord
+from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError, Strengths, shap_columns
 from nvflare_plugins.scoring.noise import NoiseOfScores
 from nvflare_plugins.scoring.rows import Rows, read_blocks
@@ -48,7 +47,7 @@ def run(options: Options) -> int:
     _check_output(options)
     model = FinishedModel.read(options.model)
     _check_threshold(options.threshold, model)
-    noise = _noise_of(options.model, model) if options.explain else None
+    noise = NoiseOfScores.of_run(options.model.parent, model) if options.explain else None
     if options.explain and noise is None:
         model.check_explainable()
     asked, strengths = (_data_set(options), model.features, options.id, options.ignore), Strengths(model)
@@ -144,15 +143,6 @@ def _declared(options: Options) -> DataSet:
             "first two alone)"
         )
     return own_policy(options).data_set(options.data_set)
-
-
-def _noise_of(path: Path, model: FinishedModel) -> NoiseOfScores | None:
-    """Return the noise in a private model's scores, by the record of its run beside it; None without one of its own."""
-    if not (path.parent / FILE_NAME).exists():
-        return None
-    noise = RunRecord.read(path.parent).leaf_noise
-    is_its_own = noise is not None and noise.model_sha256 == hashlib.sha256(model.content).hexdigest()
-    return NoiseOfScores(model, noise) if noise is not None and is_its_own else None
 
 
 def _results(

@@ -28,6 +28,7 @@ from nvflare_plugins.pages.charts import Bar, horizontal_bars, picture
 from nvflare_plugins.scoring.columns import PYTHON, check_names, matrix_of, narrowed
 from nvflare_plugins.scoring.explanation import concordance, survival
 from nvflare_plugins.scoring.model import ALL_ROUNDS, FinishedModel, ScoringError, shap_columns
+from nvflare_plugins.scoring.noise import NoiseOfScores
 
 _SHOWN = 15
 
@@ -129,7 +130,7 @@ class _FinishedEstimator(BaseEstimator):
             ScoringError: the model's covers are not those of training rows, so that the values would be wrong.
         """
         columns = shap_columns(self.model_, self.model_.contributions(self._values(X), self.rounds))
-        return pd.DataFrame(columns, index=X.index if isinstance(X, pd.DataFrame) else None)
+        return _beside(X, columns)
 
     def _repr_html_(self) -> str:
         """Return scikit-learn's own picture and, of a finished model, its strongest features."""
@@ -294,6 +295,29 @@ class VeilBoostClassifier(ClassifierMixin, _FinishedEstimator):
         result: NDArray[np.float32] = self.model_.probabilities(values, self.rounds)[:, self._order]
         return result
 
+    def noise_interval(self, X: ArrayLike, run: str | Path) -> pd.DataFrame:
+        """Return what the noise alone may have done to each score of a private model, as ``predict --explain`` has it.
+
+        ``noise_std`` is the deviation of the margin. In 95 of 100 trainings the probability of the second declared
+        class that the same trees would give without noise lies from ``noise_low`` to ``noise_high``.
+
+        Shapes: one row for each of X, under its index. Privacy: follows from the model and public figures.
+
+        Args:
+            run: folder of the run that trained the model, with its run.json.
+
+        Raises:
+            ScoringError: the run tells no noise of this model: only private boosted random trees for two classes do.
+        """
+        values, model = self._values(X), self.model_
+        noise = NoiseOfScores.of_run(Path(run), model)
+        if noise is None:
+            raise ScoringError(
+                f"{run} tells no noise of {model.name}: name the folder of its own run, of a private job on two "
+                "classes with boosted random trees"
+            )
+        return _beside(X, noise.columns(values))
+
 
 def _sorted_classes(classes: Sequence[str | int]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return classes in ascending order, and where each stands among the model's outputs."""
@@ -301,6 +325,10 @@ def _sorted_classes(classes: Sequence[str | int]) -> tuple[NDArray[Any], NDArray
     names = np.array(classes) if are_numbers else np.array([str(one) for one in classes])
     order = np.argsort(names, kind="stable")
     return names[order], order
+
+
+def _beside(X: Any, columns: Mapping[str, NDArray[np.float32]]) -> pd.DataFrame:
+    return pd.DataFrame(columns, index=X.index if isinstance(X, pd.DataFrame) else None)
 
 
 def _frame_of(rows: Any) -> pd.DataFrame | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dp_components.leaf_noise import N_DRAWS, NORMAL_95, LeafMaking, NoisedLeaves, drawn_again
 from dp_components.leaf_weights import GradientWeights, LeafQuery, LeafWeights, NewtonWeights
-from nvflare_plugins.pages.run_record import LeafNoise
+from nvflare_plugins.pages.run_record import FILE_NAME, LeafNoise, RunRecord
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from nvflare_plugins.xgb.continuation import recalibrated
 from nvflare_plugins.xgb.model_json import numbers_of, trees_model
@@ -58,6 +60,15 @@ class NoiseOfScores:
         ends = inside["iteration_indptr"]
         self._moves = drawn_again([noised[a:b] for a, b in pairwise(ends)], making)
         self.of_sample = self.deviations(sample)
+
+    @classmethod
+    def of_run(cls, folder: Path, model: FinishedModel) -> Self | None:
+        """Return the noise in a private model's scores by the record of its run; None where it tells none of it."""
+        if not (folder / FILE_NAME).exists():
+            return None
+        noise = RunRecord.read(folder).leaf_noise
+        is_its_own = noise is not None and noise.model_sha256 == hashlib.sha256(model.content).hexdigest()
+        return cls(model, noise) if noise is not None and is_its_own else None
 
     def deviations(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return each row's deviation of the margin. Shapes: float32[n_rows, n_features] -> float64[n_rows]."""

@@ -61,6 +61,7 @@ class Report:
     auc: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
     log_loss: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
     calibration_error: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
+    reliability: dict[str, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
     p: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     epsilon_spent: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     outcomes: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
@@ -74,6 +75,7 @@ class Report:
         outcome, p = verdict(ours, theirs)
         self.auc[arm][key], self.log_loss[arm][key] = mean_and_sd(ours.auc), mean_and_sd(ours.log_loss)
         self.calibration_error[arm][key] = mean_and_sd(ours.calibration)
+        self.reliability[arm][key] = ours.reliability
         self.p[arm][key], self.outcomes[arm][key] = round(p, 5), outcome
         self.epsilon_spent[arm][key] = round(ours.epsilon_spent, 6)
         self.seconds[arm].append(ours.seconds)
@@ -92,6 +94,7 @@ class Report:
                 "auc": self.auc,
                 "log_loss": self.log_loss,
                 "calibration_error": self.calibration_error,
+                "reliability": self.reliability,
                 "best_published": self.best_published,
                 **counts,
                 "seconds_per_model": seconds,
@@ -159,6 +162,7 @@ def measure(runner: Runner, draws: Draws, n_features: int, lane: Lane, report: R
             **mean_and_sd(theirs.auc),
             "log_loss": mean_and_sd(theirs.log_loss),
             "calibration_error": mean_and_sd(theirs.calibration),
+            "reliability": theirs.reliability,
             "authors_code": None if anchor is None else {"method": anchor[0], "mean": anchor[1]},
         }
         authors = "" if anchor is None else f"; best run of the authors' code: {anchor[0]} {anchor[1]}"

@@ -24,7 +24,7 @@ from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, Trust
 from nvflare_plugins.xgb.continuation import recalibrated
 from tests.bench.dp_data import Split, load, split
 from tests.bench.dp_published import float_gaussian, run_published
-from tests.bench.dp_statistics import Scored, Series, calibration_error
+from tests.bench.dp_statistics import Scored, Series, calibration_error, reliability
 from tests.support.private_simulation import Simulation
 from tests.support.private_trees import mu_of, plan_with, split_rows, train_in_process
 
@@ -81,8 +81,8 @@ def _score(data: Split, raw: NDArray[np.float32], method: Method, **more: float)
     if method.query is LeafQuery.CLIPPED:
         p = recalibrated(p.astype(np.float32), CLIPPED_AT).astype(np.float64)
     label = data.test.label
-    error = calibration_error(label, p)
-    return Scored(roc_auc_score(label, raw), log_loss(label, p), calibration=error, **more)  # type: ignore[arg-type]
+    calibrated = {"calibration": calibration_error(label, p), "reliability": reliability(label, p)}
+    return Scored(roc_auc_score(label, raw), log_loss(label, p), **calibrated, **more)  # type: ignore[arg-type]
 
 
 def through_protocol(method: Method, data: Split, epsilon: float, trust: Trust, structure_seed: int) -> Scored:

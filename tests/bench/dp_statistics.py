@@ -13,6 +13,8 @@ from tests.bench.dp_data import TEST_SHARE
 
 SIGNIFICANCE = 0.05
 _TEST_OVER_TRAIN = TEST_SHARE / (1 - TEST_SHARE)
+Reliability = tuple[tuple[float, float], ...]
+"""Mean probability and share of positive rows of each tenth of the rows, lowest probabilities first."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Scored:
     epsilon: float = 0.0
     messages: int = 0
     calibration: float = 0.0
+    reliability: Reliability = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Series:
     epsilon_spent: float = 0.0
     messages: int = 0
     calibration: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    reliability: Reliability = ()
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[Scored]]) -> Series:
@@ -49,6 +53,7 @@ class Series:
             max(r.epsilon for r in flat),
             max(r.messages for r in flat),
             np.array([np.mean([r.calibration for r in of_split]) for of_split in runs]),
+            tuple(map(tuple, np.mean([r.reliability for r in flat], axis=0).round(4).tolist())),
         )
 
 
@@ -59,6 +64,12 @@ def calibration_error(label: NDArray[np.float32], p: NDArray[np.float64]) -> flo
     """
     bins = np.minimum((10 * p).astype(np.intp), 9)
     return float(np.abs(np.bincount(bins, weights=p - label, minlength=10)).sum() / label.size)
+
+
+def reliability(label: NDArray[np.float32], p: NDArray[np.float64]) -> Reliability:
+    """Return a model's reliability table. Shapes: float[n_rows] each, at least ten rows."""
+    tenths = np.array_split(np.argsort(p, kind="stable"), 10)
+    return tuple((float(p[rows].mean()), float(label[rows].mean())) for rows in tenths)
 
 
 def mean_and_sd(values: NDArray[np.float64]) -> dict[str, float]:

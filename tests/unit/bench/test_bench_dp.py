@@ -18,6 +18,7 @@ ASKED_FOR = {
     "auc",
     "log_loss",
     "calibration_error",
+    "reliability",
     "best_published",
     "wins",
     "ties",
@@ -63,6 +64,8 @@ def test_the_last_line_holds_what_was_asked_for(small: None, tmp_path: Path, cap
     for measured in ("auc", "log_loss", "calibration_error"):
         assert result[measured]["distributed"]["shop 1"].keys() == {"mean", "sd"}
         assert 0 < result[measured]["distributed"]["shop 1"]["mean"] < 1
+    expected, observed = np.transpose(result["reliability"]["distributed"]["shop 1"])
+    assert expected.size == 10 and (np.diff(expected) >= 0).all() and 0 <= observed.min() < observed.max() <= 1
     assert result["rounds"] == {"trusted": 11, "distributed": 11, "distributed_2026_11": 11, "few_rounds": 3}
     assert result["best_published"]["shop 1"]["method"] in ("DP-RF", "DP-TR Newton")
     assert result["best_published"]["shop 1"]["authors_code"] is None

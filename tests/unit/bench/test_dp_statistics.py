@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.bench.bench_dp import Report
-from tests.bench.dp_statistics import Scored, Series, calibration_error, verdict
+from tests.bench.dp_statistics import Scored, Series, calibration_error, reliability, verdict
 
 
 def series(auc: list[float]) -> Series:
@@ -36,6 +36,15 @@ def test_probabilities_that_are_shares_have_no_calibration_error() -> None:
     assert calibration_error(label, p + 0.02) == pytest.approx(0.02)
     assert calibration_error(label, np.ones(20)) == pytest.approx(0.55)
     assert calibration_error(label, p[::-1]) == pytest.approx(0.5)
+
+
+def test_a_tenth_of_the_rows_has_its_mean_probability_and_its_share() -> None:
+    p = np.repeat(np.arange(10) / 10, 4)
+    label = np.tile([0, 1, 1, 1], 10).astype(np.float32)
+    table = reliability(label[::-1].copy(), p[::-1].copy())
+    assert np.array(table) == pytest.approx(np.array([(k / 10, 0.75) for k in range(10)]))
+    runs = [[Scored(0.5, 0.5, reliability=table), Scored(0.5, 0.5, reliability=((0.0, 0.25),) * 10)]]
+    assert np.array(Series.of(runs).reliability) == pytest.approx(np.array([(k / 20, 0.5) for k in range(10)]))
 
 
 def test_wins_and_losses_are_told_apart() -> None:

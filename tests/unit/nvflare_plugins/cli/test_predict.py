@@ -16,7 +16,7 @@ import pytest
 
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.pages.run_record import LeafNoise, RunRecord
-from nvflare_plugins.scoring import load_model
+from nvflare_plugins.scoring import ScoringError, load_model
 from nvflare_plugins.scoring.export import strip_sum_hessian
 from tests.support.scoring import CLASSES, ID, NAMES, Trained, changed, frame, train
 
@@ -196,6 +196,18 @@ def test_a_private_models_scores_have_the_noise_and_no_shap_values(
     odds = np.log(table.noise_high / (1 - table.noise_high)) - np.log(table.noise_low / (1 - table.noise_low))
     assert odds.to_numpy() == pytest.approx(2 * 1.96 * table.noise_std.to_numpy(), rel=1e-3)
     assert "the noise alone: sampling and the model's own error come on top" in capsys.readouterr().out
+
+
+def test_python_gives_the_intervals_that_explain_writes(trained: Trained, tmp_path: Path) -> None:
+    model = load_model(trained.path)
+    with pytest.raises(ScoringError, match=r"tells no noise of .*model\.json: name the folder of its own run"):
+        model.noise_interval(trained.rows, tmp_path)
+    note_noise(trained, tmp_path)
+    predict(tmp_path, "--id", ID, "--explain")
+    rows = trained.rows.set_index(np.arange(300)[::-1])
+    found, written = model.noise_interval(rows, tmp_path), pd.read_csv(tmp_path / "out.csv")
+    assert found.index.equals(rows.index)
+    assert np.array_equal(found.to_numpy(), written[list(found)].to_numpy(np.float32))
 
 
 def test_a_record_of_another_model_says_nothing(trained: Trained, tmp_path: Path) -> None:
