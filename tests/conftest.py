@@ -14,8 +14,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Processes that tests start keep what they compile, or each compiles the product again.
+# This process and those that tests start keep what they compile, or each compiles the product and all tests again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Files in memory where there is room: the tests write thousands durably, and a disk takes milliseconds for each.
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - the tests make folders of their own there

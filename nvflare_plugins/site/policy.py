@@ -264,6 +264,10 @@ Fingerprint = Annotated[
 ]
 
 
+def _values(of: Any, but: Sequence[str] = ()) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in of.__dataclass_fields__ if name not in but}
+
+
 @document
 class SitePolicy(Document):
     """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice."""
@@ -434,8 +438,7 @@ class SitePolicy(Document):
 
         Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
         """
-        allowed = {name: value for name, value in dataclasses.asdict(self).items() if name not in _ALLOWS_NOTHING}
-        return json.dumps(allowed, sort_keys=True).encode()
+        return json.dumps(_values(self, _ALLOWS_NOTHING), sort_keys=True, default=_values).encode()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of what the policy allows, for the evidence."""

@@ -55,6 +55,7 @@ FRAMES = {"private_trees": (7, 5), "dpboost": (7, 5)}  # a small job has few
 def _nobody_waits_long_for_a_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "Ready", partial(executors.Ready, interval_s=0.1))
     monkeypatch.setattr(controllers, "EXPIRE_POLL_S", 0.05)
+    monkeypatch.setattr(controllers, "REMIND_INTERVAL_S", 0.5)
 
 
 class Federation:
@@ -90,7 +91,7 @@ class Federation:
         cell = FakeCell(self._network, f"server.{JOB_ID}")
         context = self._context = _Context("server", self._server, cell, get_clients=lambda: clients)
         controller = self.controller
-        controller._engine = context.engine
+        controller._engine, controller._task_check_period = context.engine, 0.02
         controller.broadcast, controller.cancel_task = self._broadcast, lambda task: None
         controller.system_panic = lambda reason, fl_ctx: said.append(reason)
         controller.control_flow(self._signal, context)

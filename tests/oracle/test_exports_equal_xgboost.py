@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from nvflare_plugins.cli.main import main
 from nvflare_plugins.scoring import export as conversion
 from nvflare_plugins.scoring.model import FinishedModel, ScoringError
 from tests.oracle.test_scoring_equals_xgboost import CLASSIFIERS, REGRESSIONS, others
+from tests.support.examples import quick
 from tests.support.scoring import CATEGORIES, CLASSES, NAMES, changed, frame, matrix_of, positions, train
 
 THREE = CLASSIFIERS["multiclass"]
@@ -28,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 FAR_AWAY = ("regression: base score",)  # whose leaves are lost beside it
 ONE_BY_ONE, SETS = {"max_cat_to_onehot": 100}, {"max_cat_to_onehot": 1}
+KINDS = {"categories": ONE_BY_ONE, "sets": SETS}
 
 
 def trained_as(folder: Path, name: str, **more: Any) -> Any:
@@ -61,11 +64,13 @@ def test_treelite(tmp_path: Path, name: str, kind: dict[str, int]) -> None:
     assert name in FAR_AWAY or not np.allclose(others_found, found)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("kind", [ONE_BY_ONE, SETS], ids=["categories", "sets"])
-def test_onnx(tmp_path: Path, name: str, kind: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    quick(itertools.product(KINDS, MODELS), *zip(itertools.cycle(KINDS), MODELS, strict=False)),
+)
+def test_onnx(tmp_path: Path, name: str, kind: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
-    trained = trained_as(tmp_path, name, **kind)
+    trained = trained_as(tmp_path, name, **KINDS[kind])
     out = tmp_path / "model.onnx"
     assert main(["export", str(trained.path), str(out)]) == 0
     session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])

@@ -46,7 +46,7 @@ def grown(folder: Path, frame: pd.DataFrame, params: dict, profile: str = "masks
 @pytest.mark.parametrize(
     ("name", "profile", "counts"),
     [
-        ("logistic", "masks", (3, 4, 7)),
+        ("logistic", "masks", (3, 7)),
         ("squared", "plain", (3, 5)),
         ("weights", "masks", (3, 6)),
         ("missing", "masks", (3, 5)),

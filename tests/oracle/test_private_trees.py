@@ -8,6 +8,7 @@ XGBoost's float32 arithmetic.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,7 @@ from nvflare_plugins.kinds.private_trees.methods import (
     feverless,
 )
 from nvflare_plugins.kinds.private_trees.plan import TRUSTED_SERVER, OwnRows, PrivateTreesPlan, Trust
+from tests.support.examples import quick
 from tests.support.private_simulation import Simulation, Table
 from tests.support.private_trees import plan_with, split_rows, train_in_process
 from tests.support.refreshed import bounded_objective, refreshed
@@ -164,11 +166,16 @@ def test_three_sites_make_the_model_of_the_pooled_rows(name: str, missing: bool)
     assert np.array_equal(ours, Simulation(plan, data, test, drawn(5)).run()) and np.ptp(ours) > 0
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("trust", [Trust(), Trust(NoiseShares(3, 1))], ids=["trusted", "distributed"])
-def test_what_travels_is_what_the_plan_lists(name: str, trust: Trust) -> None:
+TRUST = {"trusted": Trust(), "distributed": Trust(NoiseShares(3, 1))}
+
+
+@pytest.mark.parametrize(
+    ("trust", "name"),
+    quick(itertools.product(TRUST, OTHERS), *zip(itertools.cycle(TRUST), OTHERS, strict=False)),
+)
+def test_what_travels_is_what_the_plan_lists(name: str, trust: str) -> None:
     """A tree that ends early skips releases; nothing else is missing, and nothing is there besides."""
-    data, seen, plan = table(), [], small_plan(name, trust)
+    data, seen, plan = table(), [], small_plan(name, TRUST[trust])
     train_in_process(plan, split_rows(data.columns, data.label, 3), seen=seen)
     sent = {t.frame.counter: t.frame for t in seen if t.direction == "received"}
     listed = iter(plan.releases.releases)

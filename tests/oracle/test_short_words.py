@@ -120,13 +120,13 @@ def test_models_are_the_same_bytes_at_any_number_of_sites_and_in_any_words(tmp_p
     ):
         sites = federation(tmp_path / f"{profile} {n_sites} {bits}", frame, n_sites)
         made = HorizontalJob(
-            "train", "label", params, 3, profile, engine="own", word_bits=bits, finest_exponent=-12, **fields
+            "train", "label", params, 2, profile, engine="own", word_bits=bits, finest_exponent=-12, **fields
         )
         succeed(sites.run(made))
         models[profile, n_sites, bits] = sites.model()
     assert len(set(models.values())) == 1
     finer = federation(tmp_path / "finer", frame)
-    succeed(finer.run(HorizontalJob("train", "label", params, 3, "masks", engine="own", word_bits=32, **fields)))
+    succeed(finer.run(HorizontalJob("train", "label", params, 2, "masks", engine="own", word_bits=32, **fields)))
     assert finer.model() not in models.values(), "the equality is not one of models that never change"
 
 

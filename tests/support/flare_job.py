@@ -148,7 +148,7 @@ def run_flare_job(recipe: JobRecipe, parties: Parties, abort_after: int | None =
             threads.append(threading.Thread(target=at_site, args=(site, task)))
             threads[-1].start()
 
-    controller._engine = context.engine
+    controller._engine, controller._task_check_period = context.engine, 0.02
     controller.broadcast, controller.cancel_task = broadcast, lambda task: None
     controller.system_panic = lambda reason, fl_ctx: said.append(reason)
     controller.control_flow(signal, context)

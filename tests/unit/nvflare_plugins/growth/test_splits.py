@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from nvflare_plugins.growth._native import growth, variants
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, NodeToSplit, SplitFormula, WeightBounds, arithmetic_of
 from nvflare_plugins.growth.bins import BinLayout
 from nvflare_plugins.growth.splits import Question, SplitFinder
-from tests.support.examples import examples
+from tests.support.examples import examples, quick
 from tests.unit.nvflare_plugins.vertical.test_split_evaluation import (
     PARAMETERS,
     UNIT,
@@ -39,8 +40,13 @@ def question(total: tuple[int, int], gain: np.float32, bounds: WeightBounds, all
     return Question(np.array([total] * n), *limits, np.array([allowed] * n))
 
 
-@pytest.mark.parametrize("release", ARITHMETICS)
-@pytest.mark.parametrize("name", [*PARAMETERS, *MORE])
+@pytest.mark.parametrize(
+    ("release", "name"),
+    quick(
+        itertools.product(ARITHMETICS, [*PARAMETERS, *MORE]),
+        *zip(itertools.cycle(ARITHMETICS), [*PARAMETERS, *MORE], strict=False),
+    ),
+)
 @settings(max_examples=examples(80), deadline=None)
 @given(histograms(), st.booleans(), st.sampled_from([0, 40]))
 def test_equal_to_the_twin(release, name, histogram, is_bounded, finer):

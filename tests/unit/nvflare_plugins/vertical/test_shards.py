@@ -19,6 +19,7 @@ from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner
 from nvflare_plugins.kinds.vertical.histogram_maker import PairsForm, histogram_maker
 from nvflare_plugins.workers.workers import Workers
+from tests.support.examples import slow
 from tests.support.he_toys import toy_paillier
 from tests.support.vertical_federation import Joined, central, federate, first_difference
 from tests.support.workers_here import workers_here
@@ -88,8 +89,16 @@ def sharded(scheme: str, n_active: int, n_passive: int, workers):
     return make
 
 
-@pytest.mark.parametrize("scheme", [pytest.param(s, marks=needs_curve if s == "elgamal" else ()) for s in SCHEMES])
-@pytest.mark.parametrize(("n_active", "n_passive"), [pytest.param(1, 1, marks=pytest.mark.slow), (0, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("scheme", "n_active", "n_passive"),
+    [
+        ("plain", 0, 2),
+        ("paillier", 2, 3),
+        pytest.param("elgamal", 0, 2, marks=needs_curve),
+        *slow(("plain", 1, 1), ("plain", 2, 3), ("paillier", 1, 1), ("paillier", 0, 2)),
+        *(pytest.param("elgamal", *n, marks=[needs_curve, pytest.mark.slow]) for n in ((1, 1), (2, 3))),
+    ],
+)
 def test_the_model_is_the_centralized_one_for_any_number_of_workers(scheme, n_active, n_passive, workers) -> None:
     joined = data()
     params = {**LOGISTIC, "subsample": 0.8, "colsample_bytree": 0.7, "seed": 4}
