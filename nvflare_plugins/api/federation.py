@@ -899,11 +899,7 @@ def _spent_in(path: Path) -> list[tuple[float, float]]:
 
 def _frame(table: SiteTable) -> pd.DataFrame:
     columns = [table.raw.columns[place] for place in range(len(table.names))]
-    return pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=_arrow_type)
-
-
-def _arrow_type(kind: pa.DataType) -> Any:
-    return pd.ArrowDtype(kind)
+    return pa.Table.from_arrays(columns, names=list(table.names)).to_pandas(types_mapper=pd.ArrowDtype)
 
 
 simulate = Federation

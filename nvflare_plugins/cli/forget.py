@@ -24,7 +24,7 @@ from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.flare.kinds import SERVER_CONFIGURATION, read_job
 from nvflare_plugins.kinds.horizontal.site import TITLE
 from nvflare_plugins.pages.run_record import RunRecord
-from nvflare_plugins.pooled.forgetting import leave_out
+from nvflare_plugins.pooled.preparation import leave_out
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.forgetting import Forgetting, Standing
 from nvflare_plugins.site.memory.registry import ADDED_ROWS, ADDED_SITES, Registry

@@ -629,13 +629,10 @@ def log_what_labels_lack(table: Table, data_set: str, *, is_classification: bool
     if not table.n_rows:
         _log.warning("data set %r has no row that this job can use: this site takes part without rows", data_set)
     elif table.label.ndim == 2:
-        log_count(f"rows of data set {data_set!r} without an event at a known time", *_censored(table.label))
+        n_censored = int(np.count_nonzero(~has_event(table.label)))
+        log_count(f"rows of data set {data_set!r} without an event at a known time", n_censored, len(table.label))
     elif is_classification and table.label.min() == table.label.max():
         _log.warning("the labels of all rows of data set %r that this job can use are of one class", data_set)
-
-
-def _censored(bounds: NDArray[np.float32]) -> tuple[int, int]:
-    return int(np.count_nonzero(~has_event(bounds))), len(bounds)
 
 
 def column_names(

@@ -188,7 +188,8 @@ def _metric_sum(metric: str, parameters: TrainingParameters, table: Table) -> fl
     largest = max(_largest(label), start)
     name, _, argument = metric.partition("@")
     if name == "aft-nloglik":
-        return total * (_LARGEST_LOG_LOSS + _largest(np.log(label[label > 0])) + _log_scale(parameters))
+        log_scale = abs(math.log(parameters.number("aft_loss_distribution_scale", 1.0)))
+        return total * (_LARGEST_LOG_LOSS + _largest(np.log(label[label > 0])) + log_scale)
     if name == "cox-nloglik":
         return _LARGEST_RISK * total
     if name in CURVE_METRICS:
@@ -239,10 +240,6 @@ def _largest(label: NDArray[Any]) -> float:
 def _finite(label: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return labels; of times the lower bounds, which always are numbers. Shapes: result: float64[n_rows]."""
     return (label[:, 0] if label.ndim == 2 else label).astype(np.float64)
-
-
-def _log_scale(parameters: TrainingParameters) -> float:
-    return abs(math.log(parameters.number("aft_loss_distribution_scale", 1.0)))
 
 
 def _largest_log1p(label: NDArray[np.float64], start: float) -> float:

@@ -68,54 +68,35 @@ def metrics_of(model: FinishedModel) -> tuple[Metric, ...]:
     if later := model.direction_of_times:
         return _metrics_of_times(model, later)
     if model.classes is None:
-        return (
-            Metric(
-                "RMSE",
-                is_higher_better=False,
-                measure=lambda y, s, w: float(np.sqrt(mean_squared_error(y, s, sample_weight=w))),
-            ),
-            Metric(
-                "MAE", is_higher_better=False, measure=lambda y, s, w: float(mean_absolute_error(y, s, sample_weight=w))
-            ),
-        )
-    places = list(range(len(model.classes)))
+        return _metric("RMSE", _rmse), _metric("MAE", mean_absolute_error)
     if not model.has_probabilities:
-        return (
-            Metric(
-                "accuracy", is_higher_better=True, measure=lambda y, s, w: float(accuracy_score(y, s, sample_weight=w))
-            ),
-        )
-    if len(places) > 2:
-        return (
-            Metric(
-                "log loss",
-                is_higher_better=False,
-                measure=lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places)),
-            ),
-            Metric(
-                "accuracy",
-                is_higher_better=True,
-                measure=lambda y, s, w: float(accuracy_score(y, s.argmax(axis=1), sample_weight=w)),
-            ),
-        )
+        return (_metric("accuracy", accuracy_score, is_higher_better=True),)
+    loss = _metric("log loss", log_loss, labels=list(range(len(model.classes))))
+    if len(model.classes) > 2:
+        return loss, _metric("accuracy", _accuracy_of_the_likeliest, is_higher_better=True)
     return (
-        Metric("AUC", is_higher_better=True, measure=lambda y, s, w: float(roc_auc_score(y, s, sample_weight=w))),
-        Metric(
-            "average precision",
-            is_higher_better=True,
-            measure=lambda y, s, w: float(average_precision_score(y, s, sample_weight=w)),
-        ),
-        Metric(
-            "log loss",
-            is_higher_better=False,
-            measure=lambda y, s, w: float(log_loss(y, s, sample_weight=w, labels=places)),
-        ),
-        Metric(
-            "Brier score",
-            is_higher_better=False,
-            measure=lambda y, s, w: float(brier_score_loss(y, s, sample_weight=w)),
-        ),
+        _metric("AUC", roc_auc_score, is_higher_better=True),
+        _metric("average precision", average_precision_score, is_higher_better=True),
+        loss,
+        _metric("Brier score", brier_score_loss),
     )
+
+
+def _metric(name: str, score: Callable[..., float], *, is_higher_better: bool = False, **more: Any) -> Metric:
+    """Return a metric that scikit-learn computes. Args: more: further arguments of ``score``."""
+    return Metric(
+        name,
+        is_higher_better=is_higher_better,
+        measure=lambda labels, scores, weights: float(score(labels, scores, sample_weight=weights, **more)),
+    )
+
+
+def _rmse(labels: Scores, scores: Scores, sample_weight: Scores) -> float:
+    return float(np.sqrt(mean_squared_error(labels, scores, sample_weight=sample_weight)))
+
+
+def _accuracy_of_the_likeliest(labels: Scores, scores: Scores, sample_weight: Scores) -> float:
+    return float(accuracy_score(labels, scores.argmax(axis=1), sample_weight=sample_weight))
 
 
 def _metrics_of_times(model: FinishedModel, later: int) -> tuple[Metric, ...]:

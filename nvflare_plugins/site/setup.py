@@ -301,7 +301,8 @@ def _merge_policy(workspace: Path, role: Role, options: SetupOptions) -> list[st
         changes.append(f"{path}: sessions without certificates are accepted, as simulated sites have none")
     site = "site" if role is Role.SIMULATOR else site_name(workspace)
     before = SitePolicy.from_dict(document, workspace=workspace, site=site)
-    for key, value in _wanted(document, options, has_heads=_holds_files(before.ledger_heads)):
+    has_heads = before.ledger_heads.is_dir() and any(before.ledger_heads.iterdir())
+    for key, value in _wanted(document, options, has_heads=has_heads):
         changes.append(f"{path}: {key} = {json.dumps(value)}")
     after = SitePolicy.from_dict(document, workspace=workspace, site=site)
     _check_nothing_is_forgotten(before, after)
@@ -320,10 +321,6 @@ def _check_nothing_is_forgotten(before: SitePolicy, after: SitePolicy) -> None:
         files = (path for path in old.rglob("*") if path.is_file() and not path.is_relative_to(after.ledger_heads))
         if old != new and any(not (new / path.relative_to(old)).exists() for path in files):
             raise ConfigurationError(f"{key}: move {old} to {new} first, or what it holds would be forgotten")
-
-
-def _holds_files(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _wanted(document: dict[str, Any], options: SetupOptions, *, has_heads: bool) -> Iterator[tuple[str, Any]]:

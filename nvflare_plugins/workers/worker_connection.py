@@ -518,7 +518,7 @@ _EQUAL = ("veilboost", "xgboost", "numpy", "distributed", "python", "native modu
 def installed() -> dict[str, str]:
     """Return the releases of this process, and digests of the package's own modules."""
     own = {name: _version(name) for name in ("veilboost", "xgboost", "numpy", "distributed")}
-    return {**own, "python": ".".join(platform.python_version_tuple()[:2]), "native modules": _native_digest()}
+    return {**own, "python": ".".join(platform.python_version_tuple()[:2]), "native modules": _digest("*.so")}
 
 
 def describe_worker(dask_worker: Any) -> dict[str, Any]:
@@ -570,10 +570,6 @@ def _is(value: object, expected: object) -> bool:
 def source_digest() -> str:
     """Return a digest of the Python sources of the package."""
     return _digest("*.py")
-
-
-def _native_digest() -> str:
-    return _digest("*.so")
 
 
 def _digest(pattern: str) -> str:

@@ -16,7 +16,7 @@ from dp_components.ledger import Ledger
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.cli.main import main
 from nvflare_plugins.kinds.alignment.align import align_site
-from nvflare_plugins.kinds.alignment.result import load_alignment
+from nvflare_plugins.kinds.alignment.job import load_alignment
 from nvflare_plugins.kinds.horizontal.site import run_site as run_horizontal_site
 from nvflare_plugins.kinds.private_trees.training import run_private_trees_site
 from nvflare_plugins.kinds.vertical.model import PassivePart, find_part

@@ -13,7 +13,7 @@ from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey
-from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.kinds.alignment.job import FILE, load_alignment
 from tests.support.local_cluster import local_cluster
 from tests.unit.nvflare_plugins.alignment.test_site import places, run
 

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import examples
 from nvflare_plugins.attempt.job_context import SiteContext
-from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.kinds.alignment.job import FILE, load_alignment
 from nvflare_plugins.recipes.examples import DATA_SETS
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.policy import SitePolicy

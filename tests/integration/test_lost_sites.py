@@ -11,7 +11,7 @@ from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.format import export_name
 from nvflare_plugins.evidence.reader import before_attempt, read_log
 from nvflare_plugins.flare.kinds import KINDS
-from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.alignment.job import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.vertical.site import MASKED_MODEL
 from nvflare_plugins.pooled.job import HorizontalJob
 from nvflare_plugins.wire.envelope import Kind, unpack

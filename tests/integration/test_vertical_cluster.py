@@ -12,7 +12,7 @@ import pytest
 from he_processors.errors import VeilBoostError
 from nvflare_plugins.base.failures import WorkerFailure
 from nvflare_plugins.kinds.alignment import intersection as blinding
-from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.alignment.job import FILE as ALIGNMENT_FILE
 from nvflare_plugins.kinds.vertical import histogram_maker as passive
 from nvflare_plugins.kinds.vertical import key_owner as owner
 from nvflare_plugins.kinds.vertical import site as vertical_site

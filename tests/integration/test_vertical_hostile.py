@@ -305,13 +305,13 @@ def test_trees_deeper_than_the_job_says_are_refused(parties, monkeypatch):
 
 
 def test_answers_longer_than_any_can_be_are_refused(parties, monkeypatch):
-    honest = passive_party.answer_bytes
+    honest = messages.answer_bytes
 
     def answer(question: bytes, *of) -> bytes:
         is_histogram = isinstance(from_bytes(question), HistogramRequest)
         return honest(question, *of) + bytes(is_histogram * (4 << 20))
 
-    monkeypatch.setattr(passive_party, "answer_bytes", answer)
+    monkeypatch.setattr(messages, "answer_bytes", answer)
     all_end_clearly(parties, run(parties, job()), "too long")
 
 
@@ -361,7 +361,7 @@ def test_rows_divided_otherwise_than_the_sums_say_are_noticed(parties, monkeypat
         answer = honest(self, request)
         bits = answer.goes_left[0].unpack()
         changed = np.concatenate([~bits[:1], bits[1:]])
-        return SplitAnswer(answer.tree, (passive.Bits.of(changed), *answer.goes_left[1:]))
+        return SplitAnswer(answer.tree, (messages.Bits.of(changed), *answer.goes_left[1:]))
 
     monkeypatch.setattr(passive.PassiveParty, "_splits", lie)
     all_end_clearly(parties, run(parties, job()), "divided rows otherwise")

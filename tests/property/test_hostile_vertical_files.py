@@ -15,8 +15,7 @@ import pytest
 
 from he_processors.errors import ConfigurationError, ProtocolError, VeilBoostError
 from nvflare_plugins.data.declaration import VerticalRules
-from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.alignment.result import Alignment, _read, save_alignments
+from nvflare_plugins.kinds.alignment.job import Alignment, AlignmentJob, _read, save_alignments
 from nvflare_plugins.kinds.vertical.guards import Guard
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.model import (

@@ -23,8 +23,7 @@ from nvflare_plugins.data.identity import load_ids
 from nvflare_plugins.evidence.format import Content, Protection
 from nvflare_plugins.evidence.log import EvidenceLog
 from nvflare_plugins.kinds.alignment.intersection import LEAST_IDS, Lists, intersect, tell_all
-from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.alignment.result import Alignment, save_alignments
+from nvflare_plugins.kinds.alignment.job import Alignment, AlignmentJob, save_alignments
 from nvflare_plugins.pages.run_record import ALIGNMENT, DataFacts, ReportSection
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry, AlignmentRun
 from nvflare_plugins.site.memory.forgetting import Forgetting

@@ -17,7 +17,7 @@ from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data.declaration import DataSet
 from nvflare_plugins.data.identity import canonical_ids
 from nvflare_plugins.data.tabular_files import TabularFile
-from nvflare_plugins.kinds.alignment.result import load_alignment
+from nvflare_plugins.kinds.alignment.job import load_alignment
 from nvflare_plugins.kinds.vertical.model import PrivateSplit, PrivateTable, structures
 from nvflare_plugins.site.memory.forgetting import Forgetting
 

@@ -36,11 +36,10 @@ from nvflare_plugins.kinds.horizontal import going_on
 from nvflare_plugins.pages.run_record import EVALUATION, DataFacts, ReportSection, RoundRow
 from nvflare_plugins.pages.run_record import FILE_NAME as RECORD
 from nvflare_plugins.pooled.attempt import Agreement, PooledAttempt
-from nvflare_plugins.pooled.forgetting import check_start
 from nvflare_plugins.pooled.growing import POOLED_ROWS, GrownTraining, grown_by, is_grown
 from nvflare_plugins.pooled.job import SCORE_BINS, TIME_BINS, WORD_BITS, HorizontalJob
 from nvflare_plugins.pooled.mediated.engine import MediatedEngine
-from nvflare_plugins.pooled.preparation import Prepared, allow
+from nvflare_plugins.pooled.preparation import Prepared, allow, check_start
 from nvflare_plugins.pooled.row_floors import counts_leaves, may_grow, row_fraction
 from nvflare_plugins.pooled.shards import RoundWatch, ShardedRows, why_in_one_process
 from nvflare_plugins.pooled.spans import on_grid, search_times

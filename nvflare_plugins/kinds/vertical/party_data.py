@@ -23,7 +23,7 @@ from nvflare_plugins.data.identity import canonical_ids
 from nvflare_plugins.data.labels import columns_of
 from nvflare_plugins.data.table import Table, load_table
 from nvflare_plugins.growth.arithmetic import Arithmetic
-from nvflare_plugins.kinds.alignment.result import Alignment
+from nvflare_plugins.kinds.alignment.job import Alignment
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.site.memory.forgetting import Forgetting
 from nvflare_plugins.xgb import stock as xgb

@@ -19,7 +19,7 @@ from he_processors.histogram.planner import BinCodes, BinLayout, child_to_build
 from he_processors.histogram.sums import BinMasks, BinNoise
 from nvflare_plugins.data.table import ComparedColumn
 from nvflare_plugins.growth.arithmetic import ARITHMETICS, Arithmetic
-from nvflare_plugins.kinds.vertical import model
+from nvflare_plugins.kinds.vertical import messages, model
 from nvflare_plugins.kinds.vertical.context import TrainedPart, VerticalContext
 from nvflare_plugins.kinds.vertical.conversation import Responder
 from nvflare_plugins.kinds.vertical.guards import NO_LIMITS, GrownNodes, Guard, SplitBits, TreeLimits, bins_section
@@ -30,31 +30,6 @@ from nvflare_plugins.kinds.vertical.histogram_maker import (
     unpack_public_key,
 )
 from nvflare_plugins.kinds.vertical.job import VerticalJob, VerticalProfile
-from nvflare_plugins.kinds.vertical.messages import (
-    Answer,
-    Bits,
-    DecisionAnswer,
-    DecisionRequest,
-    HistogramAnswer,
-    HistogramRequest,
-    MoreGradients,
-    MoreSums,
-    NodePartition,
-    OwnDivision,
-    OwnedSplit,
-    PartySchema,
-    PathQuery,
-    Request,
-    SealedRequest,
-    SplitAnswer,
-    SplitRequest,
-    TrainingSetup,
-    Transfers,
-    TreeGradients,
-    answer_bytes,
-    feature_blocks,
-    layout_of,
-)
 from nvflare_plugins.kinds.vertical.noised import NoisedGuard, NoiseSource
 from nvflare_plugins.kinds.vertical.party_data import CutPoints, PartyData, PartySet, find_cut_points
 from nvflare_plugins.kinds.vertical.sealed import FRACTION_BITS, SealedPassive
@@ -156,34 +131,34 @@ class PassiveParty:
         self._paths = [model.AnsweredPaths(columns.shape[1]) for columns in self._sets]
         self.table: model.PrivateTable = dict(table or {})
 
-    def schema(self) -> PartySchema:
+    def schema(self) -> messages.PartySchema:
         """Introduce the party."""
         set_rows = tuple(columns.shape[1] for columns in self._sets)
-        return PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases, self._categories)
+        return messages.PartySchema(set_rows, self._cuts.layout.n_bins, self._aliases, self._categories)
 
-    def answer(self, request: Request) -> Answer | None:
+    def answer(self, request: messages.Request) -> messages.Answer | None:
         """Answer one request; None where there is nothing to say.
 
         Raises:
             ProtocolError: the request does not fit what came before, or this party's table.
         """
-        if isinstance(request, MoreSums):
+        if isinstance(request, messages.MoreSums):
             self._check_tree(request.tree)
             return self._next_sums()
         if self._due is not None:
             raise ProtocolError("a request between two blocks of sums")
-        if isinstance(request, TreeGradients):
+        if isinstance(request, messages.TreeGradients):
             self._begin_tree(request)
             return None
-        if isinstance(request, MoreGradients):
+        if isinstance(request, messages.MoreGradients):
             self._check_tree(request.tree)
             self._maker.add_gradients(request.gradients)
             return None
-        if isinstance(request, HistogramRequest):
+        if isinstance(request, messages.HistogramRequest):
             return self._histograms(request)
-        if isinstance(request, SplitRequest):
+        if isinstance(request, messages.SplitRequest):
             return self._splits(request)
-        if isinstance(request, DecisionRequest):
+        if isinstance(request, messages.DecisionRequest):
             return self._decisions(request)
         return self._sealed_answer(request)
 
@@ -191,7 +166,7 @@ class PassiveParty:
         """Do a little of what later trees need, while nothing is asked; return whether there is more."""
         return self._maker.prepare(is_last=self._n_trees == self._most_trees)
 
-    def _begin_tree(self, request: TreeGradients) -> None:
+    def _begin_tree(self, request: messages.TreeGradients) -> None:
         if request.tree <= self._tree or request.features.n != self._codes.shape[0]:
             raise ProtocolError("gradients of a tree that is not the next one, or for other features")
         if self._most_trees is not None and self._n_trees >= self._most_trees:
@@ -219,10 +194,10 @@ class PassiveParty:
         self._maker.begin_tree(self._n_rows)
         self._maker.add_gradients(request.gradients)
 
-    def _histograms(self, request: HistogramRequest) -> HistogramAnswer:
+    def _histograms(self, request: messages.HistogramRequest) -> messages.HistogramAnswer:
         """Divide the nodes, decide whose sums may leave, and answer with the first block of them."""
         self._check_tree(request.tree)
-        divided: tuple[NodePartition | OwnDivision, ...] = (*request.partitions, *request.own)
+        divided: tuple[messages.NodePartition | messages.OwnDivision, ...] = (*request.partitions, *request.own)
         if not divided and ROOT in self._known:
             raise ProtocolError("the sums of all rows are asked for twice")
         n_rows = sum(self._known_rows_of(part.node).size for part in divided) // 2 if divided else self._n_rows
@@ -233,7 +208,9 @@ class PassiveParty:
         if self._noise is not None and divided:
             families = [(node, part.left + part.right - node) for part, node in zip(divided, asked, strict=True)]
         nodes = tuple(node for family in families if family[0] not in withheld for node in family)
-        blocks = feature_blocks(self._tree_layout, sum(map(len, families)), n_rows, is_streamed=self._maker.is_streamed)
+        blocks = messages.feature_blocks(
+            self._tree_layout, sum(map(len, families)), n_rows, is_streamed=self._maker.is_streamed
+        )
         pairs = zip(divided, asked, strict=False)
         divisions = [(part.node, node, part.left + part.right - node) for part, node in pairs]
         rows = [self._rows_of(node) for node in nodes]
@@ -251,17 +228,17 @@ class PassiveParty:
             self._known = {ROOT}
         return self._next_sums()
 
-    def _sealed_answer(self, request: Request) -> Answer | None:
+    def _sealed_answer(self, request: messages.Request) -> messages.Answer | None:
         """Answer a message of the preset sealed. Raises: ProtocolError: the job has another one, or out of order."""
-        if self._sealed is not None and isinstance(request, Transfers):
+        if self._sealed is not None and isinstance(request, messages.Transfers):
             return self._sealed.transfers(request)
-        if self._sealed is None or not isinstance(request, SealedRequest):
+        if self._sealed is None or not isinstance(request, messages.SealedRequest):
             raise ProtocolError(f"a passive party has no answer to {type(request).__name__}")
         self._check_tree(request.tree)
         rows = [self._known_rows_of(node) for node in request.nodes]
         return self._sealed.answer(request, rows, self._tree_codes)
 
-    def _next_sums(self) -> HistogramAnswer:
+    def _next_sums(self) -> messages.HistogramAnswer:
         """Add up the next block of features. Raises: ProtocolError: none is due."""
         due = self._due
         block = None if due is None else next(due.blocks, None)
@@ -270,14 +247,14 @@ class PassiveParty:
         sums = b""
         if due.nodes:
             whole = block == slice(0, self._tree_layout.n_features)
-            layout = self._tree_layout if whole else layout_of(self._tree_layout, block)
+            layout = self._tree_layout if whole else messages.layout_of(self._tree_layout, block)
             codes = self._tree_codes if whole else self._tree_codes[block]
             sums = self._maker.sum_bins(codes, layout, due.rows, self._features[block], self._added(due, layout))
         if block.stop == self._tree_layout.n_features:
             self._due = None
             if self._sealed is not None:
                 self._sealed.complete(due.nodes, due.divisions)
-        return HistogramAnswer(self._tree, due.nodes, sums, due.withheld)
+        return messages.HistogramAnswer(self._tree, due.nodes, sums, due.withheld)
 
     def _added(self, due: _Due, layout: BinLayout) -> BinNoise | BinMasks | None:
         """Return what is added to a block of sums before it leaves."""
@@ -285,7 +262,9 @@ class PassiveParty:
             return self._sealed.mask(len(due.nodes), layout)
         return None if self._noise is None else self._noise.draw(due.tree, len(due.nodes), layout)
 
-    def _withheld(self, divided: Sequence[NodePartition | OwnDivision], asked: Sequence[int]) -> tuple[int, ...]:
+    def _withheld(
+        self, divided: Sequence[messages.NodePartition | messages.OwnDivision], asked: Sequence[int]
+    ) -> tuple[int, ...]:
         """Return the nodes, of those asked for, whose sums must stay here. Charges the others."""
         if self.guard is None:
             return ()
@@ -296,7 +275,7 @@ class PassiveParty:
         admitted = self.guard.admit(pairs)
         return tuple(node for node, is_admitted in zip(asked, admitted, strict=True) if not is_admitted)
 
-    def _divide(self, part: NodePartition | OwnDivision) -> int:
+    def _divide(self, part: messages.NodePartition | messages.OwnDivision) -> int:
         """Note the children's rows; return the child whose sums are wanted."""
         rows = self._known_rows_of(part.node)
         goes_left = self._side_of(part)
@@ -308,19 +287,19 @@ class PassiveParty:
         left, right = rows[goes_left], rows[~goes_left]
         self._rows[part.left], self._rows[part.right] = left, right
         del self._rows[part.node]
-        is_own = isinstance(part, OwnDivision)
+        is_own = isinstance(part, messages.OwnDivision)
         for child in (part.left, part.right):
             self._above[child] = (part.node, child == part.left) if is_own else self._above[part.node]
         return child_to_build(part.left, left.size, part.right, right.size)
 
-    def _side_of(self, part: NodePartition | OwnDivision) -> NDArray[np.bool_]:
+    def _side_of(self, part: messages.NodePartition | messages.OwnDivision) -> NDArray[np.bool_]:
         """Return which rows of a divided node go left: as this party has answered, where it split the node."""
         is_own = (self._tree, part.node) in self.table
-        if is_own != isinstance(part, OwnDivision):
+        if is_own != isinstance(part, messages.OwnDivision):
             raise ProtocolError("a node is divided by another party than the one that split it")
-        return self._sides.pop(part.node) if isinstance(part, OwnDivision) else part.goes_left.unpack()
+        return self._sides.pop(part.node) if isinstance(part, messages.OwnDivision) else part.goes_left.unpack()
 
-    def _splits(self, request: SplitRequest) -> SplitAnswer:
+    def _splits(self, request: messages.SplitRequest) -> messages.SplitAnswer:
         self._check_tree(request.tree)
         rows = [self._known_rows_of(split.node) for split in request.splits]
         answers = tuple(self._split(self._won(split)) for split in request.splits)
@@ -329,23 +308,23 @@ class PassiveParty:
             self.guard.charge_splits(
                 [SplitBits(self._name_of(split), of, left) for of, (split, left) in zip(rows, divided, strict=True)]
             )
-        return SplitAnswer(self._tree, answers)
+        return messages.SplitAnswer(self._tree, answers)
 
-    def _won(self, split: OwnedSplit) -> OwnedSplit:
+    def _won(self, split: messages.OwnedSplit) -> messages.OwnedSplit:
         """Return a split that the party won; under seal the active party does not know which one."""
         if self._sealed is None:
             return split
-        if split != OwnedSplit(split.node, 0, -1, default_left=False):
+        if split != messages.OwnedSplit(split.node, 0, -1, default_left=False):
             raise ProtocolError("a split that the active party cannot know")
         place, last_bin, default_left = self._sealed.winner(split.node)
-        return OwnedSplit(split.node, int(self._features[place]), last_bin, default_left)
+        return messages.OwnedSplit(split.node, int(self._features[place]), last_bin, default_left)
 
     def _name_of(self, split: model.PrivateSplit) -> bytes:
         """Return what tells splits of this party's columns apart, in this job and in others."""
         facts = (split.threshold.tobytes().hex(), bool(split.default_left), split.categories)
         return repr((self._aliases[split.feature], *facts)).encode()
 
-    def _split(self, split: OwnedSplit) -> Bits:
+    def _split(self, split: messages.OwnedSplit) -> messages.Bits:
         rows = self._known_rows_of(split.node)
         if split.feature not in self._features or split.bin >= self._cuts.layout.n_bins[split.feature]:
             raise ProtocolError("a split of a feature or bin that the tree does not use")
@@ -363,9 +342,9 @@ class PassiveParty:
             self._keep(split, self._cuts.threshold(split.feature, split.bin), None)
         goes_left = np.where(is_missing, split.default_left, is_left)
         self._sides[split.node] = goes_left
-        return Bits.of(goes_left)
+        return messages.Bits.of(goes_left)
 
-    def _divide_categories(self, split: OwnedSplit, codes: BinCodes) -> NDArray[np.bool_]:
+    def _divide_categories(self, split: messages.OwnedSplit, codes: BinCodes) -> NDArray[np.bool_]:
         """Keep a split by categories; return which rows with a value go left: those of no chosen bin."""
         if split.right_bins[-1] >= self._cuts.layout.n_bins[split.feature] or (np.diff(split.right_bins) <= 0).any():
             raise ProtocolError("a split by categories that the feature does not have")
@@ -381,24 +360,24 @@ class PassiveParty:
         found = self._codes[feature, np.isnan(self._sets[0][feature])]
         return int(found[0]) if found.size and found[0] < self._cuts.layout.n_bins[feature] else None
 
-    def _keep(self, split: OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
+    def _keep(self, split: messages.OwnedSplit, threshold: np.float32, categories: tuple[int, ...] | None) -> None:
         self.table[self._tree, split.node] = model.PrivateSplit(
             split.feature, threshold, split.default_left, self._above[split.node], categories
         )
 
-    def _decisions(self, request: DecisionRequest) -> DecisionAnswer:
+    def _decisions(self, request: messages.DecisionRequest) -> messages.DecisionAnswer:
         """Tell which rows go left at finished nodes; what the guard has not counted yet, it counts before."""
         answers, new = [], []
         for query in request.queries:
             answer = self._decide(request.data_set, query)
-            answers.append(Bits.of(answer.goes_left))
+            answers.append(messages.Bits.of(answer.goes_left))
             if self.guard is not None and self.guard.is_new(answer):
                 new.append(answer)
         if self.guard is not None and new:
             self.guard.charge_answers(new)
-        return DecisionAnswer(tuple(answers))
+        return messages.DecisionAnswer(tuple(answers))
 
-    def _decide(self, data_set: int, query: PathQuery) -> SplitBits:
+    def _decide(self, data_set: int, query: messages.PathQuery) -> SplitBits:
         if not 0 <= data_set < len(self._sets) or query.rows.n != self._sets[data_set].shape[1]:
             raise ProtocolError("a question about rows of another data set")
         split = self.table.get((query.tree, query.node))
@@ -507,7 +486,7 @@ class PassiveSite:
         Responder(
             start.end_of_conversation(longest),
             start.active_rank,
-            lambda data: answer_bytes(data, start.job.active, self._answer, start.notes),
+            lambda data: messages.answer_bytes(data, start.job.active, self._answer, start.notes),
             self._turned,
             start.n_done,
             lambda: self._party is not None and self._party.prepare(),
@@ -527,12 +506,12 @@ class PassiveSite:
             raise ConfigurationError("the checkpoint is of other features, or under other aliases, than the job has")
         return table
 
-    def _answer(self, request: Request) -> Answer | None:
-        if isinstance(request, TrainingSetup):
+    def _answer(self, request: messages.Request) -> messages.Answer | None:
+        if isinstance(request, messages.TrainingSetup):
             return self._begin(request)
         if self._party is None:
             raise ProtocolError("the active party asks before it has announced its key")
-        if isinstance(request, DecisionRequest) and request.data_set > 0:
+        if isinstance(request, messages.DecisionRequest) and request.data_set > 0:
             self._charge_predictions()
         return self._party.answer(request)
 
@@ -542,7 +521,7 @@ class PassiveSite:
             _budget(self._start.context.policy, one).charge(one.row_ids())
         self._uncharged = []
 
-    def _begin(self, setup: TrainingSetup) -> Answer:
+    def _begin(self, setup: messages.TrainingSetup) -> messages.Answer:
         start, job = self._start, self._start.job
         if self._party is not None:
             raise ProtocolError("the active party announced a key twice")

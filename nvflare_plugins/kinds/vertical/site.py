@@ -26,8 +26,8 @@ from nvflare_plugins.growth.arithmetic import arithmetic_here, grown_document
 from nvflare_plugins.growth.model import check_predictor
 from nvflare_plugins.growth.objectives import Objective
 from nvflare_plugins.kinds.alignment.align import align, confirm
-from nvflare_plugins.kinds.alignment.result import FILE as ALIGNMENT_FILE
-from nvflare_plugins.kinds.alignment.result import Alignment, load_alignment, save_alignments
+from nvflare_plugins.kinds.alignment.job import FILE as ALIGNMENT_FILE
+from nvflare_plugins.kinds.alignment.job import Alignment, load_alignment, save_alignments
 from nvflare_plugins.kinds.vertical import model
 from nvflare_plugins.kinds.vertical.active_party import ActiveSite
 from nvflare_plugins.kinds.vertical.context import Checkpoint, TrainedPart, VerticalContext, read_checkpoints

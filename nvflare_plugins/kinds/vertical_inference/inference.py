@@ -35,7 +35,7 @@ from nvflare_plugins.data.identity import canonical_ids, load_ids
 from nvflare_plugins.data.table import RowPasses, load_table
 from nvflare_plugins.data.tabular_files import TabularFile
 from nvflare_plugins.evidence.format import Content, Protection
-from nvflare_plugins.kinds.alignment.result import Alignment
+from nvflare_plugins.kinds.alignment.job import Alignment
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical import model as vertical_model
 from nvflare_plugins.kinds.vertical.conversation import FlowControl

@@ -28,7 +28,7 @@ from nvflare_plugins.base.files import sync_folder, write_durably
 from nvflare_plugins.data.declaration import IdForm
 from nvflare_plugins.data.identity import canonical
 from nvflare_plugins.evidence.format import Content
-from nvflare_plugins.kinds.alignment.result import load_alignment
+from nvflare_plugins.kinds.alignment.job import load_alignment
 from nvflare_plugins.kinds.vertical import messages
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, FlowControl, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST

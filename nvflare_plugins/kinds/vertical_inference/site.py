@@ -20,7 +20,7 @@ from nvflare_plugins.attempt.session import versions
 from nvflare_plugins.attempt.site_attempt import SiteAttempt, SitePart
 from nvflare_plugins.evidence.format import Content
 from nvflare_plugins.kinds.alignment.align import align, confirm, workers_of
-from nvflare_plugins.kinds.alignment.result import load_alignment, save_alignments
+from nvflare_plugins.kinds.alignment.job import load_alignment, save_alignments
 from nvflare_plugins.kinds.vertical.conversation import ConversationEnd, Requester, Responder
 from nvflare_plugins.kinds.vertical.job import ALIGN_FIRST
 from nvflare_plugins.kinds.vertical.messages import ConversationLink, RowsProof, VerticalTerms, agree, rows_content

@@ -11,7 +11,7 @@ sites count both halves: three of them have ten rows or more there, and all toge
 another class, one that a later job added, waits: leaving it out would divide that one too. What the consent
 ``recompute_with_changes`` has let through before is outside of this, as it is with added rows.
 
-**What other jobs do** (``pooled/forgetting.py``):
+**What other jobs do** (``pooled/preparation.py``):
 
 * rows of a person who was forgotten are left out of every later job on the data set, each by itself;
 * rows of a person who waits are left out where no job has used them, for nothing can be compared with them; where one

@@ -11,7 +11,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.base.failures import WorkerFailure, WorkerLost
 from nvflare_plugins.kinds.alignment import intersection as blinding
 from nvflare_plugins.kinds.alignment.intersection import BlindingKey, Lists, SpreadKey, held_by, intersect
-from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.kinds.alignment.job import FILE, load_alignment
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.workers.workers import Workers
 from tests.support.alignment import run_parties

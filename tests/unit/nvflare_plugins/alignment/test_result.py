@@ -13,7 +13,7 @@ from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.data.identity import load_ids
-from nvflare_plugins.kinds.alignment.result import FILE, Alignment, load_alignment, save_alignments
+from nvflare_plugins.kinds.alignment.job import FILE, Alignment, load_alignment, save_alignments
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.site.memory.alignments import AlignmentRegistry
 from tests.support.alignment import policy_of

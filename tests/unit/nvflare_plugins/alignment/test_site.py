@@ -15,8 +15,7 @@ from nvflare_plugins.attempt.job_context import JobResult, Silent, SiteContext
 from nvflare_plugins.base.errors import JobAborted, PolicyRefusal
 from nvflare_plugins.evidence.reader import read_log
 from nvflare_plugins.kinds.alignment.align import align_site
-from nvflare_plugins.kinds.alignment.job import AlignmentJob
-from nvflare_plugins.kinds.alignment.result import FILE, load_alignment
+from nvflare_plugins.kinds.alignment.job import FILE, AlignmentJob, load_alignment
 from nvflare_plugins.pages.run_record import RunRecord
 from nvflare_plugins.site.certificates import Identity
 from nvflare_plugins.wire.aggregation import Aggregator

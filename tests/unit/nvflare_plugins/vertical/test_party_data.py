@@ -9,7 +9,7 @@ import pytest
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.attempt.job_context import SiteContext
 from nvflare_plugins.data.tabular_files import TabularFile
-from nvflare_plugins.kinds.alignment.result import Alignment
+from nvflare_plugins.kinds.alignment.job import Alignment
 from nvflare_plugins.kinds.vertical.job import VerticalJob
 from nvflare_plugins.kinds.vertical.party_data import PartyData, aliases_of, load_party
 from nvflare_plugins.kinds.vertical_inference.inference import load_rows
