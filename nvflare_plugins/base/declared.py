@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum, EnumType
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
@@ -201,6 +201,11 @@ def document(cls: type[T]) -> type[T]:
 
     made.__init__ = checked
     return made  # type: ignore[no-any-return]
+
+
+def values_of(of: Any, but: Container[str] = ()) -> dict[str, Any]:
+    """Return a dataclass's values by name; what it holds is not copied, so that json's ``default`` may call this."""
+    return {name: getattr(of, name) for name in of.__dataclass_fields__ if name not in but}
 
 
 def schema_of(cls: type[Any]) -> dict[str, Any]:

@@ -26,7 +26,18 @@ from pydantic import AfterValidator, Field
 
 from he_processors.errors import ConfigurationError
 from nvflare_plugins.base.checks import check_path_letters, check_plain, expect
-from nvflare_plugins.base.declared import STRICT, Document, FilePath, Flag, Name, OneOf, Words, document, refuse_unknown
+from nvflare_plugins.base.declared import (
+    STRICT,
+    Document,
+    FilePath,
+    Flag,
+    Name,
+    OneOf,
+    Words,
+    document,
+    refuse_unknown,
+    values_of,
+)
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.formatting import printable
 from nvflare_plugins.data.declaration import (
@@ -264,10 +275,6 @@ Fingerprint = Annotated[
 ]
 
 
-def _values(of: Any, but: Sequence[str] = ()) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in of.__dataclass_fields__ if name not in but}
-
-
 @document
 class SitePolicy(Document):
     """The policy of one site. In ``veilboost.json`` every key may be left out; the default is the safe choice."""
@@ -438,7 +445,7 @@ class SitePolicy(Document):
 
         Paths are left out, which are nobody's business, and the site's own words, which allow nothing.
         """
-        return json.dumps(_values(self, _ALLOWS_NOTHING), sort_keys=True, default=_values).encode()
+        return json.dumps(values_of(self, _ALLOWS_NOTHING), sort_keys=True, default=values_of).encode()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of what the policy allows, for the evidence."""

@@ -43,7 +43,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ from he_processors.errors import ConfigurationError, ProtocolError
 from nvflare_plugins.attempt.job_context import CannotGoOn, SiteContext, goes_on_without
 from nvflare_plugins.attempt.run_folder import RunFolder
 from nvflare_plugins.attempt.site_attempt import SiteAttempt
+from nvflare_plugins.base.declared import values_of
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.files import write_private
 from nvflare_plugins.data.table import Table
@@ -355,6 +356,11 @@ class Kept:
     why_not: str | None
 
 
+@cache
+def _reader() -> TypeAdapter[Kept]:
+    return TypeAdapter(Kept)
+
+
 class Course(Kept):
     """The course of one run at one site. Attributes: has_moved: set before a state is entered after a loss."""
 
@@ -372,7 +378,7 @@ class Course(Kept):
         if not path.is_file():
             return cls(path)
         try:
-            return cls(path, TypeAdapter(Kept).validate_json(path.read_bytes()))
+            return cls(path, _reader().validate_json(path.read_bytes()))
         except ValueError:
             raise ConfigurationError(f"{FILE} of job {folder.path.name} cannot be read: submit the job anew") from None
 
@@ -496,7 +502,7 @@ class Course(Kept):
         return dict(self.states).get(state, sites) == sites
 
     def _write(self) -> None:
-        write_private(self.path, json.dumps(asdict(self)).encode() + b"\n")
+        write_private(self.path, json.dumps(values_of(self), default=values_of).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)

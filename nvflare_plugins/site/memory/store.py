@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from he_processors.errors import ConfigurationError
 from he_processors.randomness import OS_RANDOMNESS
 from nvflare_plugins.base.checks import too_old
+from nvflare_plugins.base.declared import values_of
 from nvflare_plugins.base.errors import PolicyRefusal
 from nvflare_plugins.base.failures import HeldElsewhere
 from nvflare_plugins.base.files import make_folder, sync_folder, write_private
@@ -831,11 +832,14 @@ def _form_hash(form: IdForm) -> bytes:
 def _hashes(policy: SitePolicy) -> dict[str, str]:
     """Return a hash for each key; each consent, rule and data set counts as a key, so that the log can name it."""
     values: dict[str, object] = {}
-    for key, value in dataclasses.asdict(policy).items():
-        if key not in _NOT_POLICY:
-            parts = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-            values |= parts
+    for key, value in values_of(policy, _NOT_POLICY).items():
+        inner = values_of(value) if dataclasses.is_dataclass(value) else value
+        values |= {f"{key}.{name}": item for name, item in inner.items()} if isinstance(inner, dict) else {key: inner}
     return {
-        key: hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+        key: hashlib.sha256(json.dumps(value, sort_keys=True, default=_as_json).encode()).hexdigest()
         for key, value in values.items()
     }
+
+
+def _as_json(value: object) -> object:
+    return values_of(value) if dataclasses.is_dataclass(value) else str(value)
